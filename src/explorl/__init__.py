@@ -1,0 +1,1 @@
+"""Exploration in RL fine-tuning of language models with verifiable rewards."""

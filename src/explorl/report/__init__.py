@@ -1,0 +1,1 @@
+"""Figures and one self-contained HTML page."""

@@ -1,0 +1,144 @@
+"""Runs the model: prompts in batches, and decode steps — on CUDA as graphs that hold the whole step."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorl.rollout.attention import attending
+from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
+from explorl.rollout.plan import Plan
+from explorl.rollout.sampler import sample_step
+from explorl.rollout.sampling import Active
+from explorl.rollout.state import POSITION, TOKEN, State
+
+logger = logging.getLogger(__name__)
+
+LENGTH_BUCKET = 256
+"""Without our attention kernel a graph reads a fixed number of columns: a multiple of this."""
+
+
+def keeps_logits(model: nn.Module) -> bool:
+    """Whether the model can be asked for the last position's logits alone."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "logits_to_keep" in inspect.signature(base.forward).parameters
+
+
+class Decoder:
+    """The memory of a plan and the model's forward passes over it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[LayerShape],
+        vocab: int,
+        plan: Plan,
+        device: torch.device,
+        *,
+        use_graphs: bool,
+        use_kernels: bool,
+    ) -> None:
+        self.model, self.layers, self.plan, self.device = model, layers, plan, device
+        self.use_graphs, self.use_kernels = use_graphs, use_kernels
+        self.state = State(plan.slots, plan.tokens, vocab, device)
+        cache_type: type[SlotCache] = SlotCache
+        self.sample: Callable[[Tensor, State, Active], None] = sample_step
+        if use_kernels:
+            from explorl.rollout.kernels import KernelCache, sample_step_kernel
+
+            cache_type, self.sample = KernelCache, sample_step_kernel
+        self.prompts = PromptCache(layers, plan.entries, plan.prompt_tokens)
+        self.cache = cache_type(layers, plan.slots, plan.tokens, self.state, self.prompts)
+        self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+        self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
+
+    def drop_graphs(self) -> None:
+        self.graphs.clear()
+        self._pool = None
+
+    def fused(self) -> AbstractContextManager[None]:
+        """Replaces small operations of the model by fused ones, where there are any for this device."""
+        return nullcontext()
+
+    # Prompts
+
+    def prefill(self, entries: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """Computes prompts into these entries, without their last token: that is the first input of the decoding."""
+        order = sorted((i for i, prompt in enumerate(prompts) if len(prompt) > 1), key=lambda i: len(prompts[i]))
+        while order:
+            length = len(prompts[order[-1]]) - 1
+            batch = order[-max(1, self.plan.prefill_tokens // length) :]
+            if self.device.type == "cpu":
+                # Shorter prompts wait for a pass of their own: here their padding costs more than the pass.
+                batch = [i for i in batch if 4 * (len(prompts[i]) - 1) >= 3 * length]
+            del order[-len(batch) :]
+            self._prefill([entries[i] for i in batch], [prompts[i][:-1] for i in batch], length)
+
+    def _prefill(self, entries: Sequence[int], prompts: Sequence[Sequence[int]], length: int) -> None:
+        ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self.device)
+        positions = torch.arange(length, device=self.device).expand(len(prompts), -1)
+        self.prompts.at = torch.tensor(entries, device=self.device)
+        with attending(self.prompts):
+            self.model(
+                input_ids=ids, position_ids=positions, past_key_values=self.prompts, use_cache=True, **self._keep
+            )
+
+    # Decoding
+
+    def run(self, rows: int, length: int, steps: int, active: Active) -> None:
+        """Decodes the first rows, whose slots hold up to ``length`` tokens now, for some steps."""
+        for step in range(steps):
+            if self.use_graphs:
+                self._replay(rows, self._bucket(length + steps), active)
+            else:
+                self._step(rows, min(length + step + 1, self.plan.tokens), active)
+
+    def _bucket(self, length: int) -> int:
+        if self.use_kernels:
+            return self.plan.tokens
+        return min(-(-length // LENGTH_BUCKET) * LENGTH_BUCKET, self.plan.tokens)
+
+    def _step(self, rows: int, length: int, active: Active) -> None:
+        ints = self.state.ints
+        self.cache.look(rows, length)
+        with attending(self.cache):
+            logits = self.model(
+                input_ids=ints[TOKEN, :rows, None],
+                position_ids=ints[POSITION, :rows, None],
+                past_key_values=self.cache,
+                use_cache=True,
+            ).logits
+        self.sample(logits[:, -1], self.state, active)
+
+    def _replay(self, rows: int, length: int, active: Active) -> None:
+        key = (rows, length, active)
+        graph = self.graphs.get(key)
+        if graph is None:
+            graph = self.graphs[key] = self._capture(rows, length, active)
+        graph.replay()
+
+    def _capture(self, rows: int, length: int, active: Active) -> torch.cuda.CUDAGraph:
+        logger.info("capturing a graph for %d rows, %d columns, %s", rows, length, active)
+        # The warm-up compiles kernels and makes library handles. It decodes for real, so the rows are put back after
+        # it; what it wrote into the cache and the records is what the replay will write again.
+        before = self.state.ints.clone()
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._step(rows, length, active)
+                self.state.ints.copy_(before)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._step(rows, length, active)
+        return graph

@@ -1,0 +1,147 @@
+"""Where a ranked distribution is cut: the one question behind top-k, top-p, bottom-p and the branching factor.
+
+The *head* of a row is its first tokens by falling score, ties in order of index. `mass_head` finds how many tokens the
+head has when it stops at a given probability mass; `head_mask` marks them. On the CPU a row is sorted; elsewhere a
+bisection on the bits of the score does the same without a vocabulary-sized sort and without host synchronisation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+PRUNE_FROM = 4096
+"""Vocabulary from which the CPU drops hopeless tokens before it sorts a row."""
+
+
+SLACK = 1e-9
+"""Relative slack of a comparison with a mass, so that ten equal tokens hold 0.9 nine at a time."""
+
+
+class Head(NamedTuple):
+    """The first tokens of each row by falling score."""
+
+    threshold: Float[Tensor, " rows"]
+    """Score of the head's last token; +inf where the head is empty."""
+    above: Int[Tensor, " rows"]
+    """Tokens with a score above the threshold."""
+    ties: Int[Tensor, " rows"]
+    """Tokens exactly at the threshold that belong to the head."""
+
+    @property
+    def count(self) -> Int[Tensor, " rows"]:
+        return self.above + self.ties
+
+
+def mass_head(scores: Float[Tensor, "rows vocab"], mass: Float[Tensor, " rows"] | float, *, over: bool = False) -> Head:
+    """The smallest head whose probability (softmax of the scores) is at least ``mass``.
+
+    With ``over=True`` instead the largest head whose probability is at most ``mass``, but never the whole row: the
+    last token with non-zero probability stays outside.
+    """
+    target = torch.as_tensor(mass, dtype=torch.float64, device=scores.device).expand(scores.shape[0])
+    target = target * (1 + SLACK if over else 1 - SLACK)
+    return (_sorted_head if scores.device.type == "cpu" else search_head)(scores, target, over=over)
+
+
+def head_mask(scores: Float[Tensor, "rows vocab"], head: Head) -> Bool[Tensor, "rows vocab"]:
+    """True on the tokens of the head."""
+    threshold = head.threshold[:, None]
+    ties = scores == threshold
+    if scores.device.type == "cpu" and not bool((ties.sum(-1) > head.ties).any()):
+        return scores >= threshold
+    return (scores > threshold) | (ties & (ties.cumsum(-1) <= head.ties[:, None]))
+
+
+def kth_largest(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    """The k-th largest score of each row; −inf where k is 0 or beyond the vocabulary."""
+    vocab = scores.shape[-1]
+    off = (k <= 0) | (k >= vocab)
+    if scores.device.type == "cpu":
+        ranked = torch.from_numpy(np.sort(scores.float().numpy(), axis=-1))
+        value = ranked.gather(-1, (vocab - k.clamp(1, vocab)).long()[:, None])[:, 0]
+    else:
+        value = _bisect(scores, torch.ones_like(scores, dtype=torch.float32), k.double(), strict=False)
+    return torch.where(off, -torch.inf, value)
+
+
+def branching_count(
+    scores: Float[Tensor, "rows vocab"], probs: Float[Tensor, "rows vocab"], mass: float = 0.95
+) -> Int[Tensor, " rows"]:
+    """Size of the smallest set of top tokens whose mass is at least ``mass``; ``probs`` is softmax(``scores``)."""
+    if probs.device.type != "cpu":
+        return mass_head(scores, mass).count
+    values = probs.numpy()
+    rows, vocab = values.shape
+    if vocab < PRUNE_FROM:
+        cumulative = np.cumsum(np.sort(values, axis=-1)[:, ::-1], axis=-1, dtype=np.float64)
+        counts = (cumulative < mass * (1 - SLACK) * cumulative[:, -1:]).sum(-1) + 1
+    else:
+        # Tokens below (1 − mass) / V together hold less than 1 − mass, so none of them is in the set.
+        floor = (1.0 - mass) / vocab
+        counts = np.empty(rows, dtype=np.int64)
+        for i, row in enumerate(values):
+            cumulative = np.cumsum(np.sort(row[row >= floor])[::-1], dtype=np.float64)
+            counts[i] = np.searchsorted(cumulative, mass * (1 - SLACK) * row.sum(dtype=np.float64)) + 1
+    return torch.from_numpy(np.minimum(counts, vocab).astype(np.int64))
+
+
+def _sorted_head(scores: Tensor, target: Tensor, *, over: bool) -> Head:
+    ranked = np.sort(scores.float().numpy(), axis=-1)[:, ::-1]
+    weights = np.exp(ranked - ranked[:, :1])
+    cumulative = np.cumsum(weights, axis=-1, dtype=np.float64)
+    limit = target.numpy()[:, None] * cumulative[:, -1:]
+    if over:
+        count = (cumulative <= limit).sum(-1)
+        count = np.minimum(count, (weights > 0).sum(-1) - 1)
+    else:
+        count = np.minimum((cumulative < limit).sum(-1) + 1, ranked.shape[-1])
+    threshold = np.where(count > 0, np.take_along_axis(ranked, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], np.inf)
+    above = (ranked > threshold[:, None]).sum(-1)
+    return Head(
+        torch.from_numpy(threshold.astype(np.float32)),
+        torch.from_numpy(above),
+        torch.from_numpy(count - above),
+    )
+
+
+def search_head(scores: Float[Tensor, "rows vocab"], target: Float[Tensor, " rows"], *, over: bool = False) -> Head:
+    """`mass_head` by bisection: 32 passes over the row, no sort and no host synchronisation."""
+    scores = scores.float()
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    limit = target * weights.sum(-1, dtype=torch.float64)
+    threshold = _bisect(scores, weights, limit, strict=over)
+    higher, equal = scores > threshold[:, None], scores == threshold[:, None]
+    above, at = higher.sum(-1), equal.sum(-1)
+    short = limit - torch.where(higher, weights, 0.0).sum(-1, dtype=torch.float64)
+    each = torch.where(equal, weights, 0.0).sum(-1, dtype=torch.float64) / at
+    if over:
+        ties = torch.minimum((short / each).floor().long().clamp(min=0), at)
+        ties = torch.minimum(ties, (weights > 0).sum(-1) - 1 - above)
+    else:
+        ties = torch.minimum((short / each).ceil().long().clamp(min=1), at)
+    return Head(threshold, above, ties)
+
+
+def _bisect(scores: Tensor, weights: Tensor, limit: Tensor, *, strict: bool) -> Tensor:
+    """The largest score t of each row with Σ weights[scores ≥ t] ≥ limit (or > limit)."""
+    keys = _sortable(scores)
+    low = keys.amin(-1).long()
+    high = keys.amax(-1).long()
+    for _ in range(32):
+        middle = low + (high - low + 1) // 2
+        mass = torch.where(keys >= middle[:, None], weights, 0.0).sum(-1, dtype=torch.float64)
+        enough = mass > limit if strict else mass >= limit
+        low = torch.where(enough, middle, low)
+        high = torch.where(enough, high, middle - 1)
+    return _sortable(low.int().view(torch.float32)).view(torch.float32)
+
+
+def _sortable(values: Tensor) -> Int[Tensor, ...]:
+    """float32 as int32 in the same order; its own inverse on the bits."""
+    bits = values.float().contiguous().view(torch.int32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)

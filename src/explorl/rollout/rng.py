@@ -1,0 +1,56 @@
+"""Counter-based random numbers: a draw depends on (seed, request, position) alone.
+
+Each request owns a SplitMix64 stream (Steele, Lea and Flood 2014) that starts at a key hashed from the seed and the
+request's index; the number at a position is read directly, without the ones before it. So the batch size, the other
+requests in flight and the order in which rows are refilled change no draw. Everything is integer arithmetic modulo
+2^64, which torch does in int64 on every device, and which runs inside a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+BERNOULLI = 0x6A09E667F3BCC909
+"""Salt of the stream that decides whether bottom-p is applied."""
+
+_MASK = (1 << 64) - 1
+
+
+def signed(value: int) -> int:
+    """The int64 with the same bits as this 64-bit number."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * MIX_2) & _MASK
+    return value ^ (value >> 31)
+
+
+def request_keys(seed: int, requests: Sequence[int]) -> np.ndarray:
+    """The stream keys (int64) of these requests."""
+    start = _mix((seed & _MASK) ^ GOLDEN)
+    return np.array([signed(_mix(start + (request + 1) * GOLDEN & _MASK)) for request in requests], dtype=np.int64)
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(keys: Int64[Tensor, " rows"], positions: Int64[Tensor, " rows"], salt: int = 0) -> Float64[Tensor, " rows"]:
+    """One number in [0, 1) a row, with 53 random bits."""
+    z = (keys ^ signed(salt) if salt else keys) + (positions + 1) * signed(GOLDEN)
+    z = (z ^ _shift(z, 30)) * signed(MIX_1)
+    z = (z ^ _shift(z, 27)) * signed(MIX_2)
+    z = z ^ _shift(z, 31)
+    return _shift(z, 11).to(torch.float64) * 2.0**-53

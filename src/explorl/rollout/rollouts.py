@@ -1,0 +1,128 @@
+"""What `Engine.generate` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, overload
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(eq=False)
+class Rollout:
+    """One completion and what was recorded about each of its tokens."""
+
+    request: int
+    """Index of the request: all samples of the first prompt, then of the second, and so on."""
+    prompt_index: int
+    sample_index: int
+    token_ids: list[int]
+    logps: Float[Tensor, " time"]
+    """log π of each token at the request's temperature (at 1 where it is greedy), over the whole vocabulary."""
+    sampling_logps: Float[Tensor, " time"]
+    """log q of each token in the distribution that it was drawn from, after all warpers."""
+    entropy: Float[Tensor, " time"]
+    """H(π) in nats at temperature 1."""
+    branching: Int[Tensor, " time"]
+    """Size of the smallest set of top tokens with mass ≥ 0.95 at temperature 1."""
+    finish_reason: FinishReason
+    error: str = ""
+    """What went wrong, where ``finish_reason`` is "error"; the tokens before it are kept."""
+    tokenizer: Any = field(default=None, repr=False)
+
+    @cached_property
+    def text(self) -> str:
+        """The completion without special tokens; empty where the engine has no tokenizer."""
+        return self.tokenizer.decode(self.token_ids, skip_special_tokens=True) if self.tokenizer is not None else ""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class PaddedRollouts:
+    """All completions of a call as right-padded tensors."""
+
+    token_ids: Int[Tensor, "batch time"]
+    mask: Bool[Tensor, "batch time"]
+    logps: Float[Tensor, "batch time"]
+    sampling_logps: Float[Tensor, "batch time"]
+    entropy: Float[Tensor, "batch time"]
+    branching: Int[Tensor, "batch time"]
+    prompt_index: Int[Tensor, " batch"]
+    truncated: Bool[Tensor, " batch"]
+    """True where the completion hit its length limit."""
+
+
+@dataclass(eq=False)
+class Rollouts(Sequence[Rollout]):
+    """All completions of a call, in the order of the requests."""
+
+    rollouts: list[Rollout]
+    prompt_ids: list[list[int]]
+    """Tokens of each prompt, a forced prefix included."""
+    n: int
+    """Samples a prompt."""
+    seed: int
+
+    @overload
+    def __getitem__(self, index: int) -> Rollout: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Rollout]: ...
+    def __getitem__(self, index: int | slice) -> Rollout | list[Rollout]:
+        return self.rollouts[index]
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def __iter__(self) -> Iterator[Rollout]:
+        return iter(self.rollouts)
+
+    @property
+    def texts(self) -> list[str]:
+        return [rollout.text for rollout in self.rollouts]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens in all."""
+        return sum(len(rollout) for rollout in self.rollouts)
+
+    @property
+    def errors(self) -> list[Rollout]:
+        """The completions that broke off; each says why in ``error``."""
+        return [rollout for rollout in self.rollouts if rollout.finish_reason == "error"]
+
+    def check(self) -> Rollouts:
+        """Itself, or `RuntimeError` where a completion broke off."""
+        if self.errors:
+            raise RuntimeError("; ".join(rollout.error for rollout in self.errors))
+        return self
+
+    def by_prompt(self) -> list[list[Rollout]]:
+        """The samples of each prompt."""
+        return [self.rollouts[i : i + self.n] for i in range(0, len(self.rollouts), self.n)]
+
+    def padded(self, pad_token_id: int = 0, device: torch.device | str = "cpu") -> PaddedRollouts:
+        """Right-padded tensors; statistics are 0 on padding."""
+        lengths = torch.tensor([len(rollout) for rollout in self.rollouts])
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+
+        def pad(rows: list[Tensor], value: float) -> Tensor:
+            return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value).to(device)
+
+        return PaddedRollouts(
+            token_ids=pad([torch.tensor(r.token_ids, dtype=torch.long) for r in self.rollouts], pad_token_id),
+            mask=mask.to(device),
+            logps=pad([r.logps for r in self.rollouts], 0.0),
+            sampling_logps=pad([r.sampling_logps for r in self.rollouts], 0.0),
+            entropy=pad([r.entropy for r in self.rollouts], 0.0),
+            branching=pad([r.branching for r in self.rollouts], 0),
+            prompt_index=torch.tensor([r.prompt_index for r in self.rollouts]).to(device),
+            truncated=torch.tensor([r.finish_reason == "length" for r in self.rollouts]).to(device),
+        )

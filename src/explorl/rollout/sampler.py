@@ -1,0 +1,184 @@
+"""One sampling step: from logits to tokens, with everything that is recorded about them.
+
+A token is drawn by inverting the cumulative distribution at one counter-based random number a row. The sum runs over
+blocks of the vocabulary and then inside one block, in float64, so the far tail is sampled correctly at any size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from explorl.rollout import rng
+from explorl.rollout.ranking import branching_count
+from explorl.rollout.sampling import (
+    Active,
+    warp_bottom_p,
+    warp_min_p,
+    warp_repetition,
+    warp_temperature,
+    warp_top_k,
+    warp_top_p,
+)
+from explorl.rollout.state import (
+    BOTTOM_P,
+    BROKEN,
+    FREQUENCY,
+    KEY,
+    LENGTH,
+    LIMIT,
+    MIN_P,
+    POSITION,
+    REPETITION,
+    RUNNING,
+    STATUS,
+    STEP,
+    STOPPED,
+    TEMPERATURE,
+    TOKEN,
+    TOP_K,
+    TOP_P,
+    State,
+)
+
+BLOCK = 256
+"""Tokens in one block of the cumulative sum."""
+FLOOR = -1e30
+"""Stands for −inf, whose product with a probability of 0 would be NaN."""
+
+
+class Draw(NamedTuple):
+    """One token a row and what is recorded about it."""
+
+    token: Int[Tensor, " rows"]
+    logp: Float[Tensor, " rows"]
+    """log π at the row's temperature (1 where it is greedy), over the whole vocabulary."""
+    logq: Float[Tensor, " rows"]
+    """log q of the distribution sampled from, after all warpers; 0 where it is greedy."""
+    entropy: Float[Tensor, " rows"]
+    """H(π) in nats at temperature 1."""
+    branching: Int[Tensor, " rows"]
+    """Size of the smallest set of top tokens with mass ≥ 0.95, at temperature 1."""
+    broken: Bool[Tensor, " rows"]
+    """True where the logits hold NaN or +inf."""
+
+
+def pick(weights: Float[Tensor, "rows vocab"], u: Float64[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """The token at which the running sum of the weights first exceeds u times their total."""
+    rows, vocab = weights.shape
+    if vocab <= 4 * BLOCK:
+        return _invert(weights, u)
+    whole = vocab // BLOCK
+    sums = weights[:, : whole * BLOCK].view(rows, whole, BLOCK).sum(-1)
+    if whole * BLOCK < vocab:
+        sums = torch.cat([sums, weights[:, whole * BLOCK :].sum(-1, keepdim=True)], dim=-1)
+    block = _invert(sums, u)
+    ends = sums.double().cumsum(-1)
+    mass = sums.double().gather(-1, block[:, None])[:, 0]
+    inside = (u * ends[:, -1] - (ends.gather(-1, block[:, None])[:, 0] - mass)) / mass
+    index = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
+    values = weights.gather(-1, index.clamp(max=vocab - 1)).masked_fill(index >= vocab, 0.0)
+    return block * BLOCK + _invert(values, inside.clamp(0.0, 1.0 - 2.0**-53))
+
+
+def _invert(weights: Tensor, u: Tensor) -> Tensor:
+    ends = weights.double().cumsum(-1)
+    index = (ends <= (u * ends[:, -1])[:, None]).sum(-1)
+    return index.clamp(max=weights.shape[-1] - 1)
+
+
+def draw(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> Draw:
+    """Samples from the logits of the state's first rows."""
+    rows = logits.shape[0]
+    ints, reals = state.ints[:, :rows], state.reals[:, :rows]
+    scores = logits.float().clamp(min=FLOOR)
+    total = torch.logsumexp(scores, -1)
+    broken = ~torch.isfinite(total)
+    probs = torch.exp(scores - total[:, None])
+    entropy = total - torch.linalg.vecdot(probs, scores)
+    branching = branching_count(scores, probs)
+
+    policy, policy_total, weights = scores, total, probs
+    if active.temperature:
+        policy = warp_temperature(scores, reals[TEMPERATURE].float())
+        policy_total = torch.logsumexp(policy, -1)
+    warped, warped_total = policy, policy_total
+    if active.warps:
+        warped = _warp(scores, policy, state, rows, active)
+        warped_total = torch.logsumexp(warped, -1)
+    if warped is not scores:
+        weights = torch.exp(warped - warped_total[:, None])
+
+    token = pick(weights, rng.uniform(ints[KEY], ints[STEP]))
+    if active.greedy:
+        greedy = reals[TEMPERATURE] == 0
+        best = scores
+        if active.repetition and state.seen is not None:
+            best = warp_repetition(scores, state.seen[:rows], reals[REPETITION].float())
+        token = torch.where(greedy, best.argmax(-1), token)
+    token = torch.where(broken, 0, token)
+    logp = policy.gather(-1, token[:, None])[:, 0] - policy_total
+    logq = warped.gather(-1, token[:, None])[:, 0] - warped_total if active.warps else logp
+    if active.greedy:
+        logq = torch.where(greedy, 0.0, logq)
+    return Draw(token, logp, logq, entropy, branching, broken)
+
+
+def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> Tensor:
+    ints, reals = state.ints[:, :rows], state.reals[:, :rows]
+    warped = policy
+    if active.repetition:
+        assert state.seen is not None
+        warped = warp_repetition(scores, state.seen[:rows], reals[REPETITION].float())
+        if active.temperature:
+            warped = warp_temperature(warped, reals[TEMPERATURE].float())
+    if active.top_k:
+        warped = warp_top_k(warped, ints[TOP_K])
+    if active.top_p:
+        warped = warp_top_p(warped, reals[TOP_P])
+    if active.min_p:
+        warped = warp_min_p(warped, reals[MIN_P])
+    if active.bottom_p:
+        apply = None
+        if active.bottom_p_chance:
+            positions = torch.zeros_like(ints[STEP]) if active.per_sequence else ints[STEP]
+            apply = rng.uniform(ints[KEY], positions, rng.BERNOULLI) < reals[FREQUENCY]
+        warped = warp_bottom_p(warped, reals[BOTTOM_P], apply)
+    return warped
+
+
+def sample_step(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> None:
+    """Draws a token for each of the first rows, records it, and moves the rows that go on to their next token."""
+    rows = logits.shape[0]
+    ints = state.ints[:, :rows]
+    result = draw(logits, state, active)
+    running = ints[STATUS] == RUNNING
+    good = running & ~result.broken
+    step = ints[STEP].clamp(max=state.tokens - 1)[:, None]
+    new_ints = torch.stack([result.token, result.branching])
+    new_reals = torch.stack([result.logp, result.logq, result.entropy])
+    _record(state.out_ints[:, :rows], step, new_ints, good)
+    _record(state.out_reals[:, :rows], step, new_reals, good)
+    if state.seen is not None:
+        seen = state.seen[:rows]
+        token = result.token[:, None]
+        seen.scatter_(1, token, seen.gather(1, token) | good[:, None])
+
+    ints[STEP] += good
+    status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
+    stopped = (result.token[:, None] == state.stops).any(-1)
+    status = torch.where(result.broken, BROKEN, torch.where(stopped, STOPPED, status))
+    ints[STATUS] = torch.where(running, status, ints[STATUS])
+    onward = ints[STATUS] == RUNNING
+    ints[TOKEN] = torch.where(onward, result.token, ints[TOKEN])
+    ints[POSITION] += onward
+
+
+def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
+    """Writes (fields, rows) values at each row's step, leaving the other rows alone."""
+    index = step.expand(len(out), *step.shape)
+    old = out.gather(-1, index)
+    out.scatter_(-1, index, torch.where(where[:, None], values[..., None].to(out.dtype), old))

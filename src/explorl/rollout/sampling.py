@@ -1,0 +1,210 @@
+"""How tokens are drawn: `SamplingParams`, and the warpers that turn logits into the distribution to sample from.
+
+Order: repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab) logits and one
+value a row, and returns logits with −inf where a token is removed; none of them waits for the device outside the CPU,
+so all run inside a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from explorl.rollout.ranking import head_mask, kth_largest, mass_head
+
+PerRow = float | Sequence[float]
+"""One value for all rows, or one a row."""
+
+Rows = Float[Tensor, " rows"] | float
+Logits = Float[Tensor, "rows vocab"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What to sample and when to stop.
+
+    Every number may be one value for all requests, or a sequence with one value a prompt or one a request (requests
+    are prompt-major: all samples of the first prompt, then of the second).
+    """
+
+    temperature: PerRow = 1.0
+    """0 is greedy: the most likely token, whatever the other settings but the repetition penalty."""
+    top_k: int | Sequence[int] = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: PerRow = 1.0
+    """Keep the smallest set of most likely tokens with at least this mass."""
+    min_p: PerRow = 0.0
+    """Keep tokens at least this fraction as likely as the most likely one."""
+    repetition_penalty: PerRow = 1.0
+    """Divides positive logits and multiplies negative ones of tokens already in the prompt or the completion."""
+    bottom_p: PerRow = 1.0
+    """Remove the most likely tokens while together they hold at most 1 − p; 1 removes none."""
+    bottom_p_frequency: PerRow = 1.0
+    """Chance with which bottom-p is applied."""
+    bottom_p_per: Literal["token", "sequence"] = "token"
+    """Whether that chance is drawn for every token or once a sequence."""
+    max_tokens: int | Sequence[int] = 256
+    """Longest completion."""
+    stop: str | Sequence[str] = ()
+    """Strings that end a completion; the string itself stays in it."""
+    stop_token_ids: Sequence[int] | None = None
+    """Tokens that end a completion and stay in it; None is the model's end-of-sequence tokens, () is none."""
+    prefix: str = ""
+    """Text put at the end of every prompt, such as ``<think>``. It belongs to the prompt, not to the completion."""
+    seed: int | None = None
+    """Same seed, same tokens. None takes one from torch's global generator."""
+
+    def __post_init__(self) -> None:
+        for name, (good, ok) in _RULES.items():
+            _check(name, getattr(self, name), good, ok)
+        if self.bottom_p_per not in ("token", "sequence"):
+            raise ValueError(f"bottom_p_per is {self.bottom_p_per!r}; use 'token' or 'sequence'")
+        for name in _RULES:
+            value = getattr(self, name)
+            if not _scalar(value):
+                object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if any(not text for text in stop):
+            raise ValueError("stop holds an empty string; use a text such as '</answer>'")
+        object.__setattr__(self, "stop", stop)
+        if self.stop_token_ids is not None:
+            object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+
+    def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
+        """Every number as an array with one value a request."""
+        return {name: _spread(name, getattr(self, name), prompts, n) for name in _RULES}
+
+
+def _integer(value: float) -> bool:
+    return float(value).is_integer()
+
+
+_RULES: Mapping[str, tuple[str, Any]] = {
+    "temperature": ("a number ≥ 1e-6 such as 1.0, or 0 for greedy", lambda v: v == 0 or v >= 1e-6),
+    "top_k": ("a whole number ≥ 0 such as 50, or 0 for off", lambda v: v >= 0 and _integer(v)),
+    "top_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
+    "min_p": ("a number in [0, 1] such as 0.05", lambda v: 0 <= v <= 1),
+    "repetition_penalty": ("a number > 0 such as 1.1", lambda v: v > 0),
+    "bottom_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
+    "bottom_p_frequency": ("a number in [0, 1] such as 0.5", lambda v: 0 <= v <= 1),
+    "max_tokens": ("a whole number ≥ 1 such as 256", lambda v: v >= 1 and _integer(v)),
+}
+
+
+def _scalar(value: Any) -> bool:
+    return np.ndim(value) == 0
+
+
+def _check(name: str, value: Any, good: str, ok: Any) -> None:
+    if np.ndim(value) > 1 or np.size(value) == 0:
+        raise ValueError(f"{name} is {value!r}; use {good}, or a flat list of them")
+    for v in np.atleast_1d(np.asarray(value)).tolist():
+        if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v) or not ok(v):
+            raise ValueError(f"{name} is {v!r}; use {good}")
+
+
+def _spread(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
+    array = np.asarray(value, dtype=np.int64 if name in ("top_k", "max_tokens") else np.float64)
+    if array.ndim == 0:
+        return np.full(prompts * n, array)
+    if len(array) == prompts * n:
+        return array
+    if len(array) == prompts:
+        return np.repeat(array, n)
+    raise ValueError(
+        f"{name} has {len(array)} values; give one, one for each of the {prompts} prompts, or one for each of the "
+        f"{prompts * n} requests"
+    )
+
+
+@dataclass(frozen=True)
+class Active:
+    """Which steps of sampling these requests need; decided once a call, so that the others cost nothing."""
+
+    repetition: bool = False
+    temperature: bool = False
+    greedy: bool = False
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+    bottom_p: bool = False
+    bottom_p_chance: bool = False
+    per_sequence: bool = False
+
+    @classmethod
+    def of(cls, params: SamplingParams, rows: Mapping[str, np.ndarray]) -> Active:
+        bottom_p = bool((rows["bottom_p"] < 1).any())
+        chance = bottom_p and bool((rows["bottom_p_frequency"] < 1).any())
+        return cls(
+            repetition=bool((rows["repetition_penalty"] != 1).any()),
+            temperature=bool(((rows["temperature"] != 1) & (rows["temperature"] != 0)).any()),
+            greedy=bool((rows["temperature"] == 0).any()),
+            top_k=bool((rows["top_k"] > 0).any()),
+            top_p=bool((rows["top_p"] < 1).any()),
+            min_p=bool((rows["min_p"] > 0).any()),
+            bottom_p=bottom_p,
+            bottom_p_chance=chance,
+            per_sequence=chance and params.bottom_p_per == "sequence",
+        )
+
+    @property
+    def warps(self) -> bool:
+        """Whether the distribution sampled from is another one than the policy at the row's temperature."""
+        return self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
+
+    def __str__(self) -> str:
+        return "+".join(f.name for f in fields(self) if getattr(self, f.name)) or "plain"
+
+
+def _column(value: Rows, logits: Logits) -> Tensor:
+    return torch.as_tensor(value, device=logits.device).expand(logits.shape[0])[:, None]
+
+
+def warp_repetition(logits: Logits, seen: Bool[Tensor, "rows vocab"], penalty: Rows) -> Logits:
+    """Makes tokens of the prompt and the completion so far less likely (Keskar et al. 2019)."""
+    factor = _column(penalty, logits)
+    return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
+
+
+def warp_temperature(logits: Logits, temperature: Rows) -> Logits:
+    """logits / τ; rows at τ = 0 (greedy) stay as they are."""
+    tau = _column(temperature, logits)
+    return logits / torch.where(tau == 0, 1.0, tau)
+
+
+def warp_top_k(logits: Logits, k: Int[Tensor, " rows"] | int) -> Logits:
+    """Keeps the k most likely tokens, and those as likely as the last of them; 0 keeps all."""
+    rank = _column(k, logits)[:, 0]
+    return logits.masked_fill(logits < kth_largest(logits, rank)[:, None], -torch.inf)
+
+
+def warp_top_p(logits: Logits, p: Rows) -> Logits:
+    """Keeps the smallest set of most likely tokens whose mass is at least p (Holtzman et al. 2020)."""
+    mass = _column(p, logits)[:, 0].double()
+    return logits.masked_fill(~head_mask(logits, mass_head(logits, mass)) & (mass < 1)[:, None], -torch.inf)
+
+
+def warp_min_p(logits: Logits, p: Rows) -> Logits:
+    """Keeps tokens whose probability is at least p times the largest (Nguyen et al. 2024)."""
+    floor = logits.amax(-1, keepdim=True) + _column(p, logits).to(logits.dtype).log()
+    return logits.masked_fill(logits < floor, -torch.inf)
+
+
+def warp_bottom_p(logits: Logits, p: Rows, apply: Bool[Tensor, " rows"] | None = None) -> Logits:
+    """Removes the most likely tokens while their cumulative probability is at most 1 − p (Mecklenburg, §5.2).
+
+    The logits are those that the earlier warpers left. The least likely token with non-zero probability always stays.
+    ``apply`` says for which rows it is done at all.
+    """
+    mass = 1.0 - _column(p, logits)[:, 0].double()
+    cut = head_mask(logits, mass_head(logits, mass, over=True))
+    if apply is not None:
+        cut = cut & apply[:, None]
+    return logits.masked_fill(cut, -torch.inf)

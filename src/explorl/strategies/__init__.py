@@ -1,0 +1,78 @@
+"""Exploration strategies: one file a mechanism, a pure function for its mathematics and a dataclass for its hooks.
+
+Strategies compose: give the trainer a list, and each hook of each is called in that order. What the order means:
+advantages are changed one after the other, so one that replaces them (negative_reinforcement, passk_training) stands
+first; weights multiply and masks intersect, so there the order is without effect; of two that set the same sampling
+parameter or the clip, the later one wins. Weights see the final advantages.
+
+Every tensor function is computed in double precision without gradient, gives 0 where a token does not count, and
+looks at no padding. Shaped advantages keep the dtype of the advantages; weights and masks are float32.
+"""
+
+from explorl.strategies.base import Batch, Sampling, StepState, Strategy
+from explorl.strategies.bottom_p import BottomP, importance_weights
+from explorl.strategies.clip_cov import ClipCov, clip_cov_mask
+from explorl.strategies.clip_higher import ClipHigher
+from explorl.strategies.covariance import token_covariance
+from explorl.strategies.curriculum import Curriculum
+from explorl.strategies.egsw import EntropyGuidedWeighting, egsw_weights
+from explorl.strategies.element_wise_temperature import ElementWiseTemperature
+from explorl.strategies.entropy_advantage import EntropyAdvantage, entropy_shaped
+from explorl.strategies.entropy_bonus import EntropyBonus
+from explorl.strategies.forking_tokens import ForkingTokens, forking_mask
+from explorl.strategies.grpo import grpo_advantages
+from explorl.strategies.kl_cov import KLCov, top_cov_mask
+from explorl.strategies.mask_truncated import MaskTruncated
+from explorl.strategies.negative_reinforcement import NegativeReinforcement, signed_advantages
+from explorl.strategies.pass_threshold import PassThreshold
+from explorl.strategies.passk_training import PassKTraining, passk_advantages
+from explorl.strategies.position_shaping import PositionShaping, position_shaped
+from explorl.strategies.ppl_shaping import PerplexityShaping, ppl_shaped
+from explorl.strategies.reference_reset import ReferenceReset
+from explorl.strategies.registry import REGISTRY, build, build_all, describe, find, warn_inert
+from explorl.strategies.schedule import Schedule, Scheduled, at
+
+__all__ = [
+    "REGISTRY",
+    "Batch",
+    "BottomP",
+    "ClipCov",
+    "ClipHigher",
+    "Curriculum",
+    "ElementWiseTemperature",
+    "EntropyAdvantage",
+    "EntropyBonus",
+    "EntropyGuidedWeighting",
+    "ForkingTokens",
+    "KLCov",
+    "MaskTruncated",
+    "NegativeReinforcement",
+    "PassKTraining",
+    "PassThreshold",
+    "PerplexityShaping",
+    "PositionShaping",
+    "ReferenceReset",
+    "Sampling",
+    "Schedule",
+    "Scheduled",
+    "StepState",
+    "Strategy",
+    "at",
+    "build",
+    "build_all",
+    "clip_cov_mask",
+    "describe",
+    "egsw_weights",
+    "entropy_shaped",
+    "find",
+    "forking_mask",
+    "grpo_advantages",
+    "importance_weights",
+    "passk_advantages",
+    "position_shaped",
+    "ppl_shaped",
+    "signed_advantages",
+    "token_covariance",
+    "top_cov_mask",
+    "warn_inert",
+]

@@ -1,0 +1,168 @@
+"""What a strategy sees and what it may say: `Batch` and `Strategy`.
+
+A strategy is a frozen dataclass of hyperparameters with any of the hooks below. The trainer calls each hook of each
+strategy in the order in which the user listed them, once per generation batch and on the *whole* batch of all
+processes, before it is split into micro-batches; the loss then only multiplies. So a result never depends on the
+micro-batch size or on the number of processes. `penalty` alone is called again for each micro-batch, because it
+carries gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A generation batch, gathered over all processes: B sequences of up to T completion tokens, right-padded.
+
+    When the strategies see it, the policy has not moved since it sampled: ``logps`` equals ``old_logps``.
+    """
+
+    logps: Float[Tensor, "batch time"]
+    """log π_θ of each sampled token at its row's temperature; in `Strategy.penalty` it carries gradient."""
+    old_logps: Float[Tensor, "batch time"]
+    """log π_θ at the time of sampling."""
+    ref_logps: Float[Tensor, "batch time"] | None
+    """log π_ref, None where β = 0."""
+    sampling_logps: Float[Tensor, "batch time"] | None
+    """log q, of the truncated distribution that was really sampled from; None where it was not recorded."""
+    entropy: Float[Tensor, "batch time"]
+    """H_t = −Σ π log π in nats at temperature 1, detached."""
+    branching: Float[Tensor, "batch time"] | None
+    """Size of the smallest set of top tokens with mass ≥ 0.95; None where it was not recorded."""
+    mask: Float[Tensor, "batch time"]
+    """1 on completion tokens that count: neither padding nor a tool's output."""
+    advantages: Float[Tensor, "batch time"]
+    rewards: Float[Tensor, " batch"]
+    group: Int[Tensor, " batch"]
+    """Which prompt a sequence answers."""
+    truncated: Bool[Tensor, " batch"]
+    """True where the sequence hit the length limit."""
+    temperature: Float[Tensor, " batch"]
+    step: int
+    """Optimizer steps taken so far."""
+    prompts: Sequence[str] = ()
+    """Text of each row's prompt: the key under which a strategy may remember it."""
+
+    def with_(self, **changes: Any) -> Batch:
+        """A copy with some fields replaced."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class StepState:
+    """What `Strategy.after_step` sees once an optimizer step is done, and what it may do."""
+
+    step: int
+    """Optimizer steps taken, the one just ended included."""
+    reward: float
+    """Mean reward of the latest generation batch."""
+    reset_reference: Callable[[], None]
+    """π_ref ← π_θ."""
+    reset_optimizer: Callable[[], None]
+    """Empties the optimizer's state (the moments), not its learning-rate schedule."""
+
+
+Sampling = Mapping[str, Sequence[float]]
+"""Sampling parameters by name, one value a row: ``temperature``, ``top_p``, ``top_k``, ``min_p``,
+``repetition_penalty``, ``bottom_p``, ``bottom_p_frequency``."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Base of all strategies. Every hook is optional; a subclass overrides those it needs.
+
+    Order of the calls for one generation batch: `order` (once, on the data set), `sampling`, `advantages`, `select`,
+    `weights`, `clip`, `keep`; then `penalty` for each micro-batch, and `after_step` after each optimizer step.
+    """
+
+    name: ClassVar[str] = ""
+    """Name in configs and logs."""
+    paper: ClassVar[str] = ""
+    """Where it comes from, in one line."""
+    replaces_advantage: ClassVar[bool] = False
+    """True where `advantages` ignores what stood there before. Two such strategies in one list are an error."""
+    weighs_kl: ClassVar[bool] = False
+    """True where `weights` multiplies the KL term as well as the policy term."""
+    needs_reuse: ClassVar[bool] = False
+    """True where it does nothing on a batch that is used for a single optimizer step."""
+
+    memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What the strategy remembers from step to step: JSON-serialisable, saved in checkpoints and restored."""
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Arguments of TRL's `GRPOConfig` that this strategy sets before the trainer is built."""
+        return {}
+
+    def order(self, prompts: Sequence[str]) -> Sequence[int] | None:
+        """Indices of the prompts to train on, in their order; None leaves the data set as it is."""
+        return None
+
+    def sampling(self, prompts: Sequence[str]) -> Sampling:
+        """Sampling parameters that this strategy sets for these rows; the later strategy wins."""
+        return {}
+
+    def select(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
+        """1 on tokens that stay in the loss. It takes tokens out of the loss and out of no statistic."""
+        return None
+
+    def advantages(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
+        """New advantages."""
+        return None
+
+    def weights(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
+        """Factors on the token losses; those of several strategies multiply."""
+        return None
+
+    def clip(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "batch time"] | float, Float[Tensor, "batch time"] | float] | None:
+        """(low, high): the ratio is clipped to [1 − low, 1 + high]. ``inf`` is no clip; the later strategy wins."""
+        return None
+
+    def keep(self, batch: Batch) -> Mapping[str, Float[Tensor, "batch time"]]:
+        """Per-token tensors that `penalty` will need: they travel with their rows into the micro-batches."""
+        return {}
+
+    def penalty(
+        self, batch: Batch, kept: Mapping[str, Float[Tensor, "batch time"]]
+    ) -> Float[Tensor, "batch time"] | None:
+        """A term with gradient that is added to the token losses of a micro-batch."""
+        return None
+
+    def after_step(self, state: StepState) -> None:
+        """Called after each optimizer step."""
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        """Numbers to log for this batch, beyond the changes of advantages, weights and mask that the trainer logs."""
+        return {}
+
+    def check(self, *, num_generations: int) -> None:
+        """Raises `ValueError` where the hyperparameters cannot work with this many samples a prompt."""
+
+
+def overrides(strategy: Strategy, hook: str) -> bool:
+    """Whether the strategy has a hook of its own."""
+    return getattr(type(strategy), hook) is not getattr(Strategy, hook)
+
+
+def per_token(values: Float[Tensor, " batch"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+    """One value a sequence, spread over its tokens."""
+    return values.to(mask.dtype).unsqueeze(1).expand_as(mask)
+
+
+def masked_mean(
+    values: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], dim: int | None = None
+) -> Tensor:
+    """Mean over the counted tokens; 0 where there are none. Padding may hold anything, NaN included."""
+    kept = torch.where(mask > 0, values, torch.zeros_like(values))
+    if dim is None:
+        return kept.sum() / mask.sum().clamp(min=1)
+    return kept.sum(dim) / mask.sum(dim).clamp(min=1)

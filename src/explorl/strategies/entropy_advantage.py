@@ -1,0 +1,61 @@
+"""Entropy advantage: a bounded bonus for tokens at which the policy hesitates.
+
+    A ← A + min(α · H, |A| / κ)
+
+Cheng et al. 2025 (Reasoning with exploration), reviewed in Deng et al. 2025, §4.3. H is detached.
+
+What to expect: tokens of high entropy (turns of the argument, checks, rare steps) are pushed up more when the answer
+was right and pushed down less when it was wrong. The bound keeps the sign of every advantage, and since H is detached
+the bonus fades by itself where the policy grows sure. The authors report gains of pass@k at large k.
+
+When not to: on top of another entropy reward with a large coefficient; entropy can run away.
+
+Deviations: none. H is the entropy at temperature 1 that was recorded while sampling; κ below 1 is refused because the
+bonus could then change the sign of a negative advantage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from explorl.strategies.base import Batch, Strategy
+from explorl.strategies.schedule import Scheduled, at
+from explorl.strategies.stats import counted
+from explorl.strategies.validate import number
+
+
+def entropy_shaped(
+    advantages: Float[Tensor, "batch time"],
+    entropy: Float[Tensor, "batch time"],
+    mask: Float[Tensor, "batch time"],
+    *,
+    alpha: float,
+    kappa: float,
+) -> Float[Tensor, "batch time"]:
+    """Advantages plus α·H, at most |A|/κ."""
+    values = counted(advantages, mask)
+    bonus = torch.minimum(alpha * counted(entropy, mask), values.abs() / kappa)
+    return (values + bonus).to(advantages.dtype)
+
+
+@dataclass(frozen=True)
+class EntropyAdvantage(Strategy):
+    """A bounded bonus for tokens at which the policy hesitates."""
+
+    name = "entropy_advantage"
+    paper = "Cheng et al. 2025, Reasoning with exploration: an entropy perspective (arXiv:2506.14758)"
+
+    alpha: Scheduled = 0.4
+    kappa: Scheduled = 2.0
+
+    def __post_init__(self) -> None:
+        number(self, "alpha", at_least=0)
+        number(self, "kappa", at_least=1)
+
+    def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
+        alpha, kappa = at(self.alpha, batch.step), at(self.kappa, batch.step)
+        return entropy_shaped(batch.advantages, batch.entropy, batch.mask, alpha=alpha, kappa=kappa)

@@ -1,0 +1,76 @@
+"""KL-Cov: hold back the few tokens that pull the entropy down most.
+
+    loss_t = −A_t · r_t + coef · |log π_t − log π_old,t|  on the max(1, ⌊fraction · N⌋) tokens of largest cov_t
+    loss_t = −A_t · r_t                                   on the others, with no clip
+    cov_t = (A_t − mean A) · (log π_t − mean log π),      N = number of counted tokens
+
+Cui et al. 2025 (The entropy mechanism), reviewed in Deng et al. 2025, §4.3.
+
+What to expect: the chosen tokens may not run away within the reuse of a batch, the others are free; entropy settles
+at a higher level.
+
+When not to: on a batch that is used once, where log π equals log π_old and the penalty has no gradient. As it takes
+the PPO clip away, many updates on one batch can leave the trust region. It overrides clip_higher when listed after it.
+
+Deviations: the authors choose anew for every micro-batch; here the choice is made once over the whole generation
+batch, from its log-probabilities while sampling, and kept for all updates on it. Ties at the boundary go to the
+earlier row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from explorl.strategies.base import Batch, Strategy
+from explorl.strategies.covariance import token_covariance
+from explorl.strategies.schedule import Scheduled, at
+from explorl.strategies.stats import share
+from explorl.strategies.validate import number
+
+
+def top_cov_mask(
+    cov: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, fraction: float
+) -> Float[Tensor, "batch time"]:
+    """1 on the share of the counted tokens with the largest covariance."""
+    candidates = (mask > 0).nonzero()
+    order = cov[mask > 0].sort(descending=True, stable=True).indices
+    rows, times = candidates[order[: share(fraction, len(candidates))]].unbind(1)
+    chosen = torch.zeros_like(cov, dtype=torch.float32)
+    chosen[rows, times] = 1.0
+    return chosen
+
+
+@dataclass(frozen=True)
+class KLCov(Strategy):
+    """Hold back the few tokens that pull the entropy down most."""
+
+    name = "kl_cov"
+    paper = "Cui et al. 2025, The entropy mechanism of RL for reasoning language models (arXiv:2505.22617)"
+    needs_reuse = True
+
+    fraction: Scheduled = 2e-4
+    coef: Scheduled = 1.0
+
+    def __post_init__(self) -> None:
+        number(self, "fraction", above=0, at_most=1)
+        number(self, "coef", at_least=0)
+
+    def clip(self, batch: Batch) -> tuple[float, float]:
+        return math.inf, math.inf
+
+    def keep(self, batch: Batch) -> Mapping[str, Float[Tensor, "batch time"]]:
+        cov = token_covariance(batch.advantages, batch.old_logps, batch.mask)
+        return {"chosen": top_cov_mask(cov, batch.mask, fraction=at(self.fraction, batch.step))}
+
+    def penalty(self, batch: Batch, kept: Mapping[str, Float[Tensor, "batch time"]]) -> Float[Tensor, "batch time"]:
+        drift = torch.where(kept["chosen"] > 0, batch.logps - batch.old_logps, 0.0)
+        return at(self.coef, batch.step) * drift.abs()
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        return {"tokens": share(at(self.fraction, batch.step), int((batch.mask > 0).sum()))}

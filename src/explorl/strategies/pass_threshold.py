@@ -1,0 +1,59 @@
+"""Pass threshold: a batch, or a group, with too low a mean reward gives no gradient.
+
+    mask ← 0 where mean R < threshold,   the mean over the batch or over each group
+
+Mecklenburg, §3 and §5.2 (there 0.3, over the batch).
+
+What to expect: the policy learns only from prompts or batches that it handles to some degree; the training curve
+loses its sudden drops. The author's held-out results did not improve: what is left out is still produced.
+
+When not to: at the start of a hard task, where every batch lies below the threshold and nothing is ever learnt; let
+the threshold follow a schedule, or use `level="group"`.
+
+Deviations: the optimizer still takes its step, with a gradient of zero: a momentum built up before moves the weights
+on. The mean is of the whole reward, the format's part included. Completions that no reward function could score (NaN)
+do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from explorl.strategies.base import Batch, Strategy, per_token
+from explorl.strategies.schedule import Scheduled, at
+from explorl.strategies.stats import double, group_moments
+from explorl.strategies.validate import choice, number
+
+
+@dataclass(frozen=True)
+class PassThreshold(Strategy):
+    """A batch, or a group, with too low a mean reward gives no gradient."""
+
+    name = "pass_threshold"
+    paper = "Mecklenburg, exploration strategies for reasoning fine-tuning of small language models, §5.2"
+
+    threshold: Scheduled = 0.3
+    level: Literal["batch", "group"] = "batch"
+
+    def __post_init__(self) -> None:
+        number(self, "threshold")
+        choice(self, "level", "batch", "group")
+
+    def passes(self, batch: Batch) -> Bool[Tensor, " batch"]:
+        """Whether each sequence stays."""
+        rewards = double(batch.rewards)
+        group = batch.group if self.level == "group" else torch.zeros_like(batch.group)
+        mean, _ = group_moments(rewards, group, ~rewards.isnan(), correction=0)
+        return mean >= at(self.threshold, batch.step) - 1e-6  # 0.7 in float32 is below 0.7
+
+    def select(self, batch: Batch) -> Float[Tensor, "batch time"]:
+        return per_token(self.passes(batch).float(), batch.mask) * batch.mask
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        return {"skipped": 1 - float(self.passes(batch).float().mean())}

@@ -1,0 +1,84 @@
+"""Pass@k training: the reward of a set of k answers is its best one.
+
+    ρ = 1 − C(N⁻, k)/C(n, k),   σ = √(ρ(1 − ρ))
+    A⁺ = (1 − ρ)/(σ + 1e-6),    A⁻ = (1 − ρ − C(N⁻ − 1, k − 1)/C(n − 1, k − 1))/(σ + 1e-6)
+
+Chen et al. 2025 (Pass@k training), reviewed in Deng et al. 2025, §4.3. n answers to a prompt, c of them correct
+(R ≥ 1), N⁻ = n − c; the closed form of averaging over all sets of k.
+
+What to expect: prompts that are solved in most sets give no gradient, rare successes a large one, and wrong answers
+are hardly punished beside a right one; entropy and pass@k hold longer than with GRPO. With k = 1 it is GRPO on the
+binary reward, but for the deviation. The authors train with pass@k first and pass@1 after: a schedule for `k` does it
+(`{from: 4, to: 1, start: 300, steps: 1, shape: step}`).
+
+When not to: with k close to the number of generations nearly every group counts as solved and nothing is learnt;
+n ≥ 2k is a good rule.
+
+Deviations: rewards count as right or wrong only, partial rewards are ignored. Completions that no reward function
+could score (NaN) are left out of n and get A = 0, and so does a group left with fewer than k. (verl's `grpo_passk` is
+another method: it rewards only the best answer of a group.) It replaces the base advantage, so it stands first in a
+list and excludes negative_reinforcement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from explorl.strategies.base import Batch, Strategy, per_token
+from explorl.strategies.schedule import Schedule, at
+from explorl.strategies.stats import double, group_total
+from explorl.strategies.validate import whole
+
+
+def _binomial_ratio(m: Float[Tensor, " batch"], n: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
+    """C(m, k)/C(n, k) as a product of k fractions: no factorial, so nothing overflows."""
+    j = torch.arange(k, device=m.device)
+    return ((m.unsqueeze(1) - j).clamp(min=0) / (n.unsqueeze(1) - j).clamp(min=1)).prod(1)
+
+
+def passk_advantages(
+    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], *, k: int
+) -> Float[Tensor, " batch"]:
+    """One advantage a sequence."""
+    values = double(rewards)
+    smallest = int(group_total(torch.ones_like(values), group).min())
+    if not 1 <= k <= smallest:
+        raise ValueError(f"k is {k}, but a prompt has {smallest} samples; k must be between 1 and {smallest}")
+    scored = ~values.isnan()
+    n = group_total(scored.to(values.dtype), group)
+    wrong = group_total((values < 1).to(values.dtype), group)
+    missed = _binomial_ratio(wrong, n, k)  # 1 − ρ
+    sigma = (missed * (1 - missed)).sqrt() + 1e-6
+    without = _binomial_ratio(wrong - 1, n - 1, k - 1)
+    signed = torch.where(values >= 1, missed, missed - without) / sigma
+    return torch.where(scored & (n >= k), signed, 0.0).float()
+
+
+@dataclass(frozen=True)
+class PassKTraining(Strategy):
+    """The reward of a set of k answers is its best one."""
+
+    name = "passk_training"
+    paper = "Chen et al. 2025, Pass@k training (arXiv:2508.10751)"
+    replaces_advantage = True
+
+    k: int | Schedule  # at most half of the generations of a prompt is a good rule
+
+    def __post_init__(self) -> None:
+        whole(self, "k", at_least=1, scheduled=True, good=4)
+
+    def check(self, *, num_generations: int) -> None:
+        largest = int(max(self.k.begin, self.k.to) if isinstance(self.k, Schedule) else self.k)
+        if largest > num_generations:
+            raise ValueError(
+                f"{self.name}: k is {largest}, but there are only num_generations={num_generations} answers to a "
+                f"prompt; use k={max(1, num_generations // 2)}, or num_generations={2 * largest}"
+            )
+
+    def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
+        values = passk_advantages(batch.rewards, batch.group, k=round(at(self.k, batch.step)))
+        return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

@@ -1,0 +1,63 @@
+"""Reference reset: from time to time the reference becomes the current policy, and the optimizer forgets.
+
+    π_ref ← π_θ and the optimizer's moments emptied, every N steps or when the reward stalls
+
+Liu et al. 2025 (ProRL), reviewed in Deng et al. 2025, §4.3.
+
+What to expect: in a long run the KL term grows until it outweighs the reward and the policy stands still; after a
+reset it may move on. The KL jumps to 0 at each reset and the first steps after it are larger.
+
+When not to: in short runs, or where the KL term is what keeps the policy from drifting off (a reset forgives all
+drift so far). Without a KL term (β = 0) only the optimizer is reset.
+
+Deviations: the authors reset when validation stagnates. `every` resets at fixed steps; `on_stall` watches the
+mean reward of the generation batches and resets when it has set no new maximum for that many steps, then starts
+counting from the reward at the reset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from explorl.strategies.base import Batch, StepState, Strategy
+from explorl.strategies.validate import fail, whole
+
+
+@dataclass(frozen=True)
+class ReferenceReset(Strategy):
+    """From time to time the reference becomes the current policy, and the optimizer forgets."""
+
+    name = "reference_reset"
+    paper = "Liu et al. 2025, ProRL (arXiv:2505.24864)"
+
+    every: int | None = None  # steps
+    on_stall: int | None = None  # steps without a new best reward
+
+    def __post_init__(self) -> None:
+        whole(self, "every", at_least=1, optional=True, good=200)
+        whole(self, "on_stall", at_least=1, optional=True, good=50)
+        if (self.every is None) == (self.on_stall is None):
+            both = (self.every, self.on_stall)
+            fail(self, "(every, on_stall)", both, "one of the two, the other left out", (200, None))
+
+    def after_step(self, state: StepState) -> None:
+        due = self._stalled(state.reward) if self.every is None else state.step % self.every == 0
+        if due:
+            state.reset_reference()
+            state.reset_optimizer()
+            self.memory["resets"] = self.memory.get("resets", 0) + 1
+
+    def _stalled(self, reward: float) -> bool:
+        if reward > self.memory.get("best", -math.inf):
+            self.memory.update(best=reward, waited=0)
+            return False
+        self.memory["waited"] = self.memory.get("waited", 0) + 1  # a reward of NaN is no new maximum
+        if self.memory["waited"] < self.on_stall:
+            return False
+        self.memory.update(best=reward if math.isfinite(reward) else -math.inf, waited=0)
+        return True
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        return {"resets": self.memory.get("resets", 0)}

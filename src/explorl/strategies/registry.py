@@ -1,0 +1,240 @@
+"""Strategies by name: what a config's list says becomes a list of `Strategy`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from importlib.metadata import entry_points
+from numbers import Integral, Real
+from typing import Any, get_args, get_type_hints
+
+from explorl.strategies.base import Strategy, overrides
+from explorl.strategies.bottom_p import BottomP
+from explorl.strategies.clip_cov import ClipCov
+from explorl.strategies.clip_higher import ClipHigher
+from explorl.strategies.curriculum import Curriculum
+from explorl.strategies.egsw import EntropyGuidedWeighting
+from explorl.strategies.element_wise_temperature import ElementWiseTemperature
+from explorl.strategies.entropy_advantage import EntropyAdvantage
+from explorl.strategies.entropy_bonus import EntropyBonus
+from explorl.strategies.forking_tokens import ForkingTokens
+from explorl.strategies.kl_cov import KLCov
+from explorl.strategies.mask_truncated import MaskTruncated
+from explorl.strategies.negative_reinforcement import NegativeReinforcement
+from explorl.strategies.pass_threshold import PassThreshold
+from explorl.strategies.passk_training import PassKTraining
+from explorl.strategies.position_shaping import PositionShaping
+from explorl.strategies.ppl_shaping import PerplexityShaping
+from explorl.strategies.reference_reset import ReferenceReset
+from explorl.strategies.schedule import Schedule
+from explorl.strategies.validate import title
+
+GROUP = "explorl.strategies"
+"""The entry-point group under which other packages offer strategies."""
+
+REGISTRY: dict[str, type[Strategy]] = {
+    strategy.name: strategy
+    for strategy in (
+        BottomP,
+        ElementWiseTemperature,
+        MaskTruncated,
+        PassThreshold,
+        Curriculum,
+        EntropyGuidedWeighting,
+        PerplexityShaping,
+        PositionShaping,
+        EntropyAdvantage,
+        NegativeReinforcement,
+        PassKTraining,
+        ClipHigher,
+        ForkingTokens,
+        ClipCov,
+        KLCov,
+        EntropyBonus,
+        ReferenceReset,
+    )
+}
+
+Spec = str | Mapping[str, Any] | Strategy
+"""An entry of a config's list: ``egsw``, ``{egsw: {alpha: 0.3}}``, ``{name: egsw, alpha: 0.3}``, or a strategy."""
+
+
+def build(spec: Spec) -> Strategy:
+    """A strategy from an entry of a config. The name may be an import path, ``my_pkg.my_module:MyStrategy``."""
+    if isinstance(spec, Strategy):
+        return spec
+    name, given = _split(spec)
+    strategy = find(name)
+    known = {field.name: field for field in fields(strategy) if field.init}
+    for key in given:
+        if key not in known:
+            offer = _nearest(key, known) or (f"it has {', '.join(known)}" if known else "it has none")
+            raise ValueError(f"{title(strategy)} has no hyperparameter {key!r}; {offer}")
+    missing = [key for key, field in known.items() if _required(field) and key not in given]
+    if missing:
+        raise ValueError(f"{title(strategy)} needs {' and '.join(missing)}{_example(strategy, missing)}")
+    return strategy(**{key: _convert(strategy, key, value) for key, value in given.items()})
+
+
+def build_all(specs: Iterable[Spec] | None) -> list[Strategy]:
+    """All strategies of a config, in its order; an error names those that cannot stand in one list."""
+    if isinstance(specs, (str, Mapping, Strategy)):
+        raise ValueError(f"strategies must be a list, such as [bottom_p, egsw]; got {specs!r}")
+    strategies = [build(spec) for spec in specs or ()]
+    names = [title(strategy) for strategy in strategies]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is listed {names.count(name)} times; list it once")
+    replacing = [title(strategy) for strategy in strategies if strategy.replaces_advantage]
+    if len(replacing) > 1:
+        raise ValueError(f"{' and '.join(replacing)} each replace the base advantage; keep one of them")
+    return strategies
+
+
+def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
+    """What in this list will have no effect, and what to set; `reused`: a batch serves more than one update."""
+    messages = [
+        f"{title(strategy)} {getattr(strategy, 'used_once', 'does nothing')} on a batch that is used for one update "
+        "only; set num_iterations to 2 or more, or steps_per_generation above gradient_accumulation_steps"
+        for strategy in strategies
+        if strategy.needs_reuse and not reused
+    ]
+    for place, strategy in enumerate(strategies):
+        for earlier in strategies[:place]:
+            if strategy.replaces_advantage and overrides(earlier, "advantages"):
+                messages.append(
+                    f"{title(earlier)} has no effect on the advantages: {title(strategy)}, listed after it, replaces "
+                    f"them; list {title(strategy)} first"
+                )
+            if overrides(strategy, "clip") and overrides(earlier, "clip"):
+                messages.append(
+                    f"the clip of {title(earlier)} has no effect: {title(strategy)}, listed after it, sets another; "
+                    "keep one of them"
+                )
+    return messages
+
+
+def describe() -> list[dict[str, Any]]:
+    """Each known strategy: name, class, effect, paper, hyperparameters with types and defaults, documentation."""
+    known = dict(REGISTRY)
+    for point in entry_points(group=GROUP):
+        try:
+            known.setdefault(point.name, find(point.name))
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return [_description(name, strategy) for name, strategy in known.items()]
+
+
+def find(name: str) -> type[Strategy]:
+    """The class behind a name, an entry point or an import path."""
+    if not isinstance(name, str):
+        raise ValueError(f"a strategy's name must be text, such as bottom_p; got {name!r}")
+    if name in REGISTRY:
+        return REGISTRY[name]
+    points = {point.name: point.value for point in entry_points(group=GROUP)}
+    path = points.get(name, name)
+    if ":" not in path:
+        offer = _nearest(name, [*REGISTRY, *points]) or f"known are {', '.join([*REGISTRY, *points])}"
+        raise ValueError(f"there is no strategy {name!r}; {offer}")
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the strategy {name!r} cannot be imported from {path!r}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise ValueError(f"{path!r} is {found!r}, not a subclass of explorl.strategies.Strategy")
+    return found
+
+
+def _split(spec: Any) -> tuple[str, Mapping[str, Any]]:
+    """Name and hyperparameters of an entry."""
+    if isinstance(spec, str):
+        return spec, {}
+    if isinstance(spec, Mapping) and "name" in spec:
+        return spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    if isinstance(spec, Mapping) and len(spec) == 1:
+        name, given = next(iter(spec.items()))
+        if given is None or isinstance(given, Mapping):
+            return name, given or {}
+    raise ValueError(
+        f"a strategy must be a name such as egsw, or a name over its hyperparameters such as {{egsw: {{alpha: 0.3}}}}; "
+        f"got {spec!r} (in YAML, indent the hyperparameters below the name)"
+    )
+
+
+def _convert(strategy: type[Strategy], key: str, value: Any) -> Any:
+    """What a config file can say becomes what the field takes: a mapping a schedule, a list a tuple."""
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, Mapping) or not _takes_schedule(strategy, key, value):
+        return value
+    where = f"{title(strategy)}: {key}"
+    good = "{from: 0.1, to: 0.0, start: 200, steps: 100, shape: linear}"
+    keys = ("from", "to", "start", "steps", "shape")
+    for part, content in value.items():
+        if part not in keys:
+            raise ValueError(f"{where}: a schedule has no {part!r}; {_nearest(part, keys) or f'write {good}'}")
+        kind: type = {"from": Real, "to": Real, "start": Integral, "steps": Integral}.get(part, str)
+        if not isinstance(content, kind) or isinstance(content, bool):
+            raise ValueError(f"{where}: {part} of the schedule is {content!r}; write {good}")
+    for part in ("from", "to"):
+        if part not in value:
+            raise ValueError(f"{where}: the schedule lacks {part!r}; write {good}")
+    try:
+        return Schedule(begin=value["from"], **{part: value[part] for part in keys[1:] if part in value})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _takes_schedule(strategy: type[Strategy], key: str, value: Mapping[str, Any]) -> bool:
+    try:
+        hint = get_type_hints(strategy)[key]
+    except (NameError, TypeError):  # annotations that only a type checker can read
+        return "from" in value or "to" in value
+    return hint is Schedule or Schedule in get_args(hint)
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _example(strategy: type[Strategy], missing: list[str]) -> str:
+    good = {"k": "4", "solve_rates": "rates.json"}
+    if not set(missing) <= set(good):
+        return ""
+    return f", for example {{{title(strategy)}: {{{', '.join(f'{key}: {good[key]}' for key in missing)}}}}}"
+
+
+def _nearest(word: Any, options: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(word).lower(), list(options), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _description(name: str, strategy: type[Strategy]) -> dict[str, Any]:
+    docs = inspect.getdoc(sys.modules[strategy.__module__]) or inspect.getdoc(strategy) or ""
+    return {
+        "name": name,
+        "class": strategy.__name__,
+        "effect": docs.partition("\n")[0],
+        "paper": strategy.paper,
+        "hyperparameters": [_hyperparameter(field) for field in fields(strategy) if field.init],
+        "docs": docs,
+    }
+
+
+def _hyperparameter(field: Field[Any]) -> dict[str, Any]:
+    kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+    default = field.default if field.default is not MISSING else None
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
+    return {
+        "name": field.name,
+        "type": kind.replace("Scheduled", "float | Schedule").replace("SolveRates", "mapping | path"),
+        "required": _required(field),
+        "default": default,
+    }

@@ -1,0 +1,50 @@
+"""Hyperparameters that change with the optimizer step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """From one value to another: ``begin`` before ``start``, ``to`` from ``start + steps`` on, between them a shape.
+
+    linear: begin + (to − begin)·x; cosine: begin + (to − begin)·(1 − cos πx)/2; step: begin until the end, then to.
+    In a config file: ``{from: 0.1, to: 0.0, start: 200, steps: 100, shape: linear}``.
+    """
+
+    begin: float
+    to: float
+    start: int = 0
+    steps: int = 1
+    shape: Literal["linear", "cosine", "step"] = "linear"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"a schedule must end after it starts: steps is {self.steps}, use 1 or more")
+        if self.start < 0:
+            raise ValueError(f"a schedule cannot start before step 0: start is {self.start}")
+        if self.shape not in ("linear", "cosine", "step"):
+            raise ValueError(f"unknown shape of a schedule: {self.shape!r}; use linear, cosine or step")
+        for name in ("begin", "to"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"a schedule's values must be finite: {name} is {getattr(self, name)}")
+
+    def __call__(self, step: int) -> float:
+        x = min(max((step - self.start) / self.steps, 0.0), 1.0)
+        if self.shape == "cosine":
+            x = (1 - math.cos(math.pi * x)) / 2
+        elif self.shape == "step":
+            x = float(x >= 1.0)
+        return self.begin + (self.to - self.begin) * x
+
+
+Scheduled = float | Schedule
+"""A number, or a number that changes with the step."""
+
+
+def at(value: Scheduled, step: int) -> float:
+    """The value of a hyperparameter at a step."""
+    return value(step) if isinstance(value, Schedule) else float(value)

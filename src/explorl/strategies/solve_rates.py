@@ -1,0 +1,70 @@
+"""How often each prompt is solved: from a file of a previous evaluation, or from a running mean.
+
+A file is a JSON object ``{prompt text: share of correct answers}``, each share between 0 and 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from explorl.strategies.base import Strategy
+from explorl.strategies.validate import is_number, title
+
+SolveRates = Mapping[str, float] | str | PathLike[str]
+"""A mapping from prompt to solve rate, or the path of a JSON file that holds one."""
+
+GOOD = '{"What is 1 + 1?": 0.75}'
+
+
+def load(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
+    """The rates, checked; errors name the file, the prompt and a good value."""
+    where = f"{title(strategy)}: solve_rates"
+    rates: Any = source
+    if source is None:
+        raise ValueError(f"{where} is missing; give a mapping such as {GOOD}, or the path of a JSON file with one")
+    if isinstance(source, (str, PathLike)):
+        where = f"{where} {str(source)!r}"
+        try:
+            rates = json.loads(Path(source).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(
+                f"{where} cannot be read ({error.strerror}); it must be a JSON file such as {GOOD}"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{where} is not JSON ({error}); it must be a JSON file such as {GOOD}") from None
+    if not isinstance(rates, Mapping) or not rates:
+        raise ValueError(f"{where} must be a mapping from prompts to rates, such as {GOOD}, and not empty")
+    for prompt, rate in rates.items():
+        if not isinstance(prompt, str) or not is_number(rate) or not 0 <= rate <= 1:
+            raise ValueError(f"{where}: the rate of {prompt!r} is {rate!r}; it must be between 0 and 1, such as 0.75")
+    return {prompt: float(rate) for prompt, rate in rates.items()}
+
+
+def digest(prompt: str) -> str:
+    """A short key for a prompt, so that a checkpoint need not hold its text."""
+    return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def remember(memory: dict[str, Any], prompts: Sequence[str], rewards: Float[Tensor, " batch"], *, decay: float) -> None:
+    """Updates the running solve rate of each prompt, and the one over all of them; R ≥ 1 is solved."""
+    outcomes: dict[str, list[bool]] = {}
+    for prompt, reward in zip(prompts, rewards.tolist(), strict=True):
+        if not math.isnan(reward):
+            outcomes.setdefault(digest(prompt), []).append(reward >= 1)
+    rates = memory.setdefault("rates", {})
+    for key, solved in outcomes.items():
+        now = sum(solved) / len(solved)
+        rates[key] = decay * rates.get(key, now) + (1 - decay) * now
+    everything = [one for solved in outcomes.values() for one in solved]
+    if everything:
+        now = sum(everything) / len(everything)
+        memory["overall"] = decay * memory.get("overall", now) + (1 - decay) * now

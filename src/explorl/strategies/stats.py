@@ -1,0 +1,56 @@
+"""Statistics over counted tokens and over groups, in double precision.
+
+Double precision so that a statistic of float32 or bfloat16 values is exact to the last bit that is handed back: the
+order of the rows and the padding then change nothing. Devices without it (mps) fall back to float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def double(values: Tensor) -> Tensor:
+    """The values in double precision, without gradient."""
+    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def counted(values: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+    """The values in double precision, 0 where a token does not count: padding may hold anything, NaN included."""
+    return torch.where(mask > 0, double(values), 0.0)
+
+
+def negligible(spread: Tensor, size: Tensor) -> Tensor:
+    """Whether values of this size are equal but for rounding: a spread of at most 1e-6 · max(1, |size|)."""
+    return spread <= 1e-6 * size.abs().clamp(min=1.0)
+
+
+def share(fraction: float, tokens: int) -> int:
+    """⌊fraction · tokens⌋, at least 1 where there is a token; 0.29 · 100 is 29, whatever binary fractions say."""
+    return min(tokens, max(1, math.floor(fraction * tokens + 1e-9)))
+
+
+def group_total(values: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    """For each row the sum over its group; the ids may be any integers in any order."""
+    ids, index = torch.unique(group, return_inverse=True)
+    return values.new_zeros(len(ids)).index_add_(0, index, values)[index]
+
+
+def group_moments(
+    values: Float[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    present: Bool[Tensor, " batch"],
+    *,
+    correction: int,
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """For each row the mean and the standard deviation over the present rows of its group.
+
+    correction: 0 for the population's deviation, 1 for the sample's (Bessel). It is 0 in a group of one.
+    """
+    size = group_total(present.to(values.dtype), group)
+    mean = group_total(torch.where(present, values, 0.0), group) / size.clamp(min=1)
+    squares = torch.where(present, (values - mean) ** 2, 0.0)
+    return mean, (group_total(squares, group) / (size - correction).clamp(min=1)).sqrt()

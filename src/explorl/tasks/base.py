@@ -1,0 +1,135 @@
+"""What a task is: problems to ask, prompts to ask them with, a verdict on every completion, and named reward parts.
+
+A task knows nothing of models, tokens or trainers. Its problems are plain JSON values, so that they can be a column of
+a dataset, a line of a split file or a cell of a table, and come back as they went in.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+Message = dict[str, str]
+"""One turn of a conversation: ``{"role": "user", "content": "…"}``."""
+Prompt = str | list[Message]
+"""Text for a base model, or messages that the model's own chat template turns into text."""
+RewardFunction = Callable[..., list[float]]
+"""``(prompts, completions, **columns) -> rewards``, as TRL calls it."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question. ``data`` holds what asks and verifies it, in JSON values only."""
+
+    id: str
+    """Stable key: the same problem has the same id in every split, source and run."""
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a completion is worth."""
+
+    correct: bool
+    well_formed: bool
+    answer: str | None = None
+    """The answer in a normal form, equal for answers that say the same (for maj@k and diversity); None: no answer."""
+    error: str | None = None
+    """Why the completion is not correct."""
+
+
+class Task(ABC):
+    """Base of all tasks. A subclass gives `problems`, `prompt` and `verify`; the rest follows from them."""
+
+    name: str
+    splits: ClassVar[tuple[str, ...]] = ("sft", "train", "holdout")
+    templates: ClassVar[tuple[str, ...]] = ()
+    """Names that `prompt` accepts; the first is the default."""
+    reward_parts: ClassVar[Mapping[str, float]] = {"correctness": 1.0, "format": 0.1}
+    """Reward parts and their weights in the sum (Mecklenburg 2025, §4)."""
+
+    @abstractmethod
+    def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
+        """The first ``limit`` problems of a split, in an order that never changes."""
+
+    @abstractmethod
+    def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
+        """The problem as a model is asked it."""
+
+    @abstractmethod
+    def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
+        """Judge a completion. ``opened``: the prompt has already opened ``<think>`` (see `opens_think`)."""
+
+    def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """``count`` examples for supervised fine-tuning: ``{"prompt": …, "completion": …}``."""
+        raise ValueError(f"task {self.name!r} has no reference solutions; fine-tune on one that has, like 'countdown'")
+
+    def rewards(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> dict[str, float]:
+        """The value of each reward part, before its weight."""
+        verdict = self.verify(completion, problem, opened=opened)
+        return {"correctness": float(verdict.correct), "format": float(verdict.well_formed)}
+
+    def reward(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> float:
+        """R = Σ weight · part."""
+        parts = self.rewards(completion, problem, opened=opened)
+        return sum(weight * parts[name] for name, weight in self.reward_parts.items())
+
+    def rows(
+        self, split: str, *, template: str | None = None, limit: int | None = None, opened: bool | None = None
+    ) -> list[dict[str, Any]]:
+        """A split as rows of a dataset, with the columns that `reward_functions` read.
+
+        ``opened`` must be given where the model's chat template opens ``<think>``, which messages do not show.
+        """
+        rows = []
+        for problem in self.problems(split, limit=limit):
+            prompt = self.prompt(problem, template)
+            is_open = opens_think(prompt) if opened is None else opened
+            rows.append({"prompt": prompt, "id": problem.id, "data": dict(problem.data), "opened": is_open})
+        return rows
+
+    def reward_functions(self) -> list[RewardFunction]:
+        """One function a reward part, in the order of ``reward_parts``, whose values are their weights."""
+        return [self._reward_function(part) for part in self.reward_parts]
+
+    def _reward_function(self, part: str) -> RewardFunction:
+        def reward(
+            prompts: Sequence[Prompt],
+            completions: Sequence[str | list[Message]],
+            *,
+            id: Sequence[str],
+            data: Sequence[Mapping[str, Any]],
+            opened: Sequence[bool] | None = None,
+            **columns: Any,
+        ) -> list[float]:
+            is_open = [opens_think(prompt) for prompt in prompts] if opened is None else opened
+            return [
+                self.rewards(completion_text(completion), Problem(key, fields), opened=flag)[part]
+                for completion, key, fields, flag in zip(completions, id, data, is_open, strict=True)
+            ]
+
+        reward.__name__ = part
+        return reward
+
+
+def opens_think(prompt: Prompt) -> bool:
+    """Whether a prompt ends with an open ``<think>``. Of messages only the chat template could tell: False."""
+    return isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
+
+
+def completion_text(completion: str | list[Message]) -> str:
+    """The text of a completion, which TRL gives as messages where the prompt was messages."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(message.get("content") or "" for message in completion if message.get("role") == "assistant")
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
+    """An error for a name that is not known, with the nearest one that is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")

@@ -1,0 +1,182 @@
+"""Countdown: reach a target with given numbers, each at most once, and + − * /.
+
+    correctness = 1 if the last <answer>…</answer> is an expression of the given numbers that equals the target
+    format      = 1 if the completion is exactly <think>…</think><answer>…</answer>
+
+Mecklenburg 2025, "Exploration Strategies for Reasoning Fine-tuning", §4. Expressions are evaluated in rational
+arithmetic; "= 24" may follow one if 24 is the target.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from explorl.tasks.base import Problem, Prompt, Task, Verdict, opens_think, unknown
+from explorl.tasks.countdown_files import read_folder, read_hub, read_splits
+from explorl.tasks.countdown_generator import MINI, PAPER, SPLITS, Puzzle, Space, Splits, deduplicated, make_splits
+from explorl.tasks.countdown_prompts import TEMPLATES
+from explorl.tasks.countdown_traces import trace
+from explorl.tasks.draws import shuffled
+from explorl.tasks.expression import ExpressionError, canonical, evaluate, numbers, parse
+from explorl.tasks.tags import is_well_formed, last_answer, read
+
+
+def verify(completion: str | bytes, nums: Sequence[int], target: int, opened: bool = False) -> Verdict:
+    """Judge a completion, whatever is in it. ``opened``: the prompt has already opened ``<think>``.
+
+    Of a completion beyond a million characters only the end is read, and it is not well-formed.
+    """
+    text, whole = read(completion)
+    well_formed = whole and is_well_formed(text, opened=opened)
+    answer = last_answer(text)
+    if answer is None:
+        return Verdict(False, well_formed, error="no <answer>…</answer>")
+    normal, mistake = _grade(answer, nums, target)
+    return Verdict(mistake is None, well_formed, normal, mistake)
+
+
+def _grade(answer: str, nums: Sequence[int], target: int) -> tuple[str | None, str | None]:
+    """An answer's normal form, and what is wrong with it; None where there is no such thing."""
+    expression, equals, stated = answer.partition("=")
+    try:
+        tree = parse(expression)
+    except ExpressionError as error:
+        return None, f"not an expression: {error}"
+    normal = canonical(tree)
+    unused = list(nums)
+    for number in numbers(tree):
+        if number not in unused:
+            return normal, f"{number} is not given, or not that often"
+        unused.remove(number)
+    try:
+        value = evaluate(tree)
+    except ZeroDivisionError:
+        return normal, "it divides by zero"
+    if value != target:
+        return normal, f"it gives {value}, not {target}"
+    if equals and stated.strip() != str(target):
+        return normal, f"it states another result than {target}"
+    return normal, None
+
+
+@dataclass(frozen=True)
+class Countdown(Task):
+    """Countdown over one source of problems: three or four numbers from 1–100, targets below 2,000.
+
+    Problems come from the hub's Countdown-Tasks-3to4 (``source="hub"``), from a folder of JSONL files (``data_dir``),
+    from a file that `write_splits` wrote (``split_file``), or all from the generator (``source="generated"``). Those of
+    the hub and of a folder are for training and holdout; their ``sft`` split is generated, as in the paper.
+    """
+
+    name: str = "countdown"
+    source: Literal["hub", "generated"] = "hub"
+    data_dir: str | Path | None = None
+    split_file: str | Path | None = None
+    space: Space = PAPER
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
+    """How many problems to generate, or to hold out of the hub's; see ``default_sizes``."""
+    seed: int = 0
+    attempts: tuple[int, int] = (0, 3)
+    """Fewest and most failed attempts in a reference solution."""
+
+    templates: ClassVar[tuple[str, ...]] = tuple(TEMPLATES)
+    default_sizes: ClassVar[Mapping[str, int | None]] = {"sft": 10_000, "train": 2_000, "holdout": 500}
+
+    def __post_init__(self) -> None:
+        if self.source not in ("hub", "generated"):
+            raise unknown("source", self.source, ("hub", "generated"))
+        if self.data_dir is not None and self.split_file is not None:
+            raise ValueError(f"data_dir={self.data_dir!r} and split_file={self.split_file!r}: give only one of them")
+
+    def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit={limit}: give a count like 100, or None for all")
+        return [self.problem(*puzzle) for puzzle in self._puzzles(split)[:limit]]
+
+    def problem(self, nums: Sequence[int], target: int) -> Problem:
+        """The problem with these numbers and this target; its id does not depend on their order."""
+        key = f"{'-'.join(map(str, sorted(nums)))}={target}"
+        return Problem(f"countdown:{key}", {"nums": list(nums), "target": target})
+
+    def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
+        template = template or self.templates[0]
+        if template not in TEMPLATES:
+            raise unknown("template", template, TEMPLATES)
+        return TEMPLATES[template](problem.data["nums"], problem.data["target"])
+
+    def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
+        return verify(completion, problem.data["nums"], problem.data["target"], opened)
+
+    def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Reference solutions of the ``sft`` split, pass after pass until there are ``count``.
+
+        Each pass has the problems in a new order, their numbers in a new order, and new failed attempts.
+        """
+        template = template or self.templates[0]
+        puzzles = self._puzzles("sft")
+        if count and not puzzles:
+            raise ValueError(f"the sft split of {self.name!r} is empty; give sizes like {{'sft': 10000}}")
+        rng = Random(f"examples {seed}")
+        passes = (shuffled(rng, puzzles) for _ in itertools.count())
+        for puzzle in itertools.islice(itertools.chain.from_iterable(passes), count):
+            nums = shuffled(rng, puzzle.nums)
+            prompt = self.prompt(self.problem(nums, puzzle.target), template)
+            style = "terse" if template == "terse" else "words"
+            completion = trace(nums, puzzle.target, rng=rng, style=style, attempts=self.attempts)
+            yield {"prompt": prompt, "completion": completion.removeprefix("<think>" if opens_think(prompt) else "")}
+
+    def _puzzles(self, split: str) -> list[Puzzle]:
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        if split == "sft" and split not in self._given:
+            return self._generated_sft
+        return self._given[split]
+
+    @cached_property
+    def _given(self) -> Splits:
+        """What the source holds; of real problems, no ``sft``."""
+        sizes = {**self.default_sizes, **self.sizes}
+        if self.split_file is not None:
+            return read_splits(self.split_file)
+        if self.data_dir is not None:
+            train, holdout = read_folder(self.data_dir)
+        elif self.source == "hub":
+            puzzles = shuffled(Random(self.seed), read_hub())
+            held_out = sizes["holdout"] or 0
+            train, holdout = puzzles[held_out:], puzzles[:held_out]
+        else:
+            return make_splits(self.space, sizes, seed=self.seed)
+        holdout = deduplicated(holdout)
+        return {"train": deduplicated(train, {puzzle.key for puzzle in holdout}), "holdout": holdout}
+
+    @cached_property
+    def _generated_sft(self) -> list[Puzzle]:
+        """Problems that are in no other split."""
+        taken = {puzzle.key for puzzles in self._given.values() for puzzle in puzzles}
+        size = {**self.default_sizes, **self.sizes}["sft"]
+        return make_splits(self.space, {"sft": size}, seed=self.seed, exclude=taken)["sft"]
+
+
+@dataclass(frozen=True)
+class CountdownMini(Countdown):
+    """Countdown for a tiny policy: three numbers from 1–20, targets 1–100, all generated."""
+
+    name: str = "countdown-mini"
+    source: Literal["hub", "generated"] = "generated"
+    space: Space = MINI
+    attempts: tuple[int, int] = (0, 2)
+
+    templates: ClassVar[tuple[str, ...]] = ("terse", "paper", "paper-opened", "chat")
+    default_sizes: ClassVar[Mapping[str, int | None]] = {"sft": None, "train": 4_000, "holdout": 1_000}
+    """None takes all that is left: 11,292 of the 16,292 problems."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data_dir is not None or self.source != "generated":
+            raise ValueError("'countdown-mini' is always generated; leave out data_dir and source, or use 'countdown'")

@@ -1,0 +1,49 @@
+"""Small things that the trainers share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from explorl.config import Config
+
+
+def task_options(config: Config) -> dict[str, Any]:
+    """Options of `get_task` that a configuration says."""
+    return {} if config.task.data_dir is None else {"data_dir": config.task.data_dir}
+
+
+def schedule_type(name: str) -> str:
+    """transformers' name of a learning-rate schedule; all of them know warm-up."""
+    return "constant_with_warmup" if name == "constant" else name
+
+
+def quiet(trainer: Any) -> None:
+    """Takes out the callbacks that print every log line; the run folder and the progress bar have them."""
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+
+
+@contextmanager
+def disabled_progress() -> Iterator[None]:
+    """No bars and no chatter from the libraries below: Explorl shows its own."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    shown = datasets.are_progress_bars_disabled()
+    verbosity = transformers_logging.get_verbosity()
+    trl_level = logging.getLogger("trl").level
+    datasets.disable_progress_bars()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("trl").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        if not shown:
+            datasets.enable_progress_bars()
+        transformers_logging.set_verbosity(verbosity)
+        logging.getLogger("trl").setLevel(trl_level)

@@ -1,0 +1,463 @@
+"""GRPO with exploration strategies: a drop-in for TRL's `GRPOTrainer`, and the only module that knows it.
+
+    sample ─► reward ─► advantage ─► record ─► strategies ─► loss ─► update
+
+TRL samples, rewards and normalises; `_generate_and_score_completions` then gathers the whole generation batch of all
+processes into a `Batch`, lets the strategies act on it, and puts per-token tensors back for the loss:
+
+    loss_t = −min(r·A, clip(r, 1 − low, 1 + high)·A)·weight + β·k3(π_ref, π_θ)·kl_weight + penalties
+    r = exp(log π − log π_old),   k3 = exp(log π_ref − log π) − (log π_ref − log π) − 1
+
+With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from explorl.metrics.tokens import branching_factor, token_entropy
+from explorl.strategies import Batch, StepState, Strategy, build_all, warn_inert
+from explorl.strategies.base import overrides
+from explorl.training.shaping import Shaped, shape
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
+STRATEGY_STATE, REFERENCE_STATE, BUFFER_STATE = "strategies.json", "reference.safetensors", "generation_batch.pt"
+
+StrategyLike = Strategy | str | Mapping[str, Any]
+
+
+class ExplorationTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` with a list of exploration strategies.
+
+    Args:
+        strategies: `Strategy` objects, names ("ppl_shaping") or mappings ({"ppl_shaping": {"alpha": 0.02}}), in the
+            order in which they act.
+        on_rollouts: called on the main process with the step and the columns of each generation batch.
+
+    All other arguments are those of `GRPOTrainer`. The loss types are grpo, bnpo, dr_grpo and dapo.
+    """
+
+    _tag_names = ["explorl", "trl", "grpo"]  # noqa: RUF012 (TRL's own attribute)
+    epsilon_low: float
+    epsilon_high: float
+    entropy_coef: float
+    _last_world_entropy: float
+    _entropy_window_stats: Tensor | None
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        *more: Any,
+        strategies: Sequence[StrategyLike] = (),
+        on_rollouts: Callable[[int, dict[str, list[Any]]], None] | None = None,
+        **options: Any,
+    ) -> None:
+        self.strategies: list[Strategy] = build_all(strategies)
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
+        for strategy in self.strategies:
+            for key, value in strategy.arguments().items():
+                setattr(args, key, value)
+        _refuse_unsupported(args)
+        for strategy in self.strategies:
+            strategy.check(num_generations=args.num_generations)
+            if overrides(strategy, "sampling"):
+                raise ValueError(f"{strategy.name} changes how tokens are sampled, which model.generate cannot do")
+        if "train_dataset" in options:
+            options["train_dataset"] = self._ordered(options["train_dataset"], args)
+        super().__init__(model, reward_funcs, args, *more, **options)
+
+        if self.aux_loss_enabled:
+            raise ValueError("the router's auxiliary loss of a mixture of experts is not supported; set it to 0")
+        reused = args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps
+        for warning in warn_inert(self.strategies, reused=reused):
+            self._warn(warning)
+        self._on_rollouts = on_rollouts
+        self._gathered_rewards: Tensor | None = None
+        self._mean_reward = math.nan
+        self._reference_moved = False
+        if any(overrides(strategy, "after_step") for strategy in self.strategies):
+            self.add_callback(_AfterStep(self))
+
+    def _warn(self, message: str) -> None:
+        if self.accelerator.is_main_process:
+            import warnings
+
+            warnings.warn(message, UserWarning, stacklevel=3)
+
+    def _ordered(self, dataset: Any, args: GRPOConfig) -> Any:
+        """The data set as the strategies want it: which prompts, in which order."""
+        for strategy in self.strategies:
+            order = strategy.order([prompt_text(prompt) for prompt in dataset["prompt"]])
+            if order is not None:
+                dataset = dataset.select(list(order))
+                args.shuffle_dataset = False
+        return dataset
+
+    # ---------------------------------------------------------------- sample, reward, record, shape
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        self._gathered_rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._gathered_rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if not self.model.training:
+            return output
+        rewards = self._rewards()
+        self._mean_reward = rewards.nanmean().item()
+        if self.strategies:
+            batch = self._gathered_batch(output, inputs, rewards)
+            self._apply(shape(self.strategies, batch), output, batch)
+        if self._on_rollouts is not None and self.accelerator.is_main_process:
+            self._on_rollouts(self.state.global_step, self._rollout_columns(output))
+        return output
+
+    def _rewards(self) -> Tensor:
+        """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""
+        parts = self._gathered_rewards
+        assert parts is not None
+        rewards = (parts * self.reward_weights.to(parts.device)).nansum(dim=1)
+        return torch.where(parts.isnan().all(dim=1), torch.nan, rewards)
+
+    @torch.no_grad()
+    def _record(self, output: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """log π at the sampling temperature, entropy and branching factor at 1, of every completion token."""
+        input_ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        attention_mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        length = output["completion_ids"].size(1)
+        logps, entropy, branching = [], [], []
+        for rows in torch.arange(len(input_ids)).split(self.args.per_device_train_batch_size):
+            with self.accelerator.autocast():
+                logits = self.model(
+                    input_ids=input_ids[rows], attention_mask=attention_mask[rows], logits_to_keep=length + 1
+                ).logits[:, :-1]
+            logits = logits.float()
+            tokens = output["completion_ids"][rows].unsqueeze(-1)
+            logps.append(torch.log_softmax(logits / self.temperature, dim=-1).gather(-1, tokens).squeeze(-1))
+            entropy.append(token_entropy(logits))
+            branching.append(branching_factor(logits).to(logits.dtype))
+        return torch.cat(logps), torch.cat(entropy), torch.cat(branching)
+
+    def _gathered_batch(self, output: Mapping[str, Any], inputs: list[dict[str, Any]], rewards: Tensor) -> Batch:
+        """The generation batch of all processes."""
+        from accelerate.utils import gather_object
+
+        logps, entropy, branching = self._record(output)
+        mask = _counted(output).to(logps.dtype)
+        lengths = output["completion_mask"].sum(1)
+        last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=last.device)
+        truncated = ~torch.isin(last, ends) | (lengths == 0)
+        old = output.get("old_per_token_logps")
+        everywhere = self._everywhere
+        return Batch(
+            logps=everywhere(logps),
+            old_logps=everywhere(logps if old is None else old),
+            ref_logps=everywhere(output["ref_per_token_logps"]) if "ref_per_token_logps" in output else None,
+            sampling_logps=(
+                everywhere(output["sampling_per_token_logps"]) if "sampling_per_token_logps" in output else None
+            ),
+            entropy=everywhere(entropy),
+            branching=everywhere(branching),
+            mask=everywhere(mask),
+            advantages=everywhere(output["advantages"].unsqueeze(1) * mask),
+            rewards=rewards.nan_to_num(0.0),
+            group=torch.arange(len(rewards), device=rewards.device) // self.num_generations,
+            truncated=self.accelerator.gather(truncated),
+            temperature=torch.full_like(rewards, self.temperature),
+            step=self.state.global_step,
+            prompts=gather_object([prompt_text(row["prompt"]) for row in inputs]),
+        )
+
+    def _everywhere(self, tensor: Tensor) -> Tensor:
+        """A per-token tensor of all processes, padded on the right to the longest."""
+        return self.accelerator.gather(self.accelerator.pad_across_processes(tensor, dim=1))
+
+    def _apply(self, shaped: Shaped, output: dict[str, Any], batch: Batch) -> None:
+        """Puts this process's rows of what the strategies said into the dictionary that TRL splits and shuffles."""
+        rows, length = output["completion_ids"].shape
+        start = self.accelerator.process_index * rows
+        here = slice(start, start + rows)
+        output["advantages"] = shaped.advantages[here, :length]
+        output["loss_mask"] = shaped.loss_mask[here, :length]
+        output["token_weights"] = shaped.weights[here, :length]
+        output["kl_weights"] = shaped.kl_weights[here, :length]
+        if shaped.clip is not None:
+            output["clip_low"], output["clip_high"] = (bound[here, :length] for bound in shaped.clip)
+        if any(overrides(strategy, "penalty") for strategy in self.strategies):
+            output["recorded_entropy"] = batch.entropy[here, :length]
+            for name in ("rewards", "group", "truncated", "temperature"):
+                output[f"row_{name}"] = getattr(batch, name)[here]
+            for name, tensor in shaped.kept.items():
+                output[f"kept/{name}"] = tensor[here, :length]
+        output["num_items_in_batch"] = shaped.loss_mask.sum()
+        for name, value in shaped.metrics.items():
+            self._metrics["train"][name].append(value)
+
+    def _rollout_columns(self, output: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The latest generation batch as TRL logged it: prompts, completions, reward parts, advantages."""
+        count = len(self._gathered_rewards) if self._gathered_rewards is not None else 0
+        latest = {key: list(self._logs[key])[-count:] for key in ("prompt", "completion", "advantages")}
+        rewards = {f"reward/{key}": list(values)[-count:] for key, values in self._logs["rewards"].items()}
+        return {
+            "prompt": [prompt_text(prompt) for prompt in latest["prompt"]],
+            "completion": [prompt_text(completion) for completion in latest["completion"]],
+            "advantage": latest["advantages"],
+            **rewards,
+        }
+
+    # ---------------------------------------------------------------- loss
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        mode = "train" if self.model.training else "eval"
+        completion_ids, completion_mask = inputs["completion_ids"], inputs["completion_mask"]
+        logps, entropies, _ = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], completion_ids], dim=1),
+            torch.cat([inputs["prompt_mask"], completion_mask], dim=1),
+            completion_ids.size(1),
+            compute_entropy=True,
+        )
+        mask = inputs.get("loss_mask", _counted(inputs))
+        advantages = inputs["advantages"]
+        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+        old_logps = inputs.get("old_per_token_logps")
+        old_logps = logps.detach() if old_logps is None else old_logps
+
+        log_ratio = logps - old_logps
+        if self.importance_sampling_level == "sequence":
+            log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+        ratio = torch.exp(log_ratio)
+        low = torch.as_tensor(inputs.get("clip_low", self.epsilon_low)).to(ratio)
+        high = torch.as_tensor(inputs.get("clip_high", self.epsilon_high)).to(ratio)
+        clipped = torch.minimum(torch.maximum(ratio, 1 - low), 1 + high)
+        bounded = ratio if self.args.delta is None else ratio.clamp(max=self.args.delta)
+        token_loss = -torch.min(bounded * advantages, clipped * advantages)
+        if "token_weights" in inputs:
+            token_loss = token_loss * inputs["token_weights"]
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            token_loss = token_loss * inputs["importance_sampling_ratio"]
+        if self.beta != 0.0:
+            ahead = inputs["ref_per_token_logps"] - logps
+            kl = torch.exp(ahead) - ahead - 1
+            kl = kl * ratio if self.args.use_bias_correction_kl else kl
+            token_loss = token_loss + self.beta * kl * inputs.get("kl_weights", 1.0)
+        for penalty in self._penalties(inputs, logps, old_logps, mask, advantages):
+            token_loss = token_loss + penalty
+
+        loss = self._normalised(token_loss, mask, inputs, mode)
+        if self._entropy_bonus_enabled:
+            loss = self._with_entropy_bonus(loss, entropies, mask, mode)
+
+        # Metrics are of counted tokens, whether or not a strategy took them out of the loss.
+        counted = _counted(inputs)
+        low_clipped = (ratio < 1 - low) & (advantages < 0)
+        high_clipped = (ratio > 1 + high) & (advantages > 0)
+        values = {
+            "entropy": entropies,
+            "clip_ratio/low_mean": low_clipped.float(),
+            "clip_ratio/high_mean": high_clipped.float(),
+            "clip_ratio/region_mean": (low_clipped | high_clipped).float(),
+            **({"kl": kl} if self.beta != 0.0 else {}),
+        }
+        sums, counts = [], []
+        for value in values.values():  # a sequence-level ratio has one value a sequence
+            per_sequence = value.size(1) == 1
+            sums.append((value.detach() if per_sequence else value.detach() * counted).sum())
+            counts.append(torch.tensor(float(len(value)), device=value.device) if per_sequence else counted.sum().float())
+        total_sums, total_counts = self.accelerator.reduce(torch.stack([torch.stack(sums), torch.stack(counts)]), "sum")
+        for name, mean in zip(values, (total_sums / total_counts.clamp(min=1.0)).tolist(), strict=True):
+            self._metrics[mode][name].append(mean)
+        return loss
+
+    def _penalties(
+        self, inputs: dict[str, Any], logps: Tensor, old_logps: Tensor, mask: Tensor, advantages: Tensor
+    ) -> list[Tensor]:
+        """The strategies' terms with gradient, for a micro-batch."""
+        if "recorded_entropy" not in inputs:
+            return []
+        batch = Batch(
+            logps=logps,
+            old_logps=old_logps,
+            ref_logps=inputs.get("ref_per_token_logps"),
+            sampling_logps=inputs.get("sampling_per_token_logps"),
+            entropy=inputs["recorded_entropy"],
+            branching=None,
+            mask=mask,
+            advantages=advantages,
+            rewards=inputs["row_rewards"],
+            group=inputs["row_group"],
+            truncated=inputs["row_truncated"],
+            temperature=inputs["row_temperature"],
+            step=self.state.global_step,
+        )
+        terms = []
+        for index, strategy in enumerate(self.strategies):
+            prefix = f"kept/{index}/"
+            kept = {key.removeprefix(prefix): value for key, value in inputs.items() if key.startswith(prefix)}
+            terms.append(strategy.penalty(batch, kept))
+        return [term for term in terms if term is not None]
+
+    def _normalised(self, token_loss: Tensor, mask: Tensor, inputs: dict[str, Any], mode: str) -> Tensor:
+        """From token losses to one number, as TRL's loss types do it, scaled for gradient accumulation."""
+        accumulated = self.current_gradient_accumulation_steps if mode == "train" else 1.0
+        if self.loss_type == "grpo":
+            return ((token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean() / accumulated
+        if self.loss_type == "bnpo":
+            return (token_loss * mask).sum() / mask.sum().clamp(min=1.0) / accumulated
+        if self.loss_type == "dr_grpo":
+            return (token_loss * mask).sum() / (token_loss.size(0) * self.max_completion_length) / accumulated
+        # dapo: all tokens of the generation batch, rescaled to one accumulation window
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if mode == "train":
+            tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        return (token_loss * mask).sum() / tokens
+
+    def _with_entropy_bonus(self, loss: Tensor, entropies: Tensor, mask: Tensor, mode: str) -> Tensor:
+        """TRL's bonus: loss − coef · mean H; adaptive, the coefficient seeks a target between optimizer steps."""
+        accumulated = self.current_gradient_accumulation_steps if mode == "train" else 1.0
+        bonus = (entropies * mask).sum() / mask.sum().clamp(min=1.0) / accumulated
+        active = not self.use_adaptive_entropy or self._last_world_entropy <= self.args.entropy_target
+        policy_loss = loss.detach() * (1.0 if self.loss_type == "dapo" else accumulated)
+        self._metrics[mode]["policy_loss"].append(self.accelerator.gather(policy_loss).nanmean().item())
+        total = loss - (self.entropy_coef if active else 0.0) * bonus
+        if mode == "train" and self.use_adaptive_entropy:
+            stats = torch.stack([(entropies * mask).sum(), mask.sum()]).detach()
+            window = self._entropy_window_stats
+            self._entropy_window_stats = stats if window is None else window + stats
+            if self.accelerator.sync_gradients:
+                entropy_sum, tokens = self.accelerator.reduce(self._entropy_window_stats, reduction="sum")
+                self._last_world_entropy = (entropy_sum / tokens.clamp(min=1.0)).item()
+                self._entropy_window_stats = None
+                delta = self.args.entropy_coef_delta
+                delta = delta if self._last_world_entropy <= self.args.entropy_target else -delta
+                bounds = self.args.entropy_coef_min, self.args.entropy_coef_max
+                self.entropy_coef = min(max(self.entropy_coef + delta, bounds[0]), bounds[1])
+        if mode == "train" and self.accelerator.sync_gradients:
+            self._metrics[mode]["entropy_coef"].append(self.entropy_coef)
+        return total
+
+    # ---------------------------------------------------------------- what strategies may do after a step
+    def reset_reference(self) -> None:
+        """π_ref ← π_θ."""
+        if self.beta == 0.0:
+            raise ValueError("there is no reference to reset: beta is 0; set it above 0, say to 0.001")
+        model = self.accelerator.unwrap_model(self.model)
+        self._load_reference(model.state_dict() if self.ref_model is not None else _adapter_weights(model, "default"))
+        self._reference_moved = True
+
+    def _load_reference(self, weights: Mapping[str, Tensor]) -> None:
+        if self.ref_model is not None:
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(dict(weights))
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        if "ref" not in model.peft_config:  # TRL reads the reference from an adapter of this name
+            model.add_adapter("ref", model.peft_config["default"])
+            model.set_adapter("default")
+        own = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in weights.items():
+                own[name.replace(".default.", ".ref.")].copy_(value)
+                own[name.replace(".default.", ".ref.")].requires_grad_(False)
+
+    def _reference_weights(self) -> dict[str, Tensor]:
+        if self.ref_model is not None:
+            return dict(self.accelerator.unwrap_model(self.ref_model).state_dict())
+        model = self.accelerator.unwrap_model(self.model)
+        return {k.replace(".ref.", ".default."): v for k, v in _adapter_weights(model, "ref").items()}
+
+    def reset_optimizer(self) -> None:
+        """Empties the optimizer's moments."""
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        optimizer.state.clear()
+
+    def after_step(self) -> None:
+        """Lets the strategies act once an optimizer step is done."""
+        state = StepState(self.state.global_step, self._mean_reward, self.reset_reference, self.reset_optimizer)
+        for strategy in self.strategies:
+            strategy.after_step(state)
+
+    # ---------------------------------------------------------------- checkpoints
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if not self.args.should_save:
+            return
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in self.strategies]
+        (folder / STRATEGY_STATE).write_text(json.dumps({"step": self._step, "strategies": memories}))
+        if self._reference_moved:
+            weights = self._reference_weights()
+            save_file({key: value.detach().cpu().clone() for key, value in weights.items()}, folder / REFERENCE_STATE)
+        if self._buffered_inputs is not None and self._step % (self.args.steps_per_generation * self.num_iterations):
+            torch.save(self._buffered_inputs, folder / BUFFER_STATE)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not os.path.exists(os.path.join(checkpoint, STRATEGY_STATE)):
+            return
+        folder = Path(checkpoint)
+        saved = json.loads((folder / STRATEGY_STATE).read_text())
+        names = [entry["name"] for entry in saved["strategies"]]
+        if names != [strategy.name for strategy in self.strategies]:
+            own = [strategy.name for strategy in self.strategies]
+            raise ValueError(f"{checkpoint} was written with the strategies {names}, this trainer has {own}")
+        for strategy, entry in zip(self.strategies, saved["strategies"], strict=True):
+            strategy.memory.clear()
+            strategy.memory.update(entry["memory"])
+        self._step = saved["step"]
+        if (folder / REFERENCE_STATE).exists():
+            self._load_reference(load_file(folder / REFERENCE_STATE))
+            self._reference_moved = True
+        if (folder / BUFFER_STATE).exists():
+            self._buffered_inputs = torch.load(
+                folder / BUFFER_STATE, map_location=self.accelerator.device, weights_only=True
+            )
+
+
+class _AfterStep(TrainerCallback):
+    def __init__(self, trainer: ExplorationTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.after_step()
+
+
+def prompt_text(prompt: Any) -> str:
+    """The text of a prompt or completion: itself, or the contents of its messages."""
+    return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content") or "") for message in prompt)
+
+
+def _counted(inputs: Mapping[str, Any]) -> Tensor:
+    """1 on completion tokens that the policy wrote: no padding, no tool output."""
+    mask: Tensor = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+def _adapter_weights(model: Any, adapter: str) -> dict[str, Tensor]:
+    return {name: value for name, value in model.named_parameters() if f".{adapter}." in name}
+
+
+def _refuse_unsupported(args: GRPOConfig) -> None:
+    """TRL options that our loss does not have, each with what to use instead."""
+    if args.loss_type not in LOSSES:
+        raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
+    if args.top_entropy_quantile < 1.0:
+        raise ValueError(
+            f"top_entropy_quantile is {args.top_entropy_quantile}; use the strategy forking_tokens, which takes the "
+            "quantile over the whole batch"
+        )
+    if args.off_policy_mask_threshold is not None:
+        raise ValueError(f"off_policy_mask_threshold is {args.off_policy_mask_threshold}; leave it at None")

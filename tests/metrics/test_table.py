@@ -1,0 +1,139 @@
+"""The table's four faces, and writing that never leaves half a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from explorl import metrics
+from explorl.metrics import Interval, Table
+
+INTERVAL = Interval(0.4123456789, 0.3, 0.5)
+TABLE = Table(
+    ["model", "pass@8", "n", "note"],
+    [
+        ["base_1", INTERVAL, 60, "50% & more"],
+        ["[red]rl[/red]", 0.1 + 0.2, np.int64(60), None],
+        ["ü→", None, True, 'a,"b"\nc'],
+    ],
+    title="AIME [24]",
+)  # fmt: skip
+
+
+def printed(table: Table) -> str:
+    out = io.StringIO()
+    table.print(Console(file=out, width=120))
+    return out.getvalue()
+
+
+def test_prints():
+    text = printed(TABLE)
+    for part in ("AIME [24]", "pass@8", "0.412 [0.300, 0.500]", "[red]rl[/red]", "0.300", "50% & more", "–"):
+        assert part in text
+    assert "41.2% [30.0%, 50.0%]" in printed(Table(["x"], [[INTERVAL]], number=".1%"))
+    mixed = printed(Table(["x", "y"], [[INTERVAL, 2.0]], number={"x": ".1%"}))
+    assert "41.2%" in mixed
+    assert "2.000" in mixed
+
+
+def test_prints_to_the_terminal(capsys):
+    Table(["x"], [[1]]).print()
+    assert "x" in capsys.readouterr().out
+
+
+def test_json_round_trip():
+    assert Table.from_json(TABLE.to_json()) == TABLE
+    data = json.loads(TABLE.to_json())
+    assert data["columns"] == ["model", "pass@8", "n", "note"]
+    assert data["rows"][0]["pass@8"] == {"mean": 0.4123456789, "low": 0.3, "high": 0.5, "confidence": 0.95}
+    assert data["rows"][1] == {"model": "[red]rl[/red]", "pass@8": 0.1 + 0.2, "n": 60, "note": None}
+    assert json.loads(Table(["x"], [[math.nan], [math.inf]]).to_json())["rows"] == [{"x": None}, {"x": None}]
+
+
+def test_csv_round_trip():
+    lines = list(csv.reader(io.StringIO(TABLE.to_csv())))
+    assert lines[0] == ["model", "pass@8", "pass@8 low", "pass@8 high", "n", "note"]
+    assert lines[1] == ["base_1", "0.4123456789", "0.3", "0.5", "60", "50% & more"]
+    assert lines[2] == ["[red]rl[/red]", repr(0.1 + 0.2), "", "", "60", ""]
+    assert lines[3] == ["ü→", "", "", "", "True", 'a,"b"\nc']
+
+
+def test_latex():
+    lines = TABLE.to_latex().splitlines()
+    assert lines[0] == "% AIME [24]"
+    assert lines[1] == r"\begin{tabular}{lrrl}"
+    assert lines[3] == r"model & pass@8 & n & note \\"
+    assert lines[5] == r"base\_1 & 0.412 [0.300, 0.500] & 60 & 50\% \& more \\"
+    assert lines[7] == r'ü→ & – & True & a,"b" c \\'
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+
+
+def test_latex_escapes_every_special_letter():
+    escaped = r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}\textless{}\textgreater{}\textbar{}"
+    assert Table(["x"], [["\\&%$#_{}~^<>|"]]).to_latex().splitlines()[4] == escaped + r" \\"
+    assert r"41.2\% [30.0\%, 50.0\%]" in Table(["x"], [[INTERVAL]], number=".1%").to_latex()
+    assert Table(["x"], [], title="two\nlines").to_latex().startswith("% two lines\n\\begin")
+
+
+def test_write_by_ending(tmp_path):
+    for name, text in (("t.json", TABLE.to_json()), ("t.csv", TABLE.to_csv()), ("t.tex", TABLE.to_latex())):
+        path = TABLE.write(str(tmp_path / name))
+        assert path.read_bytes().decode() == text
+    assert sorted(os.listdir(tmp_path)) == ["t.csv", "t.json", "t.tex"]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    with pytest.raises(ValueError, match=r"t\.xlsx"):
+        TABLE.write(tmp_path / "t.xlsx")
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, where):
+    path = tmp_path / "t.json"
+    path.write_text("old")
+
+    def fail(*_):
+        assert path.read_text() == "old"
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, where, fail)
+    with pytest.raises(OSError, match="disk full"):
+        TABLE.write(path)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["t.json"]
+
+
+def test_cells_of_numpy_and_torch_become_plain():
+    table = Table(["a", "b", "c"], [[np.float64(0.5), torch.tensor(2), np.bool_(True)]])
+    assert [type(cell) for cell in table.rows[0]] == [float, int, bool]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "named"),
+    [(["a", "a"], [], "'a'"), (["a"], [[1], [1, 2]], "row 1 has 2"), (["a"], [[[1]]], r"\[1\]")],
+)
+def test_errors_name_the_bad_value(columns, rows, named):
+    with pytest.raises(ValueError, match=named):
+        Table(columns, rows)
+
+
+def test_every_public_name_is_there_and_torch_waits():
+    assert dir(metrics) == metrics.__all__
+    assert all(getattr(metrics, name) is not None for name in metrics.__all__)
+    with pytest.raises(AttributeError, match="pass_at_j"):
+        metrics.pass_at_j  # noqa: B018
+    code = "import sys, explorl.metrics as m; m.pass_at_k(4, 1, 4); assert not {'torch', 'rich'} & set(sys.modules)"
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )

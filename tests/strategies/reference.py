@@ -1,0 +1,174 @@
+"""The mathematics once more, in plain NumPy and exact fractions: one token, one sequence, one group at a time.
+
+Written from the formulas, not from the package, and slow on purpose. Inputs are float64 arrays; padding is never read.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+ROUNDING = 1e-6
+"""Statistics whose spread is below this, relative to max(1, size), are of equal values."""
+
+
+def tokens_of(mask, i):
+    return [t for t in range(mask.shape[1]) if mask[i, t] > 0]
+
+
+def members(group, i):
+    return [j for j in range(len(group)) if group[j] == group[i]]
+
+
+def exact(fraction):
+    """0.2 means two tenths."""
+    return Fraction(str(fraction))
+
+
+def grpo(rewards, group, scale):
+    out = np.zeros(len(rewards))
+    for i in range(len(rewards)):
+        mine = [rewards[j] for j in members(group, i)]
+        pool = mine if scale == "group" else list(rewards)
+        mean = math.fsum(mine) / len(mine)
+        centre = math.fsum(pool) / len(pool)
+        squares = math.fsum((r - centre) ** 2 for r in pool)
+        std = math.sqrt(squares / (len(pool) - 1)) if len(pool) > 1 else 0.0
+        out[i] = rewards[i] - mean
+        if scale != "none":
+            out[i] /= std + 1e-4
+    return out
+
+
+def ppl(advantages, logps, mask, group, alpha, direction, clamp):
+    out = np.zeros_like(advantages)
+    log_ppl = {}
+    for i in range(len(group)):
+        own = tokens_of(mask, i)
+        if own:
+            log_ppl[i] = -math.fsum(logps[i, t] for t in own) / len(own)
+    for i in log_ppl:
+        peers = [log_ppl[j] for j in members(group, i) if j in log_ppl]
+        mu = math.fsum(peers) / len(peers)
+        sigma = math.sqrt(math.fsum((x - mu) ** 2 for x in peers) / len(peers))
+        z = 0.0 if sigma <= ROUNDING * max(1.0, abs(mu)) else (log_ppl[i] - mu) / sigma
+        factor = 1 - alpha * z if direction == 1 else 1 + alpha * z
+        if clamp is not None:
+            factor = min(max(factor, clamp[0]), clamp[1])
+        for t in tokens_of(mask, i):
+            out[i, t] = advantages[i, t] * factor
+    return out
+
+
+def position(advantages, mask, gamma, direction, slope, shift, cap):
+    out = np.zeros_like(advantages)
+    for i in range(len(mask)):
+        own = tokens_of(mask, i)
+        for index, t in enumerate(own):
+            x = direction * slope * (index / len(own) - shift)
+            bonus = gamma / (1 + math.exp(-x))
+            a = advantages[i, t]
+            if cap is not None and bonus > cap * abs(a):
+                bonus = cap * abs(a)
+            out[i, t] = a + bonus if a > 0 else a - bonus if a < 0 else 0.0
+    return out
+
+
+def entropy_bonus(advantages, entropy, mask, alpha, kappa):
+    out = np.zeros_like(advantages)
+    for i in range(len(mask)):
+        for t in tokens_of(mask, i):
+            a = advantages[i, t]
+            out[i, t] = a + min(alpha * entropy[i, t], abs(a) / kappa)
+    return out
+
+
+def signed(rewards, positive, negative):
+    return np.array([positive * r if r >= 1 else negative * (r - 1) for r in rewards])
+
+
+def passk(rewards, group, k):
+    """Straight from its meaning: draw every set of k answers, its reward is its best; in exact fractions."""
+    out = np.zeros(len(rewards))
+    for i in range(len(rewards)):
+        mine = members(group, i)
+        n, c = len(mine), sum(rewards[j] >= 1 for j in mine)
+        rho = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
+        sigma = math.sqrt(rho * (1 - rho))
+        # mean reward of the sets that hold this answer: 1 if it is right, else that of its k − 1 companions
+        with_it = Fraction(1)
+        if rewards[i] < 1:
+            with_it -= Fraction(math.comb(n - c - 1, k - 1), math.comb(n - 1, k - 1))
+        out[i] = float(with_it - rho) / (sigma + 1e-6)
+    return out
+
+
+def egsw(advantages, entropy, mask, alpha, temperature, level, mode, scale):
+    rows = len(mask)
+    out = np.zeros_like(advantages)
+    if level == "token":
+        cells = {(i, t): (advantages[i, t], entropy[i, t]) for i in range(rows) for t in tokens_of(mask, i)}
+    else:
+        cells = {}
+        for i in range(rows):
+            own = tokens_of(mask, i)
+            if own:
+                mean = math.fsum(advantages[i, t] for t in own) / len(own)
+                cells[i, 0] = (mean, math.fsum(entropy[i, t] for t in own))
+    if not cells:
+        return out
+    low, high = min(h for _, h in cells.values()), max(h for _, h in cells.values())
+    score = {}
+    for place, (a, h) in cells.items():
+        if mode == "normalized":
+            h = 0.0 if high - low <= ROUNDING * max(1.0, abs(high)) else (h - low) / (high - low)
+        score[place] = (a + alpha * h) / temperature
+    for i, t in score:
+        rivals = [score[j, u] for j, u in score if u == t]
+        weight = 1 / math.fsum(math.exp(min(other - score[i, t], 700.0)) for other in rivals)
+        if scale == "mean_one":
+            weight *= len(rivals)
+        for u in [t] if level == "token" else tokens_of(mask, i):
+            out[i, u] = weight
+    return out
+
+
+def forking(entropy, mask, fraction):
+    """The quantile by linear interpolation between the order statistics, in exact fractions."""
+    values = sorted(Fraction(float(entropy[i, t])) for i in range(len(mask)) for t in tokens_of(mask, i))
+    out = np.zeros_like(entropy)
+    if not values:
+        return out
+    place = (1 - exact(fraction)) * (len(values) - 1)
+    lower = math.floor(place)
+    upper = min(lower + 1, len(values) - 1)
+    threshold = values[lower] + (place - lower) * (values[upper] - values[lower])
+    for i in range(len(mask)):
+        for t in tokens_of(mask, i):
+            out[i, t] = Fraction(float(entropy[i, t])) >= threshold
+    return out
+
+
+def covariance(advantages, logps, mask):
+    places = [(i, t) for i in range(len(mask)) for t in tokens_of(mask, i)]
+    out = np.zeros_like(advantages)
+    if places:
+        mean_a = math.fsum(advantages[p] for p in places) / len(places)
+        mean_l = math.fsum(logps[p] for p in places) / len(places)
+        for p in places:
+            out[p] = (advantages[p] - mean_a) * (logps[p] - mean_l)
+    return out
+
+
+def share(fraction, tokens):
+    return 0 if tokens == 0 else max(1, math.floor(exact(fraction) * tokens))
+
+
+def importance(old, sampling, mask, cap):
+    out = np.zeros_like(old)
+    for i in range(len(mask)):
+        for t in tokens_of(mask, i):
+            out[i, t] = min(math.exp(min(old[i, t] - sampling[i, t], 700.0)), cap)
+    return out

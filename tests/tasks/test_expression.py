@@ -1,0 +1,205 @@
+"""The parser, against Python's own on valid text, and against everything that is not an expression."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorl.tasks.expression import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    MAX_NUMBERS,
+    OPERATORS,
+    ExpressionError,
+    Tree,
+    canonical,
+    compute,
+    evaluate,
+    numbers,
+    parse,
+    render,
+    steps,
+)
+
+from .expressions import expression_texts, oracle
+
+trees = st.recursive(st.integers(1, 100), lambda inner: st.tuples(st.sampled_from("+-*/"), inner, inner), max_leaves=6)
+
+
+@given(expression_texts())
+def test_agrees_with_pythons_grammar(text: str) -> None:
+    try:
+        expected = oracle(text)
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            evaluate(parse(text))
+    else:
+        value = evaluate(parse(text))
+        assert value == expected
+        assert isinstance(value, int) == (expected.denominator == 1)
+
+
+@given(expression_texts(), st.data())
+def test_other_signs_mean_the_same(text: str, data: st.DataObject) -> None:
+    signs = {op: [sign for sign, meaning in OPERATORS.items() if meaning == op] for op in "+-*/"}
+    other = "".join(data.draw(st.sampled_from(signs[char])) if char in signs else char for char in text)
+    assert parse(other) == parse(text)
+
+
+@given(trees)
+def test_rendered_text_parses_to_the_same_value_and_numbers(tree: Tree) -> None:
+    assert parse(render(tree)) == tree
+    terse = render(tree, terse=True)
+    assert " " not in terse
+    assert len(terse) <= len(render(tree))
+    assert numbers(parse(terse)) == numbers(tree)
+    try:
+        assert evaluate(parse(terse)) == evaluate(tree)
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            evaluate(tree)
+
+
+@given(trees)
+def test_steps_are_right_and_end_at_the_value(tree: Tree) -> None:
+    try:
+        value = evaluate(tree)
+    except ZeroDivisionError:
+        return
+    done = steps(tree)
+    assert len(done) == len(numbers(tree)) - 1
+    assert all(compute(step.op, step.left, step.right) == step.result for step in done)
+    assert (done[-1].result if done else tree) == value
+
+
+def mirrored(tree: Tree) -> Tree:
+    if isinstance(tree, int):
+        return tree
+    op, left, right = tree[0], mirrored(tree[1]), mirrored(tree[2])
+    return (op, right, left) if op in "+*" else (op, left, right)
+
+
+@given(trees)
+def test_canonical_is_an_expression_of_the_same_value_and_ignores_order(tree: Tree) -> None:
+    normal = canonical(tree)
+    assert canonical(mirrored(tree)) == normal == canonical(parse(normal))
+    assert sorted(numbers(parse(normal))) == sorted(numbers(tree))
+    with suppress(ZeroDivisionError):  # 1 / (1 / 0) has no value; 1 * 0 / 1, which flattening makes of it, has one
+        assert evaluate(tree) == oracle(normal)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("3+7*12", "12*7+3", True),
+        ("3-(5-7)", "7+3-5", True),
+        ("(1+2)+3", "3+(2+1)", True),
+        ("8/(4/2)", "8*2/4", True),
+        ("2*(3+4)", "(4+3)*2", True),
+        ("3-5", "5-3", False),
+        ("8/4", "4/8", False),
+        ("2*3+4", "2*(3+4)", False),
+        ("(3-5)*(2-7)", "(5-3)*(7-2)", False),
+        ("6*1", "6/1", False),
+    ],
+)
+def test_canonical_by_hand(one: str, other: str, same: bool) -> None:
+    assert (canonical(parse(one)) == canonical(parse(other))) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1+2*3", 7),
+        ("(1+2)*3", 9),
+        ("8-3-2", 3),
+        ("8-(3-2)", 7),
+        ("100/10/5", 2),
+        ("100/(10/5)", 50),
+        ("7/2", Fraction(7, 2)),
+        ("8/(3-8/3)", 24),
+        ("((((5))))", 5),
+        ("2*3/4*6", 9),
+        ("1/3+1/3+1/3", 1),
+        ("9 − 4", 5),
+        ("3 × 4 ÷ 6 · 5 x 2", 20),
+        ("0", 0),
+        ("0x10", 0),  # x is the sign of multiplication, here too
+    ],
+)
+def test_values_by_hand(text: str, value: Fraction | int) -> None:
+    assert evaluate(parse(text)) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "()", "(", ")", "3+", "+3", "-3", "−3", "--3", "3--3", "3+-3", "3 4", "2(3)", "(2)(3)", "(2)3", "3)",
+        "(3", "2**3", "2//3", "2^3", "2%3", "3.0", "3.", ".5", "1e3", "1_000", "1,000", "0xF", "007", "00", "0b1",
+        "٣", "٣+1", "３", "3+４", "²", "3²", "½", "Ⅳ", "a", "3a", "3 X 4", "3 – 4", "3 — 4", "3 ∗ 4", "3;4", "3=3",
+        "__import__('os')", "eval('1')", "\x00", "3\x00", "\ud800", "3+\udfff4", "1\u200b2", "lambda: 0", "[3]", "{3}",
+        "3+4)", "((3+4)", "3*/4", "3 + * 4", "1" * 10, "9" * 5000, "(" * 1_000_000, "1+" * 500_000 + "1",
+        "<answer>3", "3 if 1 else 4", "3j", "True", "\\frac{1}{2}", "3\\times4", "$3+4$",
+    ],
+)  # fmt: skip
+def test_no_expression(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        parse(text)
+
+
+@given(st.text())
+def test_any_text_gives_a_tree_or_an_expression_error(text: str) -> None:
+    try:
+        tree = parse(text)
+    except ExpressionError:
+        return
+    assert set(text) <= set("0123456789()") | set(OPERATORS) | {char for char in text if char.isspace()}
+    assert numbers(tree)
+
+
+@given(st.text(alphabet="0123456789+-*/() ", max_size=12))
+def test_what_is_accepted_python_accepts_too(text: str) -> None:
+    try:
+        tree = parse(text)
+    except ExpressionError:
+        return
+    try:
+        assert evaluate(tree) == oracle(text)
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            oracle(text)
+
+
+def test_bounds_are_where_they_say() -> None:
+    assert parse("(" * MAX_DEPTH + "7" + ")" * MAX_DEPTH) == 7
+    with pytest.raises(ExpressionError, match="deep"):
+        parse("(" * (MAX_DEPTH + 1) + "7" + ")" * (MAX_DEPTH + 1))
+    assert evaluate(parse("+".join(["1"] * MAX_NUMBERS))) == MAX_NUMBERS
+    with pytest.raises(ExpressionError, match="numbers"):
+        parse("+".join(["1"] * (MAX_NUMBERS + 1)))
+    assert parse("1" + " " * MAX_LENGTH) == 1
+    with pytest.raises(ExpressionError, match="characters"):
+        parse("1" + " " * MAX_LENGTH + "+1")
+    assert parse("999999999") == 999_999_999
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3 4", "an operator or '\\)' is due at character 3, not '4'"),
+        ("3+*", "a number or '\\(' is due at character 3, not '\\*'"),
+        ("3+", "ends where a number is due"),
+        ("", "empty"),
+        ("(3", "never closed"),
+        ("3)", "closes nothing"),
+        ("3^2", "'\\^' at character 2"),
+        ("3+012", "'012' is not a plain number"),
+    ],
+)
+def test_errors_say_where_and_why(text: str, message: str) -> None:
+    with pytest.raises(ExpressionError, match=message):
+        parse(text)

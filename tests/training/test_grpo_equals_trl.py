@@ -1,0 +1,103 @@
+"""With no strategies the trainer is TRL's: same loss, same gradients, same weights after training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from explorl.training.grpo import LOSSES, ExplorationTrainer
+
+
+def loss_and_gradients(trainer: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    trainer.model.zero_grad()
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    loss = trainer._compute_loss(trainer.model, inputs)
+    loss.backward()
+    gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients
+
+
+def random_inputs(*, beta: float, reused: bool, tools: bool) -> dict[str, Any]:
+    """A micro-batch with ragged prompts and completions, made up but valid."""
+    generator = torch.Generator().manual_seed(0)
+    rows, prompt, completion = 6, 7, 9
+    lengths = torch.randint(1, completion + 1, (rows, 1), generator=generator)
+    starts = torch.randint(0, prompt - 1, (rows, 1), generator=generator)
+    mask = (torch.arange(completion) < lengths).long()
+
+    def noise() -> torch.Tensor:
+        return torch.randn(rows, completion, generator=generator)
+
+    inputs = {
+        "prompt_ids": torch.randint(7, 100, (rows, prompt), generator=generator),
+        "prompt_mask": (torch.arange(prompt) >= starts).long(),
+        "completion_ids": torch.randint(7, 100, (rows, completion), generator=generator),
+        "completion_mask": mask,
+        "advantages": torch.randn(rows, generator=generator),
+        "num_items_in_batch": torch.tensor(61.0),
+    }
+    if reused:
+        inputs["old_per_token_logps"] = -5 + 0.5 * noise()
+    if beta:
+        inputs["ref_per_token_logps"] = -5 + 0.5 * noise()
+    if tools:
+        inputs["tool_mask"] = (noise() > -0.5).long()
+    return inputs
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"epsilon": 0.1, "epsilon_high": 0.3},
+        {"delta": 1.5},
+        {"importance_sampling_level": "sequence"},
+        {"use_bias_correction_kl": True},
+        {"entropy_coef": 0.05},
+    ],
+    ids=lambda extra: "-".join(extra) or "plain",
+)
+def test_loss_and_every_gradient(make_trainer: Callable[..., Any], loss_type: str, beta: float, extra: Any) -> None:
+    stock = make_trainer(GRPOTrainer, loss_type=loss_type, beta=beta, **extra)
+    ours = make_trainer(ExplorationTrainer, loss_type=loss_type, beta=beta, options={"strategies": []}, **extra)
+    for reused in (False, True):
+        for tools in (False, True):
+            inputs = random_inputs(beta=beta, reused=reused, tools=tools)
+            expected, expected_gradients = loss_and_gradients(stock, dict(inputs))
+            loss, gradients = loss_and_gradients(ours, dict(inputs))
+            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-7)
+            assert gradients.keys() == expected_gradients.keys()
+            for name, gradient in gradients.items():
+                error = (gradient - expected_gradients[name]).norm() / expected_gradients[name].norm()
+                assert error < 1e-5, name
+    assert stock._metrics["train"].keys() - {"clip_ratio/low_min", "clip_ratio/high_max"} == ours._metrics["train"].keys()
+    for name, values in ours._metrics["train"].items():
+        assert values == pytest.approx(stock._metrics["train"][name], rel=1e-5, abs=1e-7), name
+
+
+@pytest.mark.parametrize(("loss_type", "beta"), [("dapo", 0.0), ("grpo", 0.04)])
+def test_training_gives_the_same_weights(make_trainer: Callable[..., Any], loss_type: str, beta: float) -> None:
+    weights = []
+    for cls, options in ((GRPOTrainer, {}), (ExplorationTrainer, {"strategies": []})):
+        trainer = make_trainer(cls, loss_type=loss_type, beta=beta, num_iterations=2, max_steps=4, options=options)
+        trainer.train()
+        weights.append(dict(trainer.model.state_dict()))
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"loss_type": "cispo"}, "cispo"), ({"top_entropy_quantile": 0.2}, "forking_tokens"),
+     ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold")],
+)  # fmt: skip
+def test_unsupported_options_are_refused(make_trainer: Callable[..., Any], changes: Any, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        make_trainer(ExplorationTrainer, **changes)
