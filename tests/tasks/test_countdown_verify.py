@@ -250,6 +250,8 @@ HOSTILE = {
     "a megabyte of digits": answered("9" * MEGABYTE),
     "sum": answered("1+" * 500_000 + "1"),
     "product": answered("*".join(["999999999"] * 25)),
+    "left angles in the answer": answered("<+" * 500_000),
+    "almost tags in the answer": answered("</answe" * 140_000),
     "equals": answered("=" * MEGABYTE),
     "stated": answered("1=" + "1" * MEGABYTE),
     "nulls": "\0" * MEGABYTE,
@@ -279,6 +281,14 @@ def test_long_completions() -> None:
     too_long = verify(f"<think>{thought * 2}</think><answer>3*7+12</answer>", [3, 7, 12], 33)
     assert too_long.correct
     assert not too_long.well_formed
+
+
+def test_what_is_cut_off_is_not_forgotten() -> None:
+    end = GOOD.replace("8<", "a" * ((1 << 20) - len(GOOD) + 1) + "<")
+    assert len(end) == 1 << 20
+    assert verify(end, NUMS, 24).well_formed
+    assert not verify("junk" + end, NUMS, 24).well_formed
+    assert verify("junk" + end, NUMS, 24).correct
 
 
 @pytest.mark.parametrize(

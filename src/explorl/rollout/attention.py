@@ -106,10 +106,12 @@ class Grouping:
     entries: int
     length: int
     """Prompt positions to look at."""
+    even: bool
+    """Whether all prompts have that length."""
 
     @classmethod
-    def of(cls, entries: np.ndarray, length: int, device: torch.device) -> Grouping:
-        """``entries`` is the prompt entry of each row, −1 where there is none."""
+    def of(cls, entries: np.ndarray, lengths: np.ndarray, device: torch.device) -> Grouping:
+        """``entries`` is the prompt entry of each row, −1 where there is none; ``lengths`` those of the prompts."""
         rows = np.flatnonzero(entries >= 0)
         of = entries[rows]
         count = np.bincount(of)
@@ -121,7 +123,13 @@ class Grouping:
         place = np.zeros(len(entries), dtype=np.int64)
         place[rows] = of * size + rank
         members[place[rows]] = rows
-        return cls(torch.from_numpy(members).to(device), torch.from_numpy(place).to(device), len(count), length)
+        return cls(
+            torch.from_numpy(members).to(device),
+            torch.from_numpy(place).to(device),
+            len(count),
+            max(1, int(lengths.max())),
+            bool((lengths == max(1, lengths.max())).all()),
+        )
 
     def gather(self, values: Tensor) -> Tensor:
         """(rows, heads, group, size) → (entries, heads, members · group, size)."""
@@ -129,52 +137,34 @@ class Grouping:
         taken = values[self.members].view(self.entries, -1, heads, group, size)
         return taken.transpose(1, 2).reshape(self.entries, heads, -1, size)
 
-    def scatter(self, values: Tensor, rows: int, group: int) -> Tensor:
+    def scatter(self, values: Tensor, rows: int) -> Tensor:
         """The way back."""
-        entries, heads, _, size = values.shape
-        spread = values.view(entries, heads, -1, group, size).transpose(1, 2).reshape(-1, heads, group, size)
+        entries, heads, queries, size = values.shape
+        group = queries * entries // len(self.members)
+        spread = values.reshape(entries, heads, -1, group, size).transpose(1, 2).reshape(-1, heads, group, size)
         return spread[self.place[:rows]]
 
 
-def shared_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prompt_key: Tensor,
-    prompt_value: Tensor,
-    entries: Tensor,
-    grouping: Grouping | None,
-    bias: Tensor,
-    scale: float,
-    cap: float | None,
-) -> Tensor:
-    """Attention of one query a row to its prompt's entry and to its own slot.
-
-    Each key is read once for all query heads that share it, and with a ``grouping`` each prompt once for all of its
-    rows. ``bias`` (rows, prompt + own positions) is added to the scores.
-    """
-    rows, heads, _, size = query.shape
-    kv_heads = key.shape[1]
-    group = heads // kv_heads
-    query = query.reshape(rows, kv_heads, group, size)
-    if grouping is not None:
-        prompt_key = prompt_key[: grouping.entries, :, : grouping.length]
-        prompt_value = prompt_value[: grouping.entries, :, : grouping.length]
-        scores = grouping.scatter(grouping.gather(query) @ prompt_key.transpose(-1, -2), rows, group)
-    else:
-        prompt_key, prompt_value = prompt_key[entries], prompt_value[entries]
-        scores = query @ prompt_key.transpose(-1, -2)
-    scores = torch.cat([scores, query @ key.transpose(-1, -2)], dim=-1).float() * scale
+def partial_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention to some of the keys, and the log of the sum of exponentials that joins it with the others."""
+    if cap is None and query.device.type == "cpu":
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return flash(query, key, value, attn_mask=bias, scale=scale)
+    scores = (query @ key.transpose(-1, -2)).float() * scale
     if cap is not None:
         scores = torch.tanh(scores / cap) * cap
-    weights = torch.softmax(scores + bias[:, None, None], dim=-1).to(value.dtype)
-    length = prompt_key.shape[2]
-    out = weights[..., length:] @ value
-    if grouping is not None:
-        out = out + grouping.scatter(grouping.gather(weights[..., :length]) @ prompt_value, rows, group)
-    else:
-        out = out + weights[..., :length] @ prompt_value
-    return out.reshape(rows, 1, heads, value.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    total = torch.logsumexp(scores, -1)
+    return torch.exp(scores - total[..., None]).to(value.dtype) @ value, total
+
+
+def join(first: Tensor, first_total: Tensor, second: Tensor, second_total: Tensor) -> Tensor:
+    """Attention to all keys from that to two disjoint sets of them."""
+    share = torch.sigmoid(second_total - first_total)[..., None].to(first.dtype)
+    return torch.lerp(first, second, share)
 
 
 def causal_attention(

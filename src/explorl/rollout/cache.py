@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from explorl.rollout.attention import Grouping, attending, causal_attention, sampling_mode, shared_attention
+from explorl.rollout.attention import (
+    Grouping,
+    attending,
+    causal_attention,
+    join,
+    partial_attention,
+    sampling_mode,
+)
 from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
 COPY_BYTES = 64 << 20
@@ -167,61 +174,95 @@ class SlotCache(_Base):
         self._slot = torch.arange(slots, device=device)[:, None]
         self._head = {shape.heads: torch.arange(shape.heads, device=device) for shape in layers}
         self._columns = torch.arange(max(length, prompts.length), device=device)
-        self.rows, self.length = slots, length
+        self.rows, self.length, self.even = slots, length, False
         self.grouping: Grouping | None = None
-        self._bias: dict[int | None, Tensor] = {}
-        self._target: dict[int, Tensor] = {}
+        self._layer = 0
+        self._step: dict[Any, Any] = {}
+        """What the layers of one step share: places of the new tokens and masks."""
 
     def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
         """Says which prompt entry each row belongs to (−1: none) and how long the prompts are."""
         device = self.state.ints.device
-        self.grouping = Grouping.of(entries, int(lengths.max(initial=0)), device) if device.type == "cpu" else None
+        self.grouping = Grouping.of(entries, lengths, device) if device.type == "cpu" else None
 
-    def look(self, rows: int, length: int) -> None:
-        """Prepares a forward pass over the first rows and the first ``length`` columns of their slots."""
-        self.rows, self.length = rows, length
-        self._bias.clear()
-        self._target.clear()
+    def look(self, rows: int, length: int, even: bool = False) -> None:
+        """Prepares a step of the first rows over the first columns of their slots; ``even``: all rows fill them."""
+        self.rows, self.length, self.even = rows, length, even
+        self._step.clear()
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        target = self._places(keys.shape[1])
+        places = self._places(keys.shape[1])
         for mine, new in ((keys, key_states), (values, value_states)):
-            mine.view(-1, mine.shape[-1]).index_copy_(0, target, new.reshape(-1, mine.shape[-1]))
+            mine.view(-1, mine.shape[-1]).index_copy_(0, places, new.reshape(-1, mine.shape[-1]))
         self._layer = layer_idx
         return keys[: self.rows, :, : self.length], values[: self.rows, :, : self.length]
 
     def _places(self, heads: int) -> Tensor:
         """Where the new token of every row and head goes, in a slot cache seen as (slot · head · column, size)."""
-        if heads not in self._target:
+        if heads not in self._step:
             ints = self.state.ints[:, : self.rows]
             column = (ints[POSITION] - ints[OFFSET])[:, None]
-            self._target[heads] = (
-                (self._slot[: self.rows] * heads + self._head[heads]) * self.capacity + column
-            ).flatten()
-        return self._target[heads]
+            lines = (self._slot[: self.rows] * heads + self._head[heads]) * self.capacity + column
+            self._step[heads] = lines.flatten()
+        return self._step[heads]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        shared = self.prompts.keys[self._layer], self.prompts.values[self._layer]
-        entries = self.state.ints[PROMPT, : self.rows]
-        return shared_attention(query, key, value, *shared, entries, self.grouping, self._mask(window), scale, cap)
+        rows, heads, _, size = query.shape
+        kv_heads, grouping = key.shape[1], self.grouping
+        # The query heads that share a key take the place of query positions, so each key is read once for all of them.
+        query = query.reshape(rows, kv_heads, heads // kv_heads, size)
+        own, own_total = partial_attention(query, key, value, self._own_bias(window), scale, cap)
+        prompt_key, prompt_value = self.prompts.keys[self._layer], self.prompts.values[self._layer]
+        bias = self._prompt_bias(window, heads // kv_heads)
+        if grouping is None:
+            entries = self.state.ints[PROMPT, :rows]
+            theirs, total = partial_attention(query, prompt_key[entries], prompt_value[entries], bias, scale, cap)
+        else:
+            prompt_key = prompt_key[: grouping.entries, :, : grouping.length]
+            prompt_value = prompt_value[: grouping.entries, :, : grouping.length]
+            theirs, total = partial_attention(grouping.gather(query), prompt_key, prompt_value, bias, scale, cap)
+            theirs, total = grouping.scatter(theirs, rows), grouping.scatter(total[..., None], rows)[..., 0]
+        return join(own, own_total, theirs, total).reshape(rows, 1, heads, value.shape[-1])
 
-    def _mask(self, window: int | None) -> Tensor:
-        """0 on the prompt's and the slot's columns that a row's newest token sees, −inf elsewhere; made once a step."""
-        if window not in self._bias:
+    def _own_bias(self, window: int | None) -> Tensor | None:
+        """(rows, 1, 1, columns): 0 on the slot's columns that a row's newest token sees, hugely negative elsewhere."""
+        if window is not None and window >= self.length:
+            window = None
+        if self.even and window is None:
+            return None
+        if ("own", window) not in self._step:
             ints = self.state.ints[:, : self.rows, None]
-            length = self.prompts.length if self.grouping is None else self.grouping.length
-            prompt, own = self._columns[:length], self._columns[: self.length]
-            hidden = torch.cat([prompt >= ints[OFFSET], own > ints[POSITION] - ints[OFFSET]], dim=-1)
+            newest, columns = ints[POSITION] - ints[OFFSET], self._columns[: self.length]
+            hidden = columns > newest
             if window is not None:
-                first = ints[POSITION] - window
-                old = torch.cat([prompt <= first, own <= first - ints[OFFSET]], dim=-1)
-                hidden = hidden | old
-            bias = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
-            self._bias[window] = bias.masked_fill_(hidden, -torch.inf)
-        return self._bias[window]
+                hidden = hidden | (columns <= newest - window)
+            self._step["own", window] = self._hide(hidden)[:, None, None]
+        return self._step["own", window]
+
+    def _prompt_bias(self, window: int | None, group: int) -> Tensor | None:
+        """The same for the columns of the prompts; with a grouping one line for each of its queries."""
+        grouping = self.grouping
+        if window is None and grouping is not None and grouping.even:
+            return None
+        if ("prompt", window, group) not in self._step:
+            ints = self.state.ints[:, : self.rows, None]
+            columns = self._columns[: self.prompts.length if grouping is None else grouping.length]
+            hidden = columns >= ints[OFFSET]
+            if window is not None:
+                hidden = hidden | (columns <= ints[POSITION] - window)
+            bias = self._hide(hidden)[:, None, None]
+            if grouping is not None:
+                bias = grouping.gather(bias.expand(-1, -1, group, -1))
+            self._step["prompt", window, group] = bias
+        return self._step["prompt", window, group]
+
+    def _hide(self, hidden: Tensor) -> Tensor:
+        # Finite, so that a row that sees nothing of its prompt gets a weight of 0 for it, and not NaN.
+        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
+        return bias.masked_fill_(hidden, torch.finfo(self.dtype).min / 2)
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copies the first columns of slots to others; no slot is both source and target."""

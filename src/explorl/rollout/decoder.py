@@ -92,22 +92,22 @@ class Decoder:
 
     # Decoding
 
-    def run(self, rows: int, length: int, steps: int, active: Active) -> None:
-        """Decodes the first rows, whose slots hold up to ``length`` tokens now, for some steps."""
+    def run(self, rows: int, length: int, even: bool, steps: int, active: Active) -> None:
+        """Decodes the first rows, whose slots hold up to (or, ``even``, all) ``length`` tokens now, for some steps."""
         for step in range(steps):
             if self.use_graphs:
                 self._replay(rows, self._bucket(length + steps), active)
             else:
-                self._step(rows, min(length + step + 1, self.plan.tokens), active)
+                self._step(rows, min(length + step + 1, self.plan.tokens), even and step == 0, active)
 
     def _bucket(self, length: int) -> int:
         if self.use_kernels:
             return self.plan.tokens
         return min(-(-length // LENGTH_BUCKET) * LENGTH_BUCKET, self.plan.tokens)
 
-    def _step(self, rows: int, length: int, active: Active) -> None:
+    def _step(self, rows: int, length: int, even: bool, active: Active) -> None:
         ints = self.state.ints
-        self.cache.look(rows, length)
+        self.cache.look(rows, length, even)
         with attending(self.cache):
             logits = self.model(
                 input_ids=ints[TOKEN, :rows, None],
@@ -133,12 +133,12 @@ class Decoder:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._step(rows, length, active)
+                self._step(rows, length, False, active)
                 self.state.ints.copy_(before)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(rows, length, active)
+            self._step(rows, length, False, active)
         return graph

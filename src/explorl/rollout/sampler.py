@@ -95,22 +95,18 @@ def draw(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> D
     rows = logits.shape[0]
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
     scores = logits.float().clamp(min=FLOOR)
-    total = torch.logsumexp(scores, -1)
-    broken = ~torch.isfinite(total)
-    probs = torch.exp(scores - total[:, None])
-    entropy = total - torch.linalg.vecdot(probs, scores)
-    branching = branching_count(scores, probs)
+    policy = torch.log_softmax(scores, -1)
+    probs = torch.exp(policy)
+    entropy = -torch.linalg.vecdot(probs, policy)
+    broken = ~torch.isfinite(entropy)
+    branching = branching_count(policy, probs)
 
-    policy, policy_total, weights = scores, total, probs
     if active.temperature:
-        policy = warp_temperature(scores, reals[TEMPERATURE].float())
-        policy_total = torch.logsumexp(policy, -1)
-    warped, warped_total = policy, policy_total
+        policy = torch.log_softmax(warp_temperature(scores, reals[TEMPERATURE].float()), -1)
+    sampled = policy
     if active.warps:
-        warped = _warp(scores, policy, state, rows, active)
-        warped_total = torch.logsumexp(warped, -1)
-    if warped is not scores:
-        weights = torch.exp(warped - warped_total[:, None])
+        sampled = torch.log_softmax(_warp(scores, policy, state, rows, active), -1)
+    weights = torch.exp(sampled) if active.temperature or active.warps else probs
 
     token = pick(weights, rng.uniform(ints[KEY], ints[STEP]))
     if active.greedy:
@@ -120,8 +116,8 @@ def draw(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> D
             best = warp_repetition(scores, state.seen[:rows], reals[REPETITION].float())
         token = torch.where(greedy, best.argmax(-1), token)
     token = torch.where(broken, 0, token)
-    logp = policy.gather(-1, token[:, None])[:, 0] - policy_total
-    logq = warped.gather(-1, token[:, None])[:, 0] - warped_total if active.warps else logp
+    logp = policy.gather(-1, token[:, None])[:, 0]
+    logq = sampled.gather(-1, token[:, None])[:, 0] if active.warps else logp
     if active.greedy:
         logq = torch.where(greedy, 0.0, logq)
     return Draw(token, logp, logq, entropy, branching, broken)

@@ -77,8 +77,8 @@ class Schedule:
         decoder.state.ints[STATUS] = IDLE
         while self.waiting or (self.owner >= 0).any():
             self._admit()
-            rows, length, steps = self._extent()
-            decoder.run(rows, length, steps, self.active)
+            rows, length, even, steps = self._extent()
+            decoder.run(rows, length, even, steps, self.active)
             self._collect(rows)
             if not self.waiting:
                 self._compact(rows)
@@ -158,8 +158,8 @@ class Schedule:
 
     # Decoding
 
-    def _extent(self) -> tuple[int, int, int]:
-        """Rows to decode, tokens in their slots, and steps until the next look."""
+    def _extent(self) -> tuple[int, int, bool, int]:
+        """Rows to decode, most tokens in a slot, whether all hold that many, and steps until the next look."""
         busy = np.flatnonzero(self.owner >= 0)
         owners = self.owner[busy]
         left = self.requests.rows["max_tokens"][owners] - self.steps[busy]
@@ -172,7 +172,8 @@ class Schedule:
         if self.regroup:
             self.decoder.cache.regroup(self.entry[:rows], self.lengths[owners])
             self.regroup = False
-        return rows, int(self.steps[busy].max()), int(min(every, left.max()))
+        held = self.steps[busy]
+        return rows, int(held.max()), bool((held == held[0]).all()), int(min(every, left.max()))
 
     def _collect(self, rows: int) -> None:
         """Looks at the rows, takes out what has finished and frees its rows."""

@@ -55,7 +55,7 @@ def passk_advantages(
     sigma = (missed * (1 - missed)).sqrt() + 1e-6
     without = _binomial_ratio(wrong - 1, n - 1, k - 1)
     signed = torch.where(values >= 1, missed, missed - without) / sigma
-    return torch.where(scored & (n >= k), signed, 0.0).float()
+    return torch.where(scored, signed, 0.0).float()
 
 
 @dataclass(frozen=True)

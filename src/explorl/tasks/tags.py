@@ -41,4 +41,5 @@ def is_well_formed(text: str, *, opened: bool = False) -> bool:
     if not rest.startswith("<answer>"):
         return False
     answer = rest[len("<answer>") : -len("</answer>")]
-    return not any(tag in part for part in (answer, think) for tag in TAGS)
+    # Looking for "<" first is many times faster than looking for four tags, and most text has none.
+    return not any("<" in part and any(tag in part for tag in TAGS) for part in (answer, think))

@@ -1,0 +1,219 @@
+"""Decode attention as a Triton kernel: one query a row, against its prompt's entry and its own slot.
+
+One program handles one row and one key/value head for all query heads that share it, so each key and value is read
+once; rows of the same prompt read the same memory, which the second-level cache then serves. The program also writes
+the row's new key and value into its slot. Lengths are read on the device: one CUDA graph serves all of them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from explorl.rollout import state
+
+POSITION = tl.constexpr(state.POSITION)
+OFFSET = tl.constexpr(state.OFFSET)
+PROMPT = tl.constexpr(state.PROMPT)
+LOG2E = tl.constexpr(1.4426950408889634)
+
+BLOCK = 64
+"""Columns of a tile."""
+WARPS = 4
+STAGES = 3
+PROGRAMS = 528
+"""Programs that fill the device (4 for each of 132 multiprocessors): fewer rows are split along their length."""
+MOST_SPLITS = 16
+
+
+@triton.jit
+def _tile(
+    query, keys, values, low, high, scale, cap, best, total, acc,
+    KEY: tl.constexpr, VALUE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
+    BLOCK: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds the columns from low to high to a running softmax (in powers of 2)."""
+    k_size = tl.arange(0, KEY_PAD)
+    v_size = tl.arange(0, VALUE_PAD)
+    for start in range(low, high, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < high
+        key = tl.load(
+            keys + column[:, None] * KEY + k_size[None, :],
+            mask=inside[:, None] & (k_size < KEY)[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
+        if CAP:
+            scores = (2.0 * tl.sigmoid(2.0 * scores / cap) - 1.0) * cap
+        scores = tl.where(inside[None, :], scores * LOG2E, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        shrink = tl.exp2(best - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        value = tl.load(
+            values + column[:, None] * VALUE + v_size[None, :],
+            mask=inside[:, None] & (v_size < VALUE)[None, :],
+            other=0.0,
+        )
+        acc = acc * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+        total = total * shrink + tl.sum(weights, 1)
+        best = higher
+    return best, total, acc
+
+
+@triton.jit
+def _decode_kernel(
+    query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, part_acc, part_best, part_total,
+    scale, cap, window, slots,
+    query_row, query_head, key_row, key_head, value_row, value_head,
+    own_key_row, own_key_head, own_value_row, own_value_head,
+    prompt_key_row, prompt_key_head, prompt_value_row, prompt_value_head,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    heads = tl.num_programs(1)
+    position = tl.load(ints + POSITION * slots + row).to(tl.int32)
+    offset = tl.load(ints + OFFSET * slots + row).to(tl.int32)
+    entry = tl.load(ints + PROMPT * slots + row)
+
+    member = tl.arange(0, GROUP_PAD)
+    k_size = tl.arange(0, KEY_PAD)
+    v_size = tl.arange(0, VALUE_PAD)
+    q = tl.load(
+        query + row * query_row + (head * GROUP + member[:, None]) * query_head + k_size[None, :],
+        mask=(member < GROUP)[:, None] & (k_size < KEY)[None, :],
+        other=0.0,
+    )
+    own_k = own_key + row * own_key_row + head * own_key_head
+    own_v = own_value + row * own_value_row + head * own_value_head
+    column = position - offset
+
+    best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
+    if split == 0:
+        # The new token comes from its registers, so nobody waits for it to be written.
+        k = tl.load(new_key + row * key_row + head * key_head + k_size, mask=k_size < KEY, other=0.0)
+        v = tl.load(new_value + row * value_row + head * value_head + v_size, mask=v_size < VALUE, other=0.0)
+        tl.store(own_k + column * KEY + k_size, k, mask=k_size < KEY)
+        tl.store(own_v + column * VALUE + v_size, v, mask=v_size < VALUE)
+        score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+        if CAP:
+            score = (2.0 * tl.sigmoid(2.0 * score / cap) - 1.0) * cap
+        best = score * LOG2E
+        total += 1.0
+        acc += v.to(tl.float32)[None, :]
+
+    # Positions first..position − 1, cut into SPLITS even parts; those below ``offset`` lie in the prompt's entry.
+    first = 0
+    if WINDOW:
+        first = tl.maximum(position - window + 1, 0)
+    part = tl.cdiv(tl.cdiv(position - first, SPLITS), BLOCK) * BLOCK
+    low = first + split * part
+    high = tl.minimum(low + part, position)
+    best, total, acc = _tile(
+        q, prompt_key + entry * prompt_key_row + head * prompt_key_head,
+        prompt_value + entry * prompt_value_row + head * prompt_value_head,
+        low, tl.minimum(high, offset), scale, cap, best, total, acc,
+        KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
+    )  # fmt: skip
+    best, total, acc = _tile(
+        q, own_k, own_v, tl.maximum(low - offset, 0), high - offset, scale, cap, best, total, acc,
+        KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
+    )  # fmt: skip
+
+    at = (row * heads + head) * GROUP + member
+    if SPLITS == 1:
+        tl.store(
+            out + at[:, None] * VALUE + v_size[None, :],
+            (acc / total[:, None]).to(out.dtype.element_ty),
+            mask=(member < GROUP)[:, None] & (v_size < VALUE)[None, :],
+        )
+    else:
+        at = at * SPLITS + split
+        tl.store(
+            part_acc + at[:, None] * VALUE + v_size[None, :],
+            acc,
+            mask=(member < GROUP)[:, None] & (v_size < VALUE)[None, :],
+        )
+        tl.store(part_best + at, best, mask=member < GROUP)
+        tl.store(part_total + at, total, mask=member < GROUP)
+
+
+@triton.jit
+def _join_kernel(
+    part_acc, part_best, part_total, out, VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    size = tl.arange(0, VALUE_PAD)
+    best = tl.load(part_best + at * SPLITS + split)
+    total = tl.load(part_total + at * SPLITS + split)
+    acc = tl.load(
+        part_acc + (at * SPLITS + split)[:, None] * VALUE + size[None, :], mask=(size < VALUE)[None, :], other=0.0
+    )
+    weight = tl.exp2(best - tl.max(best, 0))
+    joined = tl.sum(acc * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out + at * VALUE + size, joined.to(out.dtype.element_ty), mask=size < VALUE)
+
+
+def splits_for(rows: int, kv_heads: int, longest: int) -> int:
+    """Into how many programs a row is split: enough to fill the device, but none with less than two tiles."""
+    wanted = max(1, PROGRAMS // (rows * kv_heads))
+    return 1 << (min(wanted, MOST_SPLITS, max(1, longest // (2 * BLOCK))).bit_length() - 1)
+
+
+def decode_attention(
+    query: Tensor,
+    new_key: Tensor,
+    new_value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
+    prompt_key: Tensor,
+    prompt_value: Tensor,
+    ints: Tensor,
+    scale: float,
+    window: int | None = None,
+    cap: float | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size), and the write of its key and value.
+
+    ``own_key`` (slots, kv heads, columns, size) holds what each row has sampled, ``prompt_key`` (entries, kv heads,
+    columns, size) the prompts; ``ints`` is `State.ints`, which says where each row stands.
+    """
+    rows, heads, _, key_size = query.shape
+    kv_heads, value_size = own_key.shape[1], own_value.shape[-1]
+    group = heads // kv_heads
+    if splits is None:
+        splits = splits_for(rows, kv_heads, own_key.shape[2] + prompt_key.shape[2])
+    tensors = [query, new_key, new_value, own_key, own_value, prompt_key, prompt_value]
+    query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in tensors[:3])
+    assert all(t.stride(-1) == 1 and t.stride(-2) == t.shape[-1] for t in tensors[3:])
+    out = torch.empty(rows, 1, heads, value_size, dtype=query.dtype, device=query.device)
+    parts = (rows * heads * splits if splits > 1 else 1,)
+    acc = torch.empty(*parts, value_size, dtype=torch.float32, device=query.device)
+    best, total = torch.empty_like(acc[:, 0]), torch.empty_like(acc[:, 0])
+    best, total = best.contiguous(), total.contiguous()
+    value_pad = max(16, triton.next_power_of_2(value_size))
+    _decode_kernel[(rows, kv_heads, splits)](
+        query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, acc, best, total,
+        scale, cap or 1.0, window or 0, ints.stride(0),
+        query.stride(0), query.stride(1), new_key.stride(0), new_key.stride(1), new_value.stride(0), new_value.stride(1),
+        own_key.stride(0), own_key.stride(1), own_value.stride(0), own_value.stride(1),
+        prompt_key.stride(0), prompt_key.stride(1), prompt_value.stride(0), prompt_value.stride(1),
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,
+        KEY_PAD=max(16, triton.next_power_of_2(key_size)), VALUE_PAD=value_pad,
+        BLOCK=BLOCK, SPLITS=splits, WINDOW=window is not None, CAP=cap is not None,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    if splits > 1:
+        _join_kernel[(rows * heads,)](acc, best, total, out, VALUE=value_size, VALUE_PAD=value_pad, SPLITS=splits)
+    return out
