@@ -33,9 +33,13 @@ app.add_typer(config_app, name="config")
 
 console = Console()
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; keys as `explorl config show` prints.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML file; keys as `explorl config show` prints.")
+]
 Preset = Annotated[str | None, typer.Option(help="Configuration to start from, such as tiny.")]
-Overrides = Annotated[list[str], typer.Option("--set", help="Change one key: training.learning_rate=5e-6. May be repeated.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", help="Change one key: training.learning_rate=5e-6. May be repeated.")
+]
 RunFolder = Annotated[Path | None, typer.Option("--run", help="Folder of the run; by default a new one under runs/.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 
@@ -53,7 +57,9 @@ def _main(version: Annotated[bool, typer.Option("--version", help="Print the ver
 def quickstart(
     run: Annotated[Path, typer.Option(help="Folder for the arms and the report.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(help="Seed of the prompts, the samples and the evaluation.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps an arm; the preset's number by default.", min=1)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps an arm; the preset's number by default.", min=1)
+    ] = None,
     problems: Annotated[int, typer.Option(help="Held-out problems of the evaluation.", min=1)] = 512,
     json_file: JsonFile = None,
 ) -> None:
@@ -117,7 +123,9 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="So many problems only.", min=1)] = None,
     split: Annotated[str, typer.Option(help="Which problems: holdout, train or sft.")] = "holdout",
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the task's JSONL files.")] = None,
-    template: Annotated[str | None, typer.Option(help="Prompt template; by default the one that fits the model.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Prompt template; by default the one that fits the model.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
@@ -246,7 +254,9 @@ def _start(
     """The run's folder and configuration: a new one, or that of the run to resume."""
     if resume is not None:
         if path or preset or overrides or run:
-            raise ConfigError("--resume takes the run's own configuration; leave out --config, --preset, --set and --run")
+            raise ConfigError(
+                "--resume takes the run's own configuration; leave out --config, --preset, --set and --run"
+            )
         store = RunStore.open(resume)
         return store, load_config(store.config_path)
     config = load_config(path, preset=preset, overrides=overrides)

@@ -135,6 +135,8 @@ class SftSettings(Section):
     from_scratch: bool = False
     """Start from random weights (the tiny policy only)."""
     checkpoint_every: Count = 500
+    score: bool = False
+    """Evaluate the policy when it is done, and write its score into the model's recipe.json."""
 
 
 class EvaluationSettings(Section):

@@ -1,4 +1,4 @@
-"""The shortest way to see it work: GRPO on the embedded policy, plain and with an exploration strategy, side by side."""
+"""The shortest way to see it work: GRPO on the embedded policy, plain and with a strategy, side by side."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def _report(
         ),
         table={"columns": scores.columns, "rows": [[_cell(cell) for cell in row] for row in scores.rows]},
         note=(
-            f"{len(start.problem_ids)} held-out problems × {start.samples} samples at temperature 1; intervals are 95 % "
-            "bootstrap over problems, gains are paired. One seed: it shows that it works, not which arm is better."
+            f"{len(start.problem_ids)} held-out problems × {start.samples} samples at temperature 1; intervals are "
+            "95 % bootstrap over problems, gains are paired. One seed: it shows that it works, not which arm is better."
         ),
         figure=learning_curves({name: accuracy_curve(store) for name, store in stores.items()}),
         caption="Correct rollouts during training: thin as measured, thick the mean of the last eight steps.",

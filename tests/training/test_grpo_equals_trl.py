@@ -77,7 +77,9 @@ def test_loss_and_every_gradient(make_trainer: Callable[..., Any], loss_type: st
             for name, gradient in gradients.items():
                 error = (gradient - expected_gradients[name]).norm() / expected_gradients[name].norm()
                 assert error < 1e-5, name
-    assert stock._metrics["train"].keys() - {"clip_ratio/low_min", "clip_ratio/high_max"} == ours._metrics["train"].keys()
+    assert (
+        stock._metrics["train"].keys() - {"clip_ratio/low_min", "clip_ratio/high_max"} == ours._metrics["train"].keys()
+    )
     for name, values in ours._metrics["train"].items():
         assert values == pytest.approx(stock._metrics["train"][name], rel=1e-5, abs=1e-7), name
 

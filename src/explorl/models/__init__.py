@@ -68,8 +68,10 @@ def load_policy(
     """Loads a model and its tokenizer; a folder with a LoRA adapter is loaded on top of its base model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
     path = resolve_model(name)
+    transformers_logging.disable_progress_bar()  # loading is shown by whoever takes long over it
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     adapter = (Path(path) / "adapter_config.json").is_file()
     try:

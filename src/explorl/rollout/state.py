@@ -48,7 +48,7 @@ class State:
         """Stores the stop tokens; True where they moved to another place in memory."""
         moved = len(ids) > len(self.stops)
         if moved:
-            self.stops = self.stops.new_full((2 * len(ids),), -1)
+            self.stops = self.stops.new_full((1 << len(ids).bit_length(),), -1)
         self.stops.fill_(-1)
         self.stops[: len(ids)] = torch.tensor(list(ids), dtype=torch.int64)
         return moved

@@ -17,6 +17,8 @@ from explorl.rollout import state
 POSITION = tl.constexpr(state.POSITION)
 OFFSET = tl.constexpr(state.OFFSET)
 PROMPT = tl.constexpr(state.PROMPT)
+STATUS = tl.constexpr(state.STATUS)
+RUNNING = tl.constexpr(state.RUNNING)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 BLOCK = 64
@@ -78,6 +80,8 @@ def _decode_kernel(
     head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     heads = tl.num_programs(1)
+    if tl.load(ints + STATUS * slots + row) != RUNNING:
+        return
     position = tl.load(ints + POSITION * slots + row).to(tl.int32)
     offset = tl.load(ints + OFFSET * slots + row).to(tl.int32)
     entry = tl.load(ints + PROMPT * slots + row)

@@ -1,4 +1,4 @@
-"""The whole sampling step as one Triton kernel: statistics, warpers, draw, records and the row's next state.
+"""The whole sampling step as one Triton kernel: statistics, warpers, draw, records and the row's next fields.
 
 One program handles one row and reads its logits a few times from the second-level cache instead of writing
 vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search on the bits of
@@ -13,16 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from explorl.rollout import rng, state
+from explorl.rollout import rng
+from explorl.rollout import state as fields
 from explorl.rollout.sampling import Active
 from explorl.rollout.state import State
 
-TOKEN, POSITION, STEP, LIMIT = (tl.constexpr(i) for i in (state.TOKEN, state.POSITION, state.STEP, state.LIMIT))
-STATUS, KEY, TOP_K = (tl.constexpr(i) for i in (state.STATUS, state.KEY, state.TOP_K))
-TEMPERATURE, TOP_P, MIN_P = (tl.constexpr(i) for i in (state.TEMPERATURE, state.TOP_P, state.MIN_P))
-REPETITION, BOTTOM_P, FREQUENCY = (tl.constexpr(i) for i in (state.REPETITION, state.BOTTOM_P, state.FREQUENCY))
-RUNNING, STOPPED = tl.constexpr(state.RUNNING), tl.constexpr(state.STOPPED)
-LENGTH, BROKEN = tl.constexpr(state.LENGTH), tl.constexpr(state.BROKEN)
+TOKEN, POSITION, STEP, LIMIT = (tl.constexpr(i) for i in (fields.TOKEN, fields.POSITION, fields.STEP, fields.LIMIT))
+STATUS, KEY, TOP_K = (tl.constexpr(i) for i in (fields.STATUS, fields.KEY, fields.TOP_K))
+TEMPERATURE, TOP_P, MIN_P = (tl.constexpr(i) for i in (fields.TEMPERATURE, fields.TOP_P, fields.MIN_P))
+REPETITION, BOTTOM_P, FREQUENCY = (tl.constexpr(i) for i in (fields.REPETITION, fields.BOTTOM_P, fields.FREQUENCY))
+RUNNING, STOPPED = tl.constexpr(fields.RUNNING), tl.constexpr(fields.STOPPED)
+LENGTH, BROKEN = tl.constexpr(fields.LENGTH), tl.constexpr(fields.BROKEN)
 GOLDEN = tl.constexpr(rng.signed(rng.GOLDEN))
 MIX_1 = tl.constexpr(rng.signed(rng.MIX_1))
 MIX_2 = tl.constexpr(rng.signed(rng.MIX_2))
@@ -52,17 +53,19 @@ def _key(x):
 
 
 @triton.jit
-def _scores(line, seen, penalty, offs, vocab, REPETITION: tl.constexpr):
+def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr):
     """Logits of a block, after the repetition penalty where there is one."""
     x = tl.load(line + offs, mask=offs < vocab, other=float("-inf")).to(tl.float32)
-    if REPETITION:
+    if REP:
         had = tl.load(seen + offs, mask=offs < vocab, other=0) != 0
         x = tl.where(had, tl.where(x < 0, x * penalty, x / penalty), x)
     return x
 
 
 @triton.jit
-def _mass(line, seen, penalty, vocab, top, rate, low, high, SHIFT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr):
+def _mass(
+    line, seen, penalty, vocab, top, rate, low, high, SHIFT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr
+):
     """Σ exp((x − top) · rate) over the tokens whose key is in [low, high]."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
@@ -83,7 +86,11 @@ def _search(
     one = tl.full((), 1, tl.int64)
     for i in range(bits // 2):
         unit = one << (bits - 2 - 2 * i)
-        first, second, third = (base + unit).to(tl.int32), (base + 2 * unit).to(tl.int32), (base + 3 * unit).to(tl.int32)
+        first, second, third = (
+            (base + unit).to(tl.int32),
+            (base + 2 * unit).to(tl.int32),
+            (base + 3 * unit).to(tl.int32),
+        )
         sum_1 = tl.zeros([BLOCK], tl.float32)
         sum_2 = tl.zeros([BLOCK], tl.float32)
         sum_3 = tl.zeros([BLOCK], tl.float32)
@@ -225,13 +232,11 @@ def _sample_kernel(
     # 3. The draw: first the block of the vocabulary, then the token in it.
     index = tl.arange(0, BLOCKS)
     blocks = tl.zeros([BLOCKS], tl.float32)
-    number = 0
     for start in range(0, vocab, BLOCK):
         x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, REP)
         key = _key(x) >> SHIFT
         weight = tl.where((key >= low) & (key <= high), tl.exp((x - best) * rate), 0.0)
-        blocks = tl.where(index == number, tl.sum(weight, 0), blocks)
-        number += 1
+        blocks = tl.where(index == start // BLOCK, tl.sum(weight, 0), blocks)
     blocks_64 = blocks.to(tl.float64)
     sampled_total = tl.sum(blocks_64, 0)
     goal = _uniform(key_of, step) * sampled_total
@@ -298,7 +303,7 @@ def sample_step_kernel(logits: Tensor, state: State, active: Active) -> None:
         logits, state.ints, state.reals, state.out_ints, state.out_reals, seen, state.stops,
         logits.stride(0), vocab, state.slots, state.tokens, MASS,
         STOPS=triton.next_power_of_2(len(state.stops)), BLOCK=min(BLOCK, max(16, triton.next_power_of_2(vocab))),
-        BLOCKS=triton.next_power_of_2(triton.cdiv(vocab, BLOCK)), RAW_SHIFT=raw_shift,
+        BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocab, BLOCK))), RAW_SHIFT=raw_shift,
         SHIFT=0 if active.repetition else raw_shift, SEEN=state.seen is not None, REP=active.repetition,
         TAU=active.temperature, GREEDY=active.greedy, HAS_K=active.top_k, HAS_P=active.top_p, HAS_MIN=active.min_p,
         HAS_BOTTOM=active.bottom_p, CHANCE=active.bottom_p_chance, PER_SEQUENCE=active.per_sequence,

@@ -70,7 +70,8 @@ class ElementWiseTemperature(Strategy):
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """Logs the range of the temperatures, and learns from the batch where the rates are running ones."""
         if self.source == "running":
-            remember(self.memory, batch.prompts, batch.rewards, decay=at(self.decay, batch.step))
+            decay = at(self.decay, batch.step)
+            remember(self.memory, batch.prompts, batch.rewards, decay=decay, start=self.start)
         return {
             "temperature_min": float(batch.temperature.min()),
             "temperature_max": float(batch.temperature.max()),

@@ -54,16 +54,26 @@ def digest(prompt: str) -> str:
     return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def remember(memory: dict[str, Any], prompts: Sequence[str], rewards: Float[Tensor, " batch"], *, decay: float) -> None:
-    """Updates the running solve rate of each prompt, and the one over all of them; R ≥ 1 is solved."""
+def remember(
+    memory: dict[str, Any],
+    prompts: Sequence[str],
+    rewards: Float[Tensor, " batch"],
+    *,
+    decay: float,
+    start: Mapping[str, float],
+) -> None:
+    """Updates the running solve rate of each prompt (from `start`, or its first value) and the one over all of them.
+
+    An answer with R ≥ 1 solves its prompt; one that no reward function could score (NaN) does not count.
+    """
     outcomes: dict[str, list[bool]] = {}
     for prompt, reward in zip(prompts, rewards.tolist(), strict=True):
         if not math.isnan(reward):
-            outcomes.setdefault(digest(prompt), []).append(reward >= 1)
+            outcomes.setdefault(prompt, []).append(reward >= 1)
     rates = memory.setdefault("rates", {})
-    for key, solved in outcomes.items():
-        now = sum(solved) / len(solved)
-        rates[key] = decay * rates.get(key, now) + (1 - decay) * now
+    for prompt, solved in outcomes.items():
+        now, key = sum(solved) / len(solved), digest(prompt)
+        rates[key] = decay * rates.get(key, start.get(prompt, now)) + (1 - decay) * now
     everything = [one for solved in outcomes.values() for one in solved]
     if everything:
         now = sum(everything) / len(everything)

@@ -8,11 +8,31 @@ from contextlib import contextmanager
 from typing import Any
 
 from explorl.config import Config
+from explorl.evaluation import Evaluation, evaluate, protocol
+from explorl.models import Policy
+from explorl.tasks import get_task
 
 
 def task_options(config: Config) -> dict[str, Any]:
     """Options of `get_task` that a configuration says."""
     return {} if config.task.data_dir is None else {"data_dir": config.task.data_dir}
+
+
+def evaluate_holdout(config: Config, policy: Policy) -> Evaluation:
+    """Scores a policy on the task's held-out problems as the configuration says."""
+    settings = config.evaluation
+    task = get_task(config.task.name, **task_options(config))
+    how = protocol(settings.protocol, samples=settings.samples, max_tokens=config.rollout.max_tokens)
+    return evaluate(
+        policy,
+        task,
+        task.problems("holdout", limit=settings.problems or config.task.holdout_problems),
+        how,
+        name=settings.protocol,
+        template=config.task.template,
+        seed=config.seed,
+        batch_size=settings.batch_size,
+    )
 
 
 def schedule_type(name: str) -> str:

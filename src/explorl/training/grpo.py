@@ -277,7 +277,9 @@ class ExplorationTrainer(GRPOTrainer):
         for value in values.values():  # a sequence-level ratio has one value a sequence
             per_sequence = value.size(1) == 1
             sums.append((value.detach() if per_sequence else value.detach() * counted).sum())
-            counts.append(torch.tensor(float(len(value)), device=value.device) if per_sequence else counted.sum().float())
+            counts.append(
+                torch.tensor(float(len(value)), device=value.device) if per_sequence else counted.sum().float()
+            )
         total_sums, total_counts = self.accelerator.reduce(torch.stack([torch.stack(sums), torch.stack(counts)]), "sum")
         for name, mean in zip(values, (total_sums / total_counts.clamp(min=1.0)).tolist(), strict=True):
             self._metrics[mode][name].append(mean)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from rich.console import Console
 from trl import GRPOConfig
 
 from explorl.config import Config
-from explorl.evaluation import evaluate, protocol
 from explorl.models import Policy, load_policy, lora_config
 from explorl.store import RunStore
 from explorl.tasks import get_task
-from explorl.training.common import disabled_progress, quiet, schedule_type, task_options
+from explorl.training.common import disabled_progress, evaluate_holdout, quiet, schedule_type, task_options
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.stored import Periodically, ProgressBar, Recorder, StoredCheckpoints, save_model
 
@@ -125,22 +123,8 @@ class _Evaluation:
         self.config, self.store, self.trainer, self.policy = config, store, trainer, policy
 
     def __call__(self, step: int) -> None:
-        settings, config = self.config.evaluation, self.config
-        task = get_task(config.task.name, **task_options(config))
-        how = protocol(settings.protocol, samples=settings.samples)
-        how = replace(how, sampling=replace(how.sampling, max_tokens=config.rollout.max_tokens))
-        problems = task.problems("holdout", limit=settings.problems or config.task.holdout_problems)
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        result = evaluate(
-            Policy(self.policy.name, model, self.policy.tokenizer),
-            task,
-            problems,
-            how,
-            name=settings.protocol,
-            template=config.task.template,
-            seed=config.seed,
-            batch_size=settings.batch_size,
-        )
+        result = evaluate_holdout(self.config, Policy(self.policy.name, model, self.policy.tokenizer))
         result.save(self.store.folder / "evaluations", f"step-{step:06d}")
         scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
         self.store.append_metrics({"step": step, "kind": "evaluation", **scores})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,9 +12,9 @@ from trl import SFTConfig, SFTTrainer
 
 from explorl.config import Config, ConfigError
 from explorl.models import Policy, load_policy, lora_config, tiny_model, tiny_tokenizer
-from explorl.store import RunStore
+from explorl.store import RunStore, write_json
 from explorl.tasks import get_task
-from explorl.training.common import disabled_progress, quiet, schedule_type, task_options
+from explorl.training.common import disabled_progress, evaluate_holdout, quiet, schedule_type, task_options
 from explorl.training.stored import ProgressBar, Recorder, StoredCheckpoints, save_model
 
 
@@ -20,7 +22,7 @@ class StoredSFTTrainer(StoredCheckpoints, SFTTrainer):
     """TRL's trainer with whole checkpoints."""
 
 
-def run_sft(config: Config, store: RunStore, *, console: Console) -> str:
+def run_sft(config: Config, store: RunStore, *, console: Console) -> Path:
     """Trains on `sft.examples` reference solutions from the last checkpoint on; returns the folder of the model."""
     from datasets import Dataset
 
@@ -64,14 +66,26 @@ def run_sft(config: Config, store: RunStore, *, console: Console) -> str:
             callbacks=[Recorder(store), ProgressBar("SFT", console)],
         )
         trainer.store = store
-        return str(_finish(trainer, store, policy))
+        folder = _finish(trainer, store, policy)
+    write_recipe(config, folder)
+    return folder
 
 
-def _finish(trainer: Any, store: RunStore, policy: Policy) -> Any:
+def _finish(trainer: Any, store: RunStore, policy: Policy) -> Path:
     quiet(trainer)
     checkpoint = store.last_checkpoint()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return save_model(store, trainer, policy.tokenizer)
+
+
+def write_recipe(config: Config, folder: Path) -> None:
+    """Puts recipe.json beside the weights: how they were made and, where asked, what they score."""
+    recipe: dict[str, Any] = {"seed": config.seed, "sft": config.dump()["sft"], "task": config.dump()["task"]}
+    if config.sft.score:
+        result = evaluate_holdout(config, load_policy(str(folder), dtype=config.model.dtype))
+        recipe |= {"problems": len(result.problem_ids), "samples": result.samples, "protocol": result.protocol}
+        recipe |= {f"pass@{k}": asdict(result.pass_at(k)) for k in (1, result.samples)}
+    write_json(folder / "recipe.json", recipe)
 
 
 def starting_policy(config: Config) -> Policy:

@@ -1,0 +1,43 @@
+"""The decoder's parts that run as Triton kernels; importing this needs Triton."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from explorl.rollout.cache import SlotCache
+from explorl.rollout.triton_attention import decode_attention
+from explorl.rollout.triton_sampling import sample_step_kernel
+
+__all__ = ["KernelCache", "decode_attention", "sample_step_kernel"]
+
+
+class KernelCache(SlotCache):
+    """A slot cache whose attention, with the write of the new key and value, is one kernel."""
+
+    def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
+        """Nothing to do: rows of one prompt meet in the second-level cache."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        self._layer = layer_idx
+        return key_states, value_states
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        layer = self._layer
+        return decode_attention(
+            query,
+            key,
+            value,
+            self.keys[layer],
+            self.values[layer],
+            self.prompts.keys[layer],
+            self.prompts.values[layer],
+            self.state.ints,
+            scale,
+            window,
+            cap,
+        )

@@ -1,0 +1,101 @@
+"""The command: help, listings, and bad input with exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from explorl.cli import main
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(exit_.value.code or 0), out, err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run("--help", capsys=capsys)
+    assert code == 0
+    for command in ("quickstart", "train", "sft", "eval", "strategies", "models", "config"):
+        assert command in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version", capsys=capsys)[1].startswith("0.")
+
+
+def test_config_show_is_yaml_that_loads_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run("config", "show", "--preset", "tiny", "--set", "training.learning_rate=5e-6", capsys=capsys)
+    assert code == 0
+    assert yaml.safe_load(out)["training"]["learning_rate"] == 5e-6
+    (tmp_path / "again.yaml").write_text(out)
+    assert run("config", "show", "--config", str(tmp_path / "again.yaml"), capsys=capsys)[1] == out
+    as_json = run("config", "show", "--preset", "tiny", "--json", capsys=capsys)[1]
+    assert json.loads(as_json)["model"]["name"] == "tiny"
+    assert "tiny" in run("config", "presets", capsys=capsys)[1]
+
+
+def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = json.loads(run("strategies", "--json", capsys=capsys)[1])
+    assert {"ppl_shaping", "mask_truncated"} <= {entry["name"] for entry in entries}
+    assert "ppl_shaping" in run("strategies", capsys=capsys)[1]
+
+
+def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tiny_checkpoint" in run("models", "list", capsys=capsys)[1]
+
+
+def test_eval_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    code, out, _ = run(
+        "eval", "--model", "tiny", "--task", "countdown-mini", "--protocol", "deng", "--samples", "2", "--limit", "4",
+        "--max-tokens", "48", "--json", str(file), "--out", str(tmp_path / "runs"), capsys=capsys,
+    )  # fmt: skip
+    assert code == 0
+    summary = json.loads(file.read_text())
+    assert summary["pass_at_k"].keys() == {"1", "2"}
+    assert f"{summary['pass_at_k']['2']['mean']:.3f}" in out
+    assert (tmp_path / "runs" / "tiny-countdown-mini-deng.parquet").exists()
+
+
+def test_bad_input_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    empty = tmp_path / "empty-model"
+    empty.mkdir()
+    (empty / "config.json").write_text("{}")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "countdown-3to4-train.jsonl").write_text('{"nums": [1, 2, 3], "target": 6}\n')
+    (data / "countdown-3to4-test.jsonl").write_text('{"nums": [1, 2, 3], "target": 7}\nnot json\n')
+    (tmp_path / "file").write_text("")
+    config = tmp_path / "c.yaml"
+    config.write_text("training: {step: 3}")
+    countdown = ("eval", "--model", "tiny", "--task", "countdown", "--data-dir", str(data))
+    cases = [
+        (("train", "--config", str(config)), ["unknown key training.step", "did you mean steps?", "c.yaml"]),
+        (("eval", "--model", str(empty), "--task", "countdown-mini"), ["empty-model", "no weights"]),
+        (countdown, ["countdown-3to4-test.jsonl", "line 2"]),
+        (("train", "--preset", "tiny", "--run", str(tmp_path / "file" / "run")), ["cannot write", "file"]),
+        (("train", "--resume", str(tmp_path / "nothing")), ["holds no run"]),
+        (("train", "--resume", str(tmp_path), "--preset", "tiny"), ["leave out"]),
+        (("eval", "--model", "tiny", "--task", "countdwn"), ["unknown task 'countdwn'", "countdown"]),
+        (("eval", "--model", "tiny", "--task", "countdown-mini", "--dtype", "int8"), ["--dtype is 'int8'"]),
+        (("eval", "--model", "tiny", "--task", "countdown-mini", "--temperature", "-1"), ["temperature is -1"]),
+        (("models", "fetch", "gpt-5"), ["cannot fetch 'gpt-5'"]),
+        (("train", "--preset", "tiny", "--set", "strategies=[ppl_shapng]"), ["ppl_shaping"]),
+    ]
+    for arguments, words in cases:
+        code, _, err = run(*arguments, capsys=capsys)
+        assert code == 2, arguments
+        assert "Traceback" not in err
+        for word in words:
+            assert word in err, (arguments, err)
+    (data / "countdown-3to4-test.jsonl").write_text('{"nums": [1, 2, 3], "target": "six"}\n')
+    code, _, err = run(*countdown, capsys=capsys)
+    assert code == 2
+    assert "line 1" in err
+    assert "six" in err

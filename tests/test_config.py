@@ -1,0 +1,88 @@
+"""Configuration: what wins over what, and errors that help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from explorl.config import Config, ConfigError, load_config, presets
+
+
+def test_defaults_are_the_papers() -> None:
+    config = Config()
+    assert config.training.learning_rate == 5e-6
+    assert config.training.generations == 16
+    assert config.training.beta == 0.001
+    assert config.rollout.temperature == 0.6
+    assert config.rollout.max_tokens == 1024
+    assert config.model.lora is not None
+    assert config.model.lora.rank == 8
+
+
+def test_the_order_is_defaults_preset_file_set_values(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("training: {learning_rate: 3e-5, steps: 7}\nseed: 1\n")
+    config = load_config(file, preset="tiny", overrides=["training.steps=9"], values={"seed": 5})
+    assert config.model.name == "tiny"
+    assert config.training.learning_rate == 3e-5
+    assert config.training.steps == 9
+    assert config.seed == 5
+    assert config.training.prompts_per_step == 32
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_presets_load_and_round_trip(preset: str, tmp_path: Path) -> None:
+    config = load_config(preset=preset)
+    file = tmp_path / "resolved.yaml"
+    file.write_text(yaml.safe_dump(config.dump()))
+    assert load_config(file) == config
+
+
+@pytest.mark.parametrize("text", ["5e-6", "5E-6", "5.0e-6", "0.000005", "+5e-6"])
+def test_numbers_may_be_written_as_people_write_them(text: str) -> None:
+    assert load_config(overrides=[f"training.learning_rate={text}"]).training.learning_rate == 5e-6
+
+
+def test_numbers_inside_strategies_too() -> None:
+    assert load_config(overrides=["strategies=[{ppl_shaping: {alpha: 1e-2}}]"]).strategies == [
+        {"ppl_shaping": {"alpha": 0.01}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.learning_rat=1", ["unknown key training.learning_rat", "--set", "did you mean learning_rate?"]),
+        ("trainin.steps=1", ["unknown key trainin", "did you mean training?"]),
+        ("model.lora.rnk=8", ["unknown key model.lora.rnk", "did you mean rank?"]),
+        ("training.steps=0", ["training.steps is 0", "greater than or equal to 1", "default is 200"]),
+        ("training.learning_rate=fast", ["training.learning_rate is 'fast'", "number"]),
+        ("rollout.temperature=.nan", ["rollout.temperature is nan", "finite"]),
+        ("rollout.top_p=1.5", ["rollout.top_p is 1.5", "less than or equal to 1"]),
+        ("training.micro_batch=7", ["micro_batch is 7", "256", "use 4"]),
+        ("training.loss=cispo", ["training.loss is 'cispo'", "'dapo'"]),
+        ("strategies=[ppl_shapin]", ["ppl_shapin", "ppl_shaping"]),
+        ("strategies=[{passk_training: {k: 99}}]", ["k", "99", "16"]),
+        ("no-equals-sign", ["not key=value", "training.learning_rate=5e-6"]),
+        ("training={", ["not YAML"]),
+    ],
+)
+def test_errors_name_the_key_the_value_and_a_good_one(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(overrides=[override])
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_errors_of_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*missing\.yaml"):
+        load_config(tmp_path / "missing.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match=r"list\.yaml must hold keys and values"):
+        load_config(tmp_path / "list.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config(tmp_path / "empty.yaml") == Config()
+    with pytest.raises(ConfigError, match="did you mean tiny"):
+        load_config(preset="tini")

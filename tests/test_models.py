@@ -1,0 +1,117 @@
+"""Policies: the embedded one, folders, adapters, and what is wrong with a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from explorl.config import load_config
+from explorl.models import (
+    ModelError,
+    load_policy,
+    lora_config,
+    resolve_model,
+    tiny_checkpoint,
+    tiny_model,
+    tiny_tokenizer,
+)
+from explorl.models.tiny import CHARACTERS, TAGS
+
+
+def test_the_tokenizer_reads_characters_and_keeps_tags() -> None:
+    tokenizer = tiny_tokenizer()
+    text = "3 7 12=33\n<think>7*3=21 21+12=33</think><answer>7*3+12</answer>"
+    ids = tokenizer(text)["input_ids"]
+    plain = text
+    for tag in TAGS:
+        plain = plain.replace(tag, "")
+    assert len(ids) == len(plain) + len(TAGS)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True) == text
+    everything = "".join(CHARACTERS)
+    assert tokenizer.decode(tokenizer(everything)["input_ids"]) == everything
+    assert tokenizer("é")["input_ids"] == [tokenizer.unk_token_id]
+
+
+def test_the_policy_is_small_and_the_same_for_a_seed() -> None:
+    model = tiny_model(seed=1)
+    assert 0.8e6 < sum(p.numel() for p in model.parameters()) < 1.1e6
+    state = torch.random.get_rng_state()
+    again = tiny_model(seed=1)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_the_shipped_checkpoint_is_what_the_recipe_makes() -> None:
+    """Same architecture, same tokenizer, and the SFT settings that are in the preset today."""
+    folder = tiny_checkpoint()
+    policy = load_policy("tiny")
+    fresh = tiny_model()
+    ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+    config, expected = policy.model.config.to_dict(), fresh.config.to_dict()
+    assert {k: v for k, v in config.items() if k not in ignored} == {
+        k: v for k, v in expected.items() if k not in ignored
+    }
+    assert policy.tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
+    recipe = json.loads((folder / "recipe.json").read_text())
+    preset = load_config(preset="tiny").dump()
+    assert recipe["sft"] == preset["sft"]
+    assert recipe["task"] == preset["task"]
+    assert (folder / "model.safetensors").stat().st_size < 4e6
+
+
+def test_a_folder_is_loaded_and_padded_on_the_left(small_policy: Path) -> None:
+    policy = load_policy(str(small_policy), device="cpu")
+    assert policy.tokenizer.padding_side == "left"
+    assert policy.tokenizer.pad_token is not None
+    assert not policy.model.training
+
+
+def test_an_adapter_is_loaded_on_its_base(small_policy: Path, tmp_path: Path) -> None:
+    from peft import get_peft_model
+
+    base = load_policy(str(small_policy), device="cpu")
+    adapted = get_peft_model(base.model, lora_config(4, 8, 0.0, "all-linear"))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    ids = torch.tensor([[10, 11, 12]])
+    expected = adapted(ids).logits
+    adapted.save_pretrained(tmp_path)
+    base.tokenizer.save_pretrained(tmp_path)
+    loaded = load_policy(str(tmp_path), device="cpu")
+    torch.testing.assert_close(loaded.model(ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tini", "unknown model 'tini'"),
+        ("./nowhere", "no model folder at ./nowhere"),
+        ("a/b/c", "no model folder at a/b/c"),
+    ],
+)
+def test_unknown_models(name: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        resolve_model(name)
+
+
+def test_a_folder_without_config_or_weights(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"no weights.*safetensors"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(ModelError, match="cannot load the model"):
+        load_policy(str(tmp_path))
+
+
+def test_smollm2_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPLORL_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match="explorl models fetch smollm2-135m"):
+        resolve_model("smollm2-135m")
