@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from explorl.rollout.attention import attending
 from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
+from explorl.rollout.fused import Fusion
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
@@ -57,6 +58,7 @@ class Decoder:
         self.cache = cache_type(layers, plan.slots, plan.tokens, self.state, self.prompts)
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
+        self._fusion = Fusion(model, layers[0].dtype, use_kernels)
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
 
     def drop_graphs(self) -> None:
@@ -64,8 +66,8 @@ class Decoder:
         self._pool = None
 
     def fused(self) -> AbstractContextManager[None]:
-        """Replaces small operations of the model by fused ones, where there are any for this device."""
-        return nullcontext()
+        """Replaces small operations of the model by fused ones."""
+        return self._fusion()
 
     # Prompts
 

@@ -1,0 +1,169 @@
+"""Replaces small operations of a model's layers by fused ones while the engine runs.
+
+A decode step is hundreds of tiny operations whose launch costs more than their work. Norms, rotary embeddings and gated
+activations are recognised by what their modules look like, and replaced only where, on random input, the replacement
+gives what the module gives. Everything else of the model runs as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Replacement = tuple[Any, str, Callable[..., Any]]
+"""An object, the name of one of its functions, and what takes its place."""
+
+
+def _close(got: Any, want: Any) -> bool:
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-10}
+    return all(
+        g.shape == w.shape
+        and g.dtype == w.dtype
+        and float((g - w).abs().max()) <= tolerance.get(w.dtype, 2e-2) * max(1.0, float(w.abs().max()))
+        for g, w in pairs
+    )
+
+
+def _agree(old: Callable[..., Any], new: Callable[..., Any], *inputs: Tensor) -> bool:
+    """Whether the new function can take the place of the old one."""
+    try:
+        with torch.no_grad():
+            return _close(new(*inputs), old(*inputs))
+    except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
+        return False
+
+
+class Fusion:
+    """The replacements for one model, found once and put in place for the time of a call."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, use_kernels: bool) -> None:
+        self.dtype, self.use_kernels = dtype, use_kernels
+        self.device = next(model.parameters()).device
+        self.generator = torch.Generator(self.device).manual_seed(0)
+        self.replacements: list[Replacement] = []
+        verdicts: dict[Any, Callable[[nn.Module], Callable[..., Any]] | None] = {}
+        for module in model.modules():
+            if "forward" in module.__dict__:
+                continue  # somebody else has replaced it
+            for look in (self._norm, self._gate):
+                make = look(module, verdicts)
+                if make is not None:
+                    self.replacements.append((module, "forward", make(module)))
+        if use_kernels:
+            self._rotary(model)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        before = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in self.replacements]
+        try:
+            for owner, name, new in self.replacements:
+                setattr(owner, name, new)
+            yield
+        finally:
+            for owner, name, old in before:
+                if old is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, old)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, device=self.device, dtype=torch.float32).to(self.dtype)
+
+    # RMS norms
+
+    def _norm(self, module: nn.Module, verdicts: dict[Any, Any]) -> Any:
+        weight = getattr(module, "weight", None)
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or not isinstance(eps, float):
+            return None
+        if not type(module).__name__.endswith("RMSNorm"):
+            return None
+        kind = type(module), len(weight), weight.dtype
+        if kind not in verdicts:
+            x = self._random(3, 1, len(weight)) * 3
+            makers = (self._rms_maker(shift, first) for shift in (0.0, 1.0) for first in (True, False))
+            verdicts[kind] = next((make for make in makers if _agree(module.forward, make(module), x)), None)
+        return verdicts[kind]
+
+    def _rms_maker(self, shift: float, round_first: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
+        if self.use_kernels:
+            from explorl.rollout.triton_fused import rms_norm
+
+            return lambda module: (
+                lambda hidden_states: rms_norm(hidden_states, module.weight, _eps(module), shift, round_first)
+            )
+
+        def plain(module: Any) -> Callable[[Tensor], Tensor]:
+            eps, shape = _eps(module), (len(module.weight),)
+            if shift:
+                return lambda hidden_states: torch.rms_norm(hidden_states, shape, module.weight + shift, eps)
+            return lambda hidden_states: torch.rms_norm(hidden_states, shape, module.weight, eps)
+
+        return plain
+
+    # Gated activations
+
+    def _gate(self, module: nn.Module, verdicts: dict[Any, Any]) -> Any:
+        parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+        if not all(isinstance(part, nn.Module) for part in parts) or not callable(getattr(module, "act_fn", None)):
+            return None
+        width = getattr(parts[0], "in_features", None)
+        kind = type(module), width, type(module.act_fn)
+        if kind not in verdicts:
+            x = self._random(3, 1, width or 1)
+            makers = (self._gate_maker(gelu) for gelu in (False, True))
+            verdicts[kind] = next((make for make in makers if _agree(module.forward, make(module), x)), None)
+        return verdicts[kind]
+
+    def _gate_maker(self, gelu: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
+        if self.use_kernels:
+            from explorl.rollout.triton_fused import gated
+
+            return lambda module: lambda x: module.down_proj(gated(module.gate_proj(x), module.up_proj(x), gelu))
+
+        def plain(module: Any) -> Callable[[Tensor], Tensor]:
+            def forward(x: Tensor) -> Tensor:
+                gate = module.gate_proj(x)
+                gate = nn.functional.gelu(gate, approximate="tanh") if gelu else nn.functional.silu(gate, inplace=True)
+                return module.down_proj(gate.mul_(module.up_proj(x)))
+
+            return forward
+
+        return plain
+
+    # Rotary embeddings
+
+    def _rotary(self, model: nn.Module) -> None:
+        from explorl.rollout.triton_fused import rotary
+
+        sources = {type(module).__module__ for module in model.modules()}
+        for source in sorted(sources):
+            code = sys.modules.get(source)
+            old = getattr(code, "apply_rotary_pos_emb", None)
+            if old is None:
+                continue
+
+            def new(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, _old: Any = old, **kwargs: Any) -> Any:
+                one = q.shape[2] == 1 and cos.shape[-1] == q.shape[-1] and cos.shape[0] in (1, len(q))
+                if args or kwargs or not one:
+                    return _old(q, k, cos, sin, *args, **kwargs)
+                return rotary(q, k, cos, sin)
+
+            inputs = (
+                self._random(3, 4, 1, 16),
+                self._random(3, 2, 1, 16),
+                self._random(3, 1, 16),
+                self._random(3, 1, 16),
+            )
+            if _agree(old, new, *inputs):
+                self.replacements.append((code, "apply_rotary_pos_emb", new))
+
+
+def _eps(module: Any) -> float:
+    return float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))

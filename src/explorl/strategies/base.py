@@ -72,7 +72,7 @@ class StepState:
 
 Sampling = Mapping[str, Sequence[float]]
 """Sampling parameters by name, one value a row: ``temperature``, ``top_p``, ``top_k``, ``min_p``,
-``repetition_penalty``, ``bottom_p``, ``bottom_p_frequency``."""
+``repetition_penalty``, ``bottom_p``, ``bottom_p_frequency``, ``bottom_p_per_sequence`` (0 or 1)."""
 
 
 @dataclass(frozen=True)

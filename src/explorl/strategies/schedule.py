@@ -29,8 +29,9 @@ class Schedule:
         if self.shape not in ("linear", "cosine", "step"):
             raise ValueError(f"unknown shape of a schedule: {self.shape!r}; use linear, cosine or step")
         for name in ("begin", "to"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"a schedule's values must be finite: {name} is {getattr(self, name)}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"a schedule's values must be finite numbers: {name} is {value!r}")
 
     def __call__(self, step: int) -> float:
         x = min(max((step - self.start) / self.steps, 0.0), 1.0)

@@ -27,7 +27,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from explorl.metrics.tokens import branching_factor, token_entropy
-from explorl.strategies import Batch, StepState, Strategy, build_all, warn_inert
+from explorl.strategies import Batch, ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import overrides
 from explorl.training.shaping import Shaped, shape
 
@@ -43,7 +43,7 @@ class ExplorationTrainer(GRPOTrainer):
     Args:
         strategies: `Strategy` objects, names ("ppl_shaping") or mappings ({"ppl_shaping": {"alpha": 0.02}}), in the
             order in which they act.
-        on_rollouts: called on the main process with the step and the columns of each generation batch.
+        on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
 
     All other arguments are those of `GRPOTrainer`. The loss types are grpo, bnpo, dr_grpo and dapo.
     """
@@ -86,6 +86,8 @@ class ExplorationTrainer(GRPOTrainer):
         reused = args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps
         for warning in warn_inert(self.strategies, reused=reused):
             self._warn(warning)
+        if self.beta == 0.0 and any(isinstance(strategy, ReferenceReset) for strategy in self.strategies):
+            self._warn("reference_reset empties only the optimizer's state: beta is 0; set it above 0, say to 0.001")
         self._on_rollouts = on_rollouts
         self._gathered_rewards: Tensor | None = None
         self._mean_reward = math.nan
@@ -123,7 +125,7 @@ class ExplorationTrainer(GRPOTrainer):
             batch = self._gathered_batch(output, inputs, rewards)
             self._apply(shape(self.strategies, batch), output, batch)
         if self._on_rollouts is not None and self.accelerator.is_main_process:
-            self._on_rollouts(self.state.global_step, self._rollout_columns(output))
+            self._on_rollouts(self.state.global_step + 1, self._rollout_columns(output))
         return output
 
     def _rewards(self) -> Tensor:
@@ -354,9 +356,9 @@ class ExplorationTrainer(GRPOTrainer):
 
     # ---------------------------------------------------------------- what strategies may do after a step
     def reset_reference(self) -> None:
-        """π_ref ← π_θ."""
-        if self.beta == 0.0:
-            raise ValueError("there is no reference to reset: beta is 0; set it above 0, say to 0.001")
+        """π_ref ← π_θ; nothing to do where β = 0."""
+        if self.beta == 0.0:  # no reference is in use
+            return
         model = self.accelerator.unwrap_model(self.model)
         self._load_reference(model.state_dict() if self.ref_model is not None else _adapter_weights(model, "default"))
         self._reference_moved = True

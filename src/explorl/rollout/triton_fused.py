@@ -1,0 +1,111 @@
+"""Small operations of a decoder layer as one Triton kernel each: RMS norm, rotary embedding, gated activation."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x, weight, out, columns, eps, shift, WIDTH: tl.constexpr, ROUND: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    inside = at < columns
+    value = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / columns + eps)
+    if ROUND:
+        value = value.to(out.dtype.element_ty).to(tl.float32)
+    value *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + shift
+    tl.store(out + row * columns + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, shift: float, round_first: bool) -> Tensor:
+    """x / sqrt(mean x² + eps) · (weight + shift); ``round_first`` rounds before the weight is applied, as Llama does."""
+    x = x.contiguous()
+    columns = x.shape[-1]
+    out = torch.empty_like(x)
+    width = triton.next_power_of_2(columns)
+    _rms_norm_kernel[(x.numel() // columns,)](
+        x, weight, out, columns, eps, shift, WIDTH=width, ROUND=round_first, num_warps=min(8, max(1, width // 256))
+    )
+    return out
+
+
+@triton.jit
+def _rotate(x, out, cos, sin, x_head, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr):
+    head = tl.arange(0, HEADS)[:, None]
+    at = tl.arange(0, PAD)[None, :]
+    inside = (head < heads) & (at < HALF)
+    first = tl.load(x + head * x_head + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x + head * x_head + HALF + at, mask=inside, other=0.0).to(tl.float32)
+    cos_1 = tl.load(cos + at, mask=at < HALF, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
+    sin_1 = tl.load(sin + at, mask=at < HALF, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
+    to = out + head * (2 * HALF) + at
+    tl.store(to, (first * cos_1 - second * sin_1).to(out.dtype.element_ty), mask=inside)
+    tl.store(to + HALF, (second * cos_2 + first * sin_2).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotary_kernel(
+    query, key, cos, sin, query_out, key_out,
+    query_row, query_head, key_row, key_head, angle_row, query_heads, key_heads,
+    QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    cos += row * angle_row
+    sin += row * angle_row
+    size: tl.constexpr = 2 * HALF
+    _rotate(
+        query + row * query_row, query_out + row * query_heads * size, cos, sin, query_head, query_heads,
+        QUERY_HEADS, HALF, PAD,
+    )  # fmt: skip
+    _rotate(
+        key + row * key_row, key_out + row * key_heads * size, cos, sin, key_head, key_heads, KEY_HEADS, HALF, PAD
+    )  # fmt: skip
+
+
+def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding (halves rotated against each other) of one token a row, (rows, heads, 1, size)."""
+    rows, query_heads, _, size = query.shape
+    key_heads = key.shape[1]
+    query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
+    cos, sin = cos.expand(rows, 1, size), sin.expand(rows, 1, size)
+    query_out = torch.empty(rows, query_heads, 1, size, dtype=query.dtype, device=query.device)
+    key_out = torch.empty(rows, key_heads, 1, size, dtype=key.dtype, device=key.device)
+    _rotary_kernel[(rows,)](
+        query, key, cos, sin, query_out, key_out,
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1), cos.stride(0), query_heads, key_heads,
+        QUERY_HEADS=triton.next_power_of_2(query_heads), KEY_HEADS=triton.next_power_of_2(key_heads), HALF=size // 2,
+        PAD=triton.next_power_of_2(size // 2), num_warps=2,
+    )  # fmt: skip
+    return query_out, key_out
+
+
+@triton.jit
+def _gate_kernel(gate, up, out, size, BLOCK: tl.constexpr, GELU: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        act = x * tl.sigmoid(2.0 * inner)
+    else:
+        act = x * tl.sigmoid(x)
+    act = act.to(out.dtype.element_ty).to(tl.float32)
+    value = act * tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
+    """silu(gate) · up, or gelu(gate) · up in the tanh approximation."""
+    gate, up = gate.contiguous(), up.contiguous()
+    out = torch.empty_like(gate)
+    size = gate.numel()
+    _gate_kernel[(triton.cdiv(size, 1024),)](gate, up, out, size, BLOCK=1024, GELU=gelu, num_warps=4)
+    return out
