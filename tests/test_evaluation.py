@@ -47,6 +47,8 @@ def evaluation_of(correct: list[list[bool]]) -> Evaluation:
         "well_formed": [True] * 8,
         "tokens": [4] * 8,
         "finish_reason": ["stop"] * 7 + ["length"],
+        "entropy": [0.5] * 4 + [1.0] * 4,
+        "branching": [None] * 8,
     }
     return Evaluation("task", "model", "plain", 4, SamplingParams(), ["a", "b"], rows)
 
@@ -61,6 +63,8 @@ def test_scores_worked_by_hand() -> None:
     summary = result.summary()
     assert summary["truncated"] == 0.125
     assert summary["mean_tokens"] == 4
+    assert summary["entropy"] == 0.75
+    assert summary["branching"] is None
     assert summary["pass_at_k"]["4"]["mean"] == 0.5
 
 
@@ -84,6 +88,25 @@ def test_the_tiny_policy_is_evaluated_the_same_for_a_seed(tiny: Policy, tmp_path
     table = pq.read_table(tmp_path / "result.parquet").to_pydict()
     assert table["completion"] == first.rows["completion"]
     assert json.loads((tmp_path / "result.json").read_text())["samples"] == 3
+
+
+def test_the_engine_and_generate_agree(tiny: Policy) -> None:
+    """Greedy text is the same; sampled accuracy is the same within the intervals."""
+    task = get_task("countdown-mini")
+    problems = task.problems("holdout", limit=64)
+    for how in (
+        protocol("plain", samples=1, temperature=0.0, max_tokens=48),
+        protocol("deng", samples=4, max_tokens=48),
+    ):
+        ours = evaluate(tiny, task, problems, how)
+        theirs = evaluate(tiny, task, problems, how, engine="generate", batch_size=256)
+        if how.sampling.temperature == 0:
+            assert ours.rows["completion"] == theirs.rows["completion"]
+        assert ours.pass_at(1).low <= theirs.pass_at(1).high
+        assert theirs.pass_at(1).low <= ours.pass_at(1).high
+        assert ours.summary()["entropy"] > 0
+        assert ours.summary()["branching"] >= 1
+        assert theirs.summary()["entropy"] is None
 
 
 def test_greedy_repeats_itself(tiny: Policy) -> None:

@@ -10,6 +10,9 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
+# Threads that sleep while they wait: on a busy computer, spinning ones make a small model many times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import typer
 import yaml
 from rich.console import Console
@@ -131,7 +134,9 @@ def evaluate(
     top_k: Annotated[int | None, typer.Option()] = None,
     repetition_penalty: Annotated[float | None, typer.Option()] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest completion.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences sampled at a time.", min=1)] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Sequences sampled at a time; as memory allows.", min=1)
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     seed: Annotated[int, typer.Option()] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for the completions (parquet) and the summary.")] = None,

@@ -71,7 +71,7 @@ class RolloutSettings(Section):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     max_tokens: Count = 1024
-    engine: Literal["generate", "vllm"] = "generate"
+    engine: Literal["explorl", "generate", "vllm"] = "explorl"
 
 
 class TrainingSettings(Section):
@@ -149,7 +149,8 @@ class EvaluationSettings(Section):
     """null is the protocol's own number."""
     every: Annotated[int, Field(ge=0)] = 0
     """Evaluate each so many training steps; 0 only where asked."""
-    batch_size: Count = 64
+    batch_size: Count | None = None
+    """Sequences sampled at a time; null is what fits into memory."""
 
 
 class Config(Section):

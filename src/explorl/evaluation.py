@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from explorl.metrics import Interval, Table, bootstrap_mean, pass_at_k
 from explorl.models import Policy
-from explorl.rollout import reference
-from explorl.rollout.sampling import SamplingParams
+from explorl.rollout import Engine, Rollout, SamplingParams, reference
 from explorl.store import write_json, write_parquet
 from explorl.tasks import Problem, Task, opens_think
 
@@ -87,13 +86,23 @@ class Evaluation:
             "well_formed": float(np.mean(self.rows["well_formed"])),
             "truncated": float(np.mean([reason == "length" for reason in self.rows["finish_reason"]])),
             "mean_tokens": float(np.mean(self.rows["tokens"])),
+            "entropy": self._token_mean("entropy"),
+            "branching": self._token_mean("branching"),
         }
+
+    def _token_mean(self, measure: str) -> float | None:
+        """Mean over all sampled tokens; None where it was not recorded."""
+        values, tokens = self.rows[measure], self.rows["tokens"]
+        return None if None in values else float(np.average(values, weights=tokens))
 
     def table(self) -> Table:
         """pass@k with intervals, and what the completions look like."""
         summary = self.summary()
         rows: list[list[Any]] = [[f"pass@{k}", self.pass_at(k)] for k in self.ks]
-        rows += [[name.replace("_", " "), summary[name]] for name in ("well_formed", "truncated", "mean_tokens")]
+        rows += [
+            [name.replace("_", " "), summary[name]]
+            for name in ("well_formed", "truncated", "mean_tokens", "entropy", "branching")
+        ]
         title = (
             f"{self.model} on {self.task}: {len(self.problem_ids)} problems × {self.samples} samples, {self.protocol}"
         )
@@ -133,10 +142,14 @@ def evaluate(
     name: str = "custom",
     template: str | None = None,
     seed: int = 0,
-    batch_size: int = 64,
+    batch_size: int | None = None,
+    engine: Literal["explorl", "generate"] = "explorl",
     on_progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Draws `how.samples` completions of each problem and verifies them."""
+    """Draws `how.samples` completions of each problem, `batch_size` at a time, and verifies them.
+
+    `engine="generate"` samples by `model.generate`, the reference; it records neither entropy nor branching factor.
+    """
     if not problems:
         raise ValueError(f"there are no problems to evaluate {policy.name} on; ask task {task.name} for 1 or more")
     prompts = [task.prompt(problem, template) for problem in problems]
@@ -147,14 +160,26 @@ def evaluate(
         if longest >= context:
             raise ValueError(f"a prompt of {longest} tokens does not fit into the context of {policy.name}: {context}")
         params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))
-    completions = reference.generate(
-        policy.model, policy.tokenizer, prompts, how.samples, params, batch_size=batch_size, on_batch=on_progress
-    )
+    completions: Sequence[Rollout | reference.Completion]
+    if engine == "explorl":
+        tick = None if on_progress is None else lambda _: on_progress(1)
+        sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
+        completions = sampler.generate(prompts, how.samples, params, on_finish=tick).check()
+    else:
+        completions = reference.generate(
+            policy.model,
+            policy.tokenizer,
+            prompts,
+            how.samples,
+            params,
+            batch_size=batch_size or 64,
+            on_batch=on_progress,
+        )
     rows: dict[str, list[Any]] = {
         key: []
         for key in (
             "problem", "sample", "prompt", "completion", "tokens", "finish_reason",
-            "correct", "well_formed", "answer", "error",
+            "correct", "well_formed", "answer", "error", "entropy", "branching",
         )
     }  # fmt: skip
     for completion in completions:
@@ -164,7 +189,13 @@ def evaluate(
             problem.id, completion.sample_index, prompt if isinstance(prompt, str) else prompt[-1]["content"],
             completion.text, len(completion.token_ids), completion.finish_reason,
             verdict.correct, verdict.well_formed, verdict.answer, verdict.error,
+            _mean(completion, "entropy"), _mean(completion, "branching"),
         )  # fmt: skip
         for key, value in zip(rows, values, strict=True):
             rows[key].append(value)
     return Evaluation(task.name, policy.name, name, how.samples, how.sampling, [p.id for p in problems], rows)
+
+
+def _mean(completion: Rollout | reference.Completion, measure: str) -> float | None:
+    values = getattr(completion, measure, None)
+    return None if values is None or len(values) == 0 else float(values.float().mean())

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from explorl.config import Config, load_config
 from explorl.evaluation import Evaluation, evaluate, protocol
-from explorl.metrics import Interval, Table, paired_difference
+from explorl.metrics import Cell, Interval, Table, paired_difference
 from explorl.models import load_policy
 from explorl.report.figures import learning_curves
 from explorl.report.page import write_page
@@ -86,7 +86,6 @@ def _evaluate(
             protocol("plain", samples=samples, max_tokens=64),
             name="plain",
             seed=seed,
-            batch_size=1024,
             on_progress=lambda done: progress.update(bar, advance=done),
         )
     result.save(folder / "evaluations", name.replace(" ", "-").replace("+", "and").lower())
@@ -97,7 +96,7 @@ def table(result: Result) -> Table:
     """Scores of the start and the arms, with the gains over the start."""
     ks = sorted(next(iter(result.gains.values())))
     columns = ["", *(f"pass@{k}" for k in ks), *(f"gain in pass@{k}" for k in ks)]
-    rows: list[list[object]] = []
+    rows: list[list[Cell]] = []
     for name, evaluation in result.evaluations.items():
         gains = [result.gains[name][k] if name in result.gains else None for k in ks]
         rows.append([name, *(evaluation.pass_at(k) for k in ks), *gains])

@@ -64,15 +64,18 @@ def random_inputs(*, beta: float, reused: bool, tools: bool) -> dict[str, Any]:
     ],
     ids=lambda extra: "-".join(extra) or "plain",
 )
-def test_loss_and_every_gradient(make_trainer: Callable[..., Any], loss_type: str, beta: float, extra: Any) -> None:
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_loss_and_every_gradient(
+    make_trainer: Callable[..., Any], loss_type: str, beta: float, extra: Any, packed: bool
+) -> None:
     stock = make_trainer(GRPOTrainer, loss_type=loss_type, beta=beta, **extra)
-    ours = make_trainer(ExplorationTrainer, loss_type=loss_type, beta=beta, options={"strategies": []}, **extra)
+    ours = make_trainer(ExplorationTrainer, loss_type=loss_type, beta=beta, options={"packed": packed}, **extra)
     for reused in (False, True):
         for tools in (False, True):
             inputs = random_inputs(beta=beta, reused=reused, tools=tools)
             expected, expected_gradients = loss_and_gradients(stock, dict(inputs))
             loss, gradients = loss_and_gradients(ours, dict(inputs))
-            torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
             assert gradients.keys() == expected_gradients.keys()
             for name, gradient in gradients.items():
                 error = (gradient - expected_gradients[name]).norm() / expected_gradients[name].norm()
@@ -81,13 +84,13 @@ def test_loss_and_every_gradient(make_trainer: Callable[..., Any], loss_type: st
         stock._metrics["train"].keys() - {"clip_ratio/low_min", "clip_ratio/high_max"} == ours._metrics["train"].keys()
     )
     for name, values in ours._metrics["train"].items():
-        assert values == pytest.approx(stock._metrics["train"][name], rel=1e-5, abs=1e-7), name
+        assert values == pytest.approx(stock._metrics["train"][name], rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.parametrize(("loss_type", "beta"), [("dapo", 0.0), ("grpo", 0.04)])
 def test_training_gives_the_same_weights(make_trainer: Callable[..., Any], loss_type: str, beta: float) -> None:
     weights = []
-    for cls, options in ((GRPOTrainer, {}), (ExplorationTrainer, {"strategies": []})):
+    for cls, options in ((GRPOTrainer, {}), (ExplorationTrainer, {"engine": "generate", "packed": False})):
         trainer = make_trainer(cls, loss_type=loss_type, beta=beta, num_iterations=2, max_steps=4, options=options)
         trainer.train()
         weights.append(dict(trainer.model.state_dict()))

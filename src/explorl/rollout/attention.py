@@ -149,22 +149,21 @@ def partial_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attention to some of the keys, and the log of the sum of exponentials that joins it with the others."""
-    if cap is None and query.device.type == "cpu":
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return flash(query, key, value, attn_mask=bias, scale=scale)
-    scores = (query @ key.transpose(-1, -2)).float() * scale
+    scores = torch.matmul(query * scale, key.transpose(-1, -2)).float()
     if cap is not None:
-        scores = torch.tanh(scores / cap) * cap
+        scores = scores.div_(cap).tanh_().mul_(cap)
     if bias is not None:
-        scores = scores + bias
-    total = torch.logsumexp(scores, -1)
-    return torch.exp(scores - total[..., None]).to(value.dtype) @ value, total
+        scores = scores.add_(bias)
+    highest = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(highest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    out = torch.matmul(weights.to(value.dtype), value) / total.to(value.dtype)
+    return out, highest.add_(total.log_())
 
 
 def join(first: Tensor, first_total: Tensor, second: Tensor, second_total: Tensor) -> Tensor:
     """Attention to all keys from that to two disjoint sets of them."""
-    share = torch.sigmoid(second_total - first_total)[..., None].to(first.dtype)
-    return torch.lerp(first, second, share)
+    return torch.lerp(first, second, torch.sigmoid(second_total - first_total).to(first.dtype))
 
 
 def causal_attention(

@@ -224,7 +224,7 @@ class SlotCache(_Base):
             prompt_key = prompt_key[: grouping.entries, :, : grouping.length]
             prompt_value = prompt_value[: grouping.entries, :, : grouping.length]
             theirs, total = partial_attention(grouping.gather(query), prompt_key, prompt_value, bias, scale, cap)
-            theirs, total = grouping.scatter(theirs, rows), grouping.scatter(total[..., None], rows)[..., 0]
+            theirs, total = grouping.scatter(theirs, rows), grouping.scatter(total, rows)
         return join(own, own_total, theirs, total).reshape(rows, 1, heads, value.shape[-1])
 
     def _own_bias(self, window: int | None) -> Tensor | None:

@@ -27,7 +27,8 @@ LENGTH_BUCKET = 256
 
 def keeps_logits(model: nn.Module) -> bool:
     """Whether the model can be asked for the last position's logits alone."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    wrapped: Any = model
+    base = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
     return "logits_to_keep" in inspect.signature(base.forward).parameters
 
 
@@ -123,20 +124,29 @@ class Decoder:
         key = (rows, length, active)
         graph = self.graphs.get(key)
         if graph is None:
-            graph = self.graphs[key] = self._capture(rows, length, active)
+            try:
+                graph = self.graphs[key] = self._capture(rows, length, active)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                logger.warning("this model cannot be captured as a CUDA graph (%s); decoding step by step", error)
+                self.use_graphs = False
+                return self._step(rows, length, False, active)
         graph.replay()
 
     def _capture(self, rows: int, length: int, active: Active) -> torch.cuda.CUDAGraph:
         logger.info("capturing a graph for %d rows, %d columns, %s", rows, length, active)
         # The warm-up compiles kernels and makes library handles. It decodes for real, so the rows are put back after
         # it; what it wrote into the cache and the records is what the replay will write again.
-        before = self.state.ints.clone()
+        kept = [tensor for tensor in (self.state.ints, self.state.seen) if tensor is not None]
+        before = [tensor.clone() for tensor in kept]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
                 self._step(rows, length, False, active)
-                self.state.ints.copy_(before)
+                for tensor, old in zip(kept, before, strict=True):
+                    tensor.copy_(old)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

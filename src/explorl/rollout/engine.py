@@ -7,6 +7,7 @@ optimizer step the next call samples from the new policy.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -129,12 +130,11 @@ class Engine:
             raise ValueError(f"use_graphs needs a CUDA device and the model is on {device}; leave it None")
         itemsize = self.layers[0].dtype.itemsize
         config = self._config()
-        different = {tuple(prompt) for prompt in requests.prompts}
         plan = make_plan(
             self.layers,
             requests=len(requests),
-            prompts=len(different),
-            prompt_tokens=max(len(prompt) for prompt in different),
+            prompts=len(requests.different),
+            prompt_tokens=max(len(prompt) for prompt in requests.different),
             tokens=int(requests.rows["max_tokens"].max()),
             vocab=self.vocab,
             logit_bytes=itemsize if kernels else 16 + itemsize,
@@ -167,29 +167,24 @@ class Engine:
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
     def _eos(self) -> tuple[int, ...]:
-        """The tokens that end a completion: the generation config's, else the tokenizer's."""
+        """Every token that the model or its tokenizer declares to end a completion."""
         ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         if ids is None:
-            ids = getattr(self.tokenizer, "eos_token_id", None)
-        if ids is None:
             ids = getattr(self._config(), "eos_token_id", None)
-        if ids is None:
-            return ()
-        return (int(ids),) if isinstance(ids, int) else tuple(int(token) for token in ids)
+        found = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+        own = getattr(self.tokenizer, "eos_token_id", None)
+        return tuple(dict.fromkeys(int(token) for token in [*found, *([] if own is None else [own])]))
 
 
 def _have_kernels(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("triton") is not None
 
 
 def model_signature(model: nn.Module) -> tuple[Any, ...]:
-    """Changes when a captured graph would read the wrong memory or leave an adapter out; not when weights are updated."""
+    """Changes where a captured graph would read the wrong memory or adapter; not where weights are updated in place."""
+    modules: list[Any] = list(model.modules())
     tensors = tuple((t.data_ptr(), t.dtype) for t in (*model.parameters(), *model.buffers()))
     adapters = tuple(
         (
@@ -198,7 +193,7 @@ def model_signature(model: nn.Module) -> tuple[Any, ...]:
             tuple(module.merged_adapters),
             tuple(getattr(module, "scaling", {}).items()),
         )
-        for module in model.modules()
+        for module in modules
         if hasattr(module, "merged_adapters")
     )
-    return tensors, adapters, tuple(id(module) for module in model.modules())
+    return tensors, adapters, tuple(id(module) for module in modules)

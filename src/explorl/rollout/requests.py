@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,16 @@ class Requests:
     def __len__(self) -> int:
         return len(self.prompts) * self.n
 
-    def prompt(self, request: int) -> list[int]:
-        return self.prompts[request // self.n]
+    @cached_property
+    def different(self) -> list[list[int]]:
+        """The prompts without repetitions: each is computed once."""
+        return [list(prompt) for prompt in dict.fromkeys(tuple(prompt) for prompt in self.prompts)]
+
+    @cached_property
+    def which(self) -> list[int]:
+        """Index in ``different`` of each request's prompt."""
+        index = {tuple(prompt): i for i, prompt in enumerate(self.different)}
+        return [index[tuple(prompt)] for prompt in self.prompts for _ in range(self.n)]
 
 
 def prepare(
@@ -75,7 +84,7 @@ def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
 
 def _tokens(index: int, prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, str):
-        return _encode(tokenizer, prompt, special=True)
+        return _encode(tokenizer, prompt, special=getattr(tokenizer, "bos_token", None) is not None)
     if isinstance(prompt, Mapping):
         raise ValueError(f"prompt {index} is one chat message; give a list of messages")
     items = list(prompt)

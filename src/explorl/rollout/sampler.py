@@ -102,7 +102,7 @@ def draw(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> D
     branching = branching_count(policy, probs)
 
     if active.temperature:
-        policy = torch.log_softmax(warp_temperature(scores, reals[TEMPERATURE].float()), -1)
+        policy = torch.log_softmax(warp_temperature(scores, reals[TEMPERATURE]), -1)
     sampled = policy
     if active.warps:
         sampled = torch.log_softmax(_warp(scores, policy, state, rows, active), -1)
@@ -113,7 +113,7 @@ def draw(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> D
         greedy = reals[TEMPERATURE] == 0
         best = scores
         if active.repetition and state.seen is not None:
-            best = warp_repetition(scores, state.seen[:rows], reals[REPETITION].float())
+            best = warp_repetition(scores, state.seen[:rows], reals[REPETITION])
         token = torch.where(greedy, best.argmax(-1), token)
     token = torch.where(broken, 0, token)
     logp = policy.gather(-1, token[:, None])[:, 0]
@@ -128,9 +128,9 @@ def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Activ
     warped = policy
     if active.repetition:
         assert state.seen is not None
-        warped = warp_repetition(scores, state.seen[:rows], reals[REPETITION].float())
+        warped = warp_repetition(scores, state.seen[:rows], reals[REPETITION])
         if active.temperature:
-            warped = warp_temperature(warped, reals[TEMPERATURE].float())
+            warped = warp_temperature(warped, reals[TEMPERATURE])
     if active.top_k:
         warped = warp_top_k(warped, ints[TOP_K])
     if active.top_p:

@@ -164,18 +164,20 @@ class Active:
 
 
 def _column(value: Rows, logits: Logits) -> Tensor:
-    return torch.as_tensor(value, device=logits.device).expand(logits.shape[0])[:, None]
+    # Not as_tensor: a copy from the host cannot be part of a CUDA graph.
+    column = value if isinstance(value, Tensor) else torch.full((1,), value, device=logits.device)
+    return column.expand(logits.shape[0])[:, None]
 
 
 def warp_repetition(logits: Logits, seen: Bool[Tensor, "rows vocab"], penalty: Rows) -> Logits:
     """Makes tokens of the prompt and the completion so far less likely (Keskar et al. 2019)."""
-    factor = _column(penalty, logits)
+    factor = _column(penalty, logits).to(logits.dtype)
     return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
 
 
 def warp_temperature(logits: Logits, temperature: Rows) -> Logits:
     """logits / τ; rows at τ = 0 (greedy) stay as they are."""
-    tau = _column(temperature, logits)
+    tau = _column(temperature, logits).to(logits.dtype)
     return logits / torch.where(tau == 0, 1.0, tau)
 
 

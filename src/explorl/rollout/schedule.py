@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,12 +63,14 @@ class Schedule:
         """Tokens sampled by each row, as of the last look."""
         self.checked = np.zeros(slots, dtype=np.int64)
         """Tokens of each row that were searched for stop strings."""
-        self.lengths = np.repeat([len(prompt) - 1 for prompt in requests.prompts], requests.n)
+        self.lengths = np.array([len(requests.different[prompt]) - 1 for prompt in requests.which])
         """Tokens in the prompt entry of each request."""
         self.regroup = True
+        self.spoiled_rows: set[int] = set()
+        self.spoiled_entries: set[int] = set()
         self.keys = request_keys(requests.seed, range(len(requests)))
-        self.stored: dict[tuple[int, ...], int] = {}
-        """Entry of each prompt that is kept."""
+        self.stored: dict[int, int] = {}
+        """Entry of each prompt that is kept, by its index in ``requests.different``."""
         self.entry = np.full(slots, -1)
         """Prompt entry of each row, −1 where there is none."""
 
@@ -83,58 +85,58 @@ class Schedule:
             if not self.waiting:
                 self._compact(rows)
         decoder.state.ints[STATUS] = IDLE
+        self._clean(set(self.spoiled_rows), set(self.spoiled_entries))
         return [rollout for rollout in self.results if rollout is not None]
 
     # Admission
 
     def _admit(self) -> None:
         free = np.flatnonzero(self.owner < 0)
-        if not self.waiting or len(free) == 0:
-            return
         if self.kind == "cpu" and len(free) < min(len(self.waiting), max(1, self.slots // 16)):
             return  # a few idle rows cost less than starting them one by one
-        taken: list[int] = []
-        while self.waiting and len(taken) < len(free):
-            prompt = tuple(self.requests.prompt(self.waiting[0]))
-            if prompt not in self.stored and (taken or not self._prefill()):
-                break
-            taken.append(self.waiting.popleft())
-        if taken:
+        while self.waiting and len(free):
+            if self.requests.which[self.waiting[0]] not in self.stored and not self._prefill():
+                return
+            taken: list[int] = []
+            while self.waiting and len(taken) < len(free) and self.requests.which[self.waiting[0]] in self.stored:
+                taken.append(self.waiting.popleft())
             self._start(free[: len(taken)], taken)
-            self._admit()
+            free = free[len(taken) :]
 
     def _prefill(self) -> bool:
-        """Computes the next different prompts that are waited for, as many as there is room for."""
+        """Computes the next prompts that are waited for, as many as there is room for; False where there is none."""
         used = set(self.entry[self.entry >= 0].tolist())
-        idle = {prompt: entry for prompt, entry in self.stored.items() if entry not in used}
+        idle = {prompt for prompt, entry in self.stored.items() if entry not in used}
         room = self.decoder.plan.entries - len(self.stored) + len(idle)
-        chosen: dict[tuple[int, ...], None] = {}
+        wanted: dict[int, None] = {}
         for request in self.waiting:
-            prompt = tuple(self.requests.prompt(request))
-            if idle.pop(prompt, None) is not None:
+            prompt = self.requests.which[request]
+            if prompt in idle:
+                idle.remove(prompt)
                 room -= 1
             elif prompt not in self.stored:
-                chosen[prompt] = None
-            if len(chosen) >= room:
+                wanted[prompt] = None
+            if len(wanted) >= room:
                 break
-        prompts = list(chosen)[: max(0, room)]
+        prompts = list(wanted)[: max(0, room)]
         if not prompts:
             return False
         for prompt in idle:
             del self.stored[prompt]
         taken = set(self.stored.values())
         entries = [entry for entry in range(self.decoder.plan.entries) if entry not in taken][: len(prompts)]
+        self._clean((), entries)
         self.stored.update(zip(prompts, entries, strict=True))
-        self.decoder.prefill(entries, prompts)
+        self.decoder.prefill(entries, [self.requests.different[prompt] for prompt in prompts])
         return True
 
     def _start(self, rows: np.ndarray, requests: Sequence[int]) -> None:
         decoder, device = self.decoder, self.decoder.device
-        prompts = [self.requests.prompt(request) for request in requests]
+        prompts = [self.requests.different[self.requests.which[request]] for request in requests]
         values = self.requests.rows
         index = np.asarray(requests)
-        offsets = np.array([len(prompt) - 1 for prompt in prompts])
-        entries = np.array([self.stored[tuple(prompt)] for prompt in prompts])
+        offsets = self.lengths[index]
+        entries = np.array([self.stored[self.requests.which[request]] for request in requests])
         fields = {
             TOKEN: np.array([prompt[-1] for prompt in prompts]),
             POSITION: offsets,
@@ -149,6 +151,7 @@ class Schedule:
         ints = np.stack([np.broadcast_to(fields[i], len(rows)) for i in range(len(fields))])
         reals = np.stack([values[name][index] for name in STATE_REALS])
         where = torch.from_numpy(rows).to(device)
+        self._clean(rows.tolist())
         decoder.state.admit(where, torch.from_numpy(ints), torch.from_numpy(reals))
         if self.active.repetition:
             decoder.state.remember(where, prompts)
@@ -194,8 +197,8 @@ class Schedule:
         reals = state.out_reals[:, where, :longest].cpu()
         broken = [row for row in done if status[row] == BROKEN]
         if broken:
-            self.decoder.cache.clear(torch.tensor(broken, device=self.decoder.device))
-            self._forget(broken)
+            self.spoiled_rows.update(int(row) for row in broken)
+            self.spoiled_entries.update(int(entry) for entry in self.entry[broken])
         for i, row in enumerate(done):
             length = cut.get(int(row), int(self.steps[row]))
             self._finish(int(self.owner[row]), int(status[row]), ints[:, i, :length], reals[:, i, :length])
@@ -204,11 +207,16 @@ class Schedule:
         self.steps[done] = 0
         self.regroup = True
 
-    def _forget(self, rows: Sequence[int]) -> None:
-        """Zeroes the prompt entries of broken rows: NaN in padding would spread to whoever gets them next."""
-        entries = {int(entry) for entry in self.entry[list(rows)]}
-        self.decoder.prompts.clear(torch.tensor(sorted(entries), device=self.decoder.device))
-        self.stored = {prompt: entry for prompt, entry in self.stored.items() if entry not in entries}
+    def _clean(self, rows: Iterable[int], entries: Iterable[int] = ()) -> None:
+        """Zeroes memory that holds NaN before anyone else uses it: a masked NaN would still spread."""
+        for cache, spoiled, wanted in (
+            (self.decoder.cache, self.spoiled_rows, set(rows)),
+            (self.decoder.prompts, self.spoiled_entries, set(entries)),
+        ):
+            dirty = sorted(spoiled & wanted)
+            if dirty:
+                cache.clear(torch.tensor(dirty, device=self.decoder.device))
+                spoiled.difference_update(dirty)
 
     def _finish(self, request: int, status: int, ints: torch.Tensor, reals: torch.Tensor) -> None:
         prompt, sample = divmod(request, self.requests.n)
@@ -238,7 +246,7 @@ class Schedule:
     def _find_stops(self, busy: np.ndarray, status: np.ndarray) -> dict[int, int]:
         """Marks rows whose text holds a stop string as stopped; the number of tokens up to its end for each."""
         found: dict[int, int] = {}
-        # A stop string of c characters can have begun c tokens back, or more where tokens are empty or half a character.
+        # A stop string of c characters can have begun c tokens back, or more where tokens hold less than a character.
         overlap = max(len(text) for text in self.stop) + 8
         tokens = self.decoder.state.out_ints[0, : len(status), : int(self.steps.max())].cpu()
         for row in busy:
@@ -273,6 +281,7 @@ class Schedule:
         target = np.setdiff1d(np.arange(count), busy)
         device = self.decoder.device
         length = int(self.steps[source].max())
+        self._clean(target.tolist())
         here, there = torch.from_numpy(source).to(device), torch.from_numpy(target).to(device)
         self.decoder.cache.move(here, there, length)
         self.decoder.state.move(here, there, length)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
 """Decode attention as a Triton kernel: one query a row, against its prompt's entry and its own slot.
 
 One program handles one row and one key/value head for all query heads that share it, so each key and value is read
@@ -187,7 +188,7 @@ def decode_attention(
     cap: float | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size), and the write of its key and value.
+    """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size); writes its key and value too.
 
     ``own_key`` (slots, kv heads, columns, size) holds what each row has sampled, ``prompt_key`` (entries, kv heads,
     columns, size) the prompts; ``ints`` is `State.ints`, which says where each row stands.
@@ -209,7 +210,8 @@ def decode_attention(
     _decode_kernel[(rows, kv_heads, splits)](
         query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, acc, best, total,
         scale, cap or 1.0, window or 0, ints.stride(0),
-        query.stride(0), query.stride(1), new_key.stride(0), new_key.stride(1), new_value.stride(0), new_value.stride(1),
+        query.stride(0), query.stride(1), new_key.stride(0), new_key.stride(1),
+        new_value.stride(0), new_value.stride(1),
         own_key.stride(0), own_key.stride(1), own_value.stride(0), own_value.stride(1),
         prompt_key.stride(0), prompt_key.stride(1), prompt_value.stride(0), prompt_value.stride(1),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
 """Small operations of a decoder layer as one Triton kernel each: RMS norm, rotary embedding, gated activation."""
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, shift: float, round_first: bool) -> Tensor:
-    """x / sqrt(mean x² + eps) · (weight + shift); ``round_first`` rounds before the weight is applied, as Llama does."""
+    """x / sqrt(mean x² + eps) · (weight + shift); ``round_first`` rounds before the weight, as Llama does."""
     x = x.contiguous()
     columns = x.shape[-1]
     out = torch.empty_like(x)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
 """The whole sampling step as one Triton kernel: statistics, warpers, draw, records and the row's next fields.
 
 One program handles one row and reads its logits a few times from the second-level cache instead of writing

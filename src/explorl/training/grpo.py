@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,8 +27,10 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from explorl.metrics.tokens import branching_factor, token_entropy
+from explorl.rollout import Engine, PaddedRollouts, SamplingParams
 from explorl.strategies import Batch, ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import overrides
+from explorl.training.packed import packed_logps
 from explorl.training.shaping import Shaped, shape
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
@@ -43,12 +45,20 @@ class ExplorationTrainer(GRPOTrainer):
     Args:
         strategies: `Strategy` objects, names ("ppl_shaping") or mappings ({"ppl_shaping": {"alpha": 0.02}}), in the
             order in which they act.
+        engine: what samples: "explorl" (`explorl.rollout.Engine`), "generate" (`model.generate`) or "vllm" (TRL's own
+            path). None is vllm where `args.use_vllm` says so, TRL's path for tools, environments, a `rollout_func` of
+            your own or weights that are sharded over processes, and else "explorl".
+        packed: compute log-probabilities without padding. None is yes, but for gradient checkpointing.
         on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
 
     All other arguments are those of `GRPOTrainer`. The loss types are grpo, bnpo, dr_grpo and dapo.
     """
 
     _tag_names = ["explorl", "trl", "grpo"]  # noqa: RUF012 (TRL's own attribute)
+    rollout_func: Any
+    _records: PaddedRollouts | None
+    _old_logps: Tensor | None
+    _row_temperature: Tensor | None
     epsilon_low: float
     epsilon_high: float
     entropy_coef: float
@@ -62,6 +72,8 @@ class ExplorationTrainer(GRPOTrainer):
         args: GRPOConfig | None = None,
         *more: Any,
         strategies: Sequence[StrategyLike] = (),
+        engine: Literal["explorl", "generate", "vllm"] | None = None,
+        packed: bool | None = None,
         on_rollouts: Callable[[int, dict[str, list[Any]]], None] | None = None,
         **options: Any,
     ) -> None:
@@ -75,11 +87,13 @@ class ExplorationTrainer(GRPOTrainer):
         _refuse_unsupported(args)
         for strategy in self.strategies:
             strategy.check(num_generations=args.num_generations)
-            if overrides(strategy, "sampling"):
-                raise ValueError(f"{strategy.name} changes how tokens are sampled, which model.generate cannot do")
+        if engine == "vllm":
+            args.use_vllm = True
         if "train_dataset" in options:
             options["train_dataset"] = self._ordered(options["train_dataset"], args)
         super().__init__(model, reward_funcs, args, *more, **options)
+        self._use_engine(engine)
+        self._packed = not args.gradient_checkpointing if packed is None else packed
 
         if self.aux_loss_enabled:
             raise ValueError("the router's auxiliary loss of a mixture of experts is not supported; set it to 0")
@@ -89,11 +103,33 @@ class ExplorationTrainer(GRPOTrainer):
         if self.beta == 0.0 and any(isinstance(strategy, ReferenceReset) for strategy in self.strategies):
             self._warn("reference_reset empties only the optimizer's state: beta is 0; set it above 0, say to 0.001")
         self._on_rollouts = on_rollouts
+        self._forget_rollout()
         self._gathered_rewards: Tensor | None = None
         self._mean_reward = math.nan
         self._reference_moved = False
         if any(overrides(strategy, "after_step") for strategy in self.strategies):
             self.add_callback(_AfterStep(self))
+
+    def _use_engine(self, engine: str | None) -> None:
+        """Hangs the engine on TRL's `rollout_func`, unless something else samples."""
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        own = self.rollout_func is not None or bool(self.tools) or self.environment_factories is not None
+        if engine is None:
+            elsewhere = self.use_vllm or self.use_transformers_continuous_batching or own or sharded
+            engine = "generate" if elsewhere else "explorl"
+        self._engine: Engine | None = None
+        if engine == "explorl":
+            if own or sharded:
+                raise ValueError(
+                    "engine='explorl' has no tools, environments, rollout_func or sharded weights; use None"
+                )
+            self._engine = Engine(self.model, self._tokenizer)
+            self.rollout_func = self._rollout
+        for strategy in self.strategies:
+            if overrides(strategy, "sampling") and self._engine is None:
+                raise ValueError(
+                    f"{strategy.name} changes how each row is sampled; use engine='explorl', not {engine!r}"
+                )
 
     def _warn(self, message: str) -> None:
         if self.accelerator.is_main_process:
@@ -111,14 +147,85 @@ class ExplorationTrainer(GRPOTrainer):
         return dataset
 
     # ---------------------------------------------------------------- sample, reward, record, shape
+    def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Samples through the engine; TRL calls it with each prompt once for every sample."""
+        assert self._engine is not None
+        options: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        if self.model.training:
+            texts = [prompt_text(prompt) for prompt in prompts]
+            for strategy in self.strategies:
+                options.update(strategy.sampling(texts))
+        if any(options.pop("bottom_p_per_sequence", [])):
+            options["bottom_p_per"] = "sequence"
+        params = SamplingParams(**options, max_tokens=self.max_completion_length, stop_token_ids=self.eos_token_ids)
+        rollouts = self._engine.generate(prompts, 1, params).check()
+        device = self.accelerator.device
+        self._records = rollouts.padded(self._tokenizer.pad_token_id, device)
+        rows = torch.as_tensor(options["temperature"], dtype=torch.float32, device=device).expand(len(prompts))
+        self._row_temperature = None if (rows == self.temperature).all() else rows
+        # TRL asks for log π_old where a batch is reused; what was recorded in float32 is just that.
+        exact = self.model.dtype == torch.float32 and not self.args.bf16 and not self.args.fp16
+        reused = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
+        self._old_logps = self._records.logps if exact and reused and self.model.training else None
+        return {
+            "prompt_ids": rollouts.prompt_ids,
+            "completion_ids": [rollout.token_ids for rollout in rollouts],
+            "logprobs": [rollout.sampling_logps.tolist() for rollout in rollouts],
+        }
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        temperature: Tensor | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Packed, at each row's own temperature; TRL's padded pass where neither is wanted."""
+        if self._old_logps is not None and model is self.model and not torch.is_grad_enabled():
+            recorded, self._old_logps = _padded_to(self._old_logps, logits_to_keep), None
+            return recorded, None, None
+        if temperature is None and not torch.is_grad_enabled():
+            temperature = self._row_temperature
+        if not self._packed and temperature is None:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
+            )
+        parts = []
+        for rows in torch.arange(len(input_ids), device=input_ids.device).split(batch_size or len(input_ids)):
+            with self.accelerator.autocast():
+                parts.append(
+                    packed_logps(
+                        model,
+                        input_ids[rows],
+                        attention_mask[rows],
+                        logits_to_keep,
+                        temperature=None if temperature is None else temperature[rows],
+                    )
+                )
+        return torch.cat([logps for logps, _ in parts]), torch.cat([entropy for _, entropy in parts]), None
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         self._gathered_rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._gathered_rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._forget_rollout()
         output = super()._generate_and_score_completions(inputs)
+        self._old_logps = None
         if not self.model.training:
             return output
+        if self._row_temperature is not None:
+            output["row_temperature"] = self._row_temperature
         rewards = self._rewards()
         self._mean_reward = rewards.nanmean().item()
         if self.strategies:
@@ -127,6 +234,9 @@ class ExplorationTrainer(GRPOTrainer):
         if self._on_rollouts is not None and self.accelerator.is_main_process:
             self._on_rollouts(self.state.global_step + 1, self._rollout_columns(output))
         return output
+
+    def _forget_rollout(self) -> None:
+        self._records = self._old_logps = self._row_temperature = None
 
     def _rewards(self) -> Tensor:
         """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""
@@ -137,11 +247,19 @@ class ExplorationTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _record(self, output: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """log π at the sampling temperature, entropy and branching factor at 1, of every completion token."""
+        """log π at the sampling temperature, entropy and branching factor at 1, of every completion token.
+
+        The engine has recorded them while sampling; after `model.generate` or vLLM it takes a pass over the batch.
+        """
+        if self._records is not None:
+            length = output["completion_ids"].size(1)
+            values = (self._records.logps, self._records.entropy, self._records.branching.float())
+            logps, entropy, branching = (_padded_to(value, length) for value in values)
+            return logps, entropy, branching
         input_ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         attention_mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         length = output["completion_ids"].size(1)
-        logps, entropy, branching = [], [], []
+        parts = []
         for rows in torch.arange(len(input_ids)).split(self.args.per_device_train_batch_size):
             with self.accelerator.autocast():
                 logits = self.model(
@@ -149,10 +267,10 @@ class ExplorationTrainer(GRPOTrainer):
                 ).logits[:, :-1]
             logits = logits.float()
             tokens = output["completion_ids"][rows].unsqueeze(-1)
-            logps.append(torch.log_softmax(logits / self.temperature, dim=-1).gather(-1, tokens).squeeze(-1))
-            entropy.append(token_entropy(logits))
-            branching.append(branching_factor(logits).to(logits.dtype))
-        return torch.cat(logps), torch.cat(entropy), torch.cat(branching)
+            own = torch.log_softmax(logits / self.temperature, dim=-1).gather(-1, tokens).squeeze(-1)
+            parts.append((own, token_entropy(logits), branching_factor(logits).to(logits.dtype)))
+        logps, entropy, branching = (torch.cat(values) for values in zip(*parts, strict=True))
+        return logps, entropy, branching
 
     def _gathered_batch(self, output: Mapping[str, Any], inputs: list[dict[str, Any]], rewards: Tensor) -> Batch:
         """The generation batch of all processes."""
@@ -180,7 +298,11 @@ class ExplorationTrainer(GRPOTrainer):
             rewards=rewards.nan_to_num(0.0),
             group=torch.arange(len(rewards), device=rewards.device) // self.num_generations,
             truncated=self.accelerator.gather(truncated),
-            temperature=torch.full_like(rewards, self.temperature),
+            temperature=(
+                torch.full_like(rewards, self.temperature)
+                if self._row_temperature is None
+                else self.accelerator.gather(self._row_temperature)
+            ),
             step=self.state.global_step,
             prompts=gather_object([prompt_text(row["prompt"]) for row in inputs]),
         )
@@ -202,7 +324,7 @@ class ExplorationTrainer(GRPOTrainer):
             output["clip_low"], output["clip_high"] = (bound[here, :length] for bound in shaped.clip)
         if any(overrides(strategy, "penalty") for strategy in self.strategies):
             output["recorded_entropy"] = batch.entropy[here, :length]
-            for name in ("rewards", "group", "truncated", "temperature"):
+            for name in ("rewards", "group", "truncated"):
                 output[f"row_{name}"] = getattr(batch, name)[here]
             for name, tensor in shaped.kept.items():
                 output[f"kept/{name}"] = tensor[here, :length]
@@ -232,7 +354,9 @@ class ExplorationTrainer(GRPOTrainer):
             torch.cat([inputs["prompt_mask"], completion_mask], dim=1),
             completion_ids.size(1),
             compute_entropy=True,
+            temperature=inputs.get("row_temperature"),
         )
+        assert entropies is not None
         mask = inputs.get("loss_mask", _counted(inputs))
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
@@ -305,7 +429,7 @@ class ExplorationTrainer(GRPOTrainer):
             rewards=inputs["row_rewards"],
             group=inputs["row_group"],
             truncated=inputs["row_truncated"],
-            temperature=inputs["row_temperature"],
+            temperature=inputs.get("row_temperature", torch.full_like(inputs["row_rewards"], self.temperature)),
             step=self.state.global_step,
         )
         terms = []
@@ -448,6 +572,11 @@ def _counted(inputs: Mapping[str, Any]) -> Tensor:
     """1 on completion tokens that the policy wrote: no padding, no tool output."""
     mask: Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+def _padded_to(values: Tensor, length: int) -> Tensor:
+    """Zeros on the right up to `length`, which TRL may round up."""
+    return torch.nn.functional.pad(values, (0, length - values.size(1)))
 
 
 def _adapter_weights(model: Any, adapter: str) -> dict[str, Tensor]:

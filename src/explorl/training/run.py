@@ -53,7 +53,6 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         min_p=rollout.min_p or None,
         repetition_penalty=rollout.repetition_penalty,
         max_completion_length=rollout.max_tokens,
-        use_vllm=rollout.engine == "vllm",
         remove_unused_columns=False,
         logging_steps=1,
         save_steps=training.checkpoint_every,
@@ -101,6 +100,7 @@ def run_grpo(
             processing_class=policy.tokenizer,
             peft_config=lora,
             strategies=config.strategies,
+            engine=config.rollout.engine,
             on_rollouts=save_rollouts,
             callbacks=callbacks,
         )

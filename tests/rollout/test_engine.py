@@ -1,0 +1,328 @@
+"""The engine against `model.generate` and against teacher-forced forward passes, on the CPU in float32."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
+
+from .models import BUILDERS, EOS, VOCAB, build, prompts
+
+TINY = SamplingParams(max_tokens=12, seed=5)
+
+
+def generated(model: Any, ids: list[list[int]], tokens: int, **options: Any) -> list[list[int]]:
+    """`model.generate` of left-padded prompts, cut after the end-of-sequence token."""
+    longest = max(len(prompt) for prompt in ids)
+    out = model.generate(
+        torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in ids]),
+        attention_mask=torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in ids]),
+        generation_config=GenerationConfig(max_new_tokens=tokens, eos_token_id=EOS, pad_token_id=0, **options),
+    )[:, longest:].tolist()
+    return [row[: row.index(EOS) + 1] if EOS in row else row for row in out]
+
+
+def forced(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """Logits of each completion token from one forward pass over the whole sequence."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + completion])).logits[0].double()
+    return logits[len(prompt) - 1 : -1]
+
+
+def check_records(model: Any, rollouts: Rollouts, temperature: float = 1.0) -> None:
+    for rollout in rollouts:
+        logits = forced(model, rollouts.prompt_ids[rollout.prompt_index], rollout.token_ids)
+        picked = torch.tensor(rollout.token_ids)[:, None]
+        logp = (logits / temperature).log_softmax(-1).gather(1, picked)[:, 0]
+        probs = logits.softmax(-1)
+        entropy = -(probs * logits.log_softmax(-1)).sum(-1)
+        ranked = probs.sort(-1, descending=True).values.cumsum(-1)
+        torch.testing.assert_close(rollout.logps.double(), logp, atol=1e-4, rtol=0)
+        torch.testing.assert_close(rollout.entropy.double(), entropy, atol=1e-4, rtol=0)
+        assert torch.equal(rollout.branching, (ranked < 0.95).sum(-1) + 1)
+        assert len(rollout.logps) == len(rollout.sampling_logps) == len(rollout.token_ids)
+
+
+def same_tokens(first: Rollouts, second: Rollouts) -> bool:
+    return [r.token_ids for r in first] == [r.token_ids for r in second]
+
+
+# Against generate and a forward pass
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_greedy_equals_generate(name: str) -> None:
+    model = build(name)
+    ids = prompts()
+    rollouts = Engine(model).generate(ids, 2, SamplingParams(temperature=0, max_tokens=24))
+    want = generated(model, ids, 24, do_sample=False)
+    assert [r.token_ids for r in rollouts] == [row for row in want for _ in range(2)]
+    assert all(bool((r.sampling_logps == 0).all()) for r in rollouts)
+    check_records(model, rollouts)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_records_equal_a_teacher_forced_pass(name: str) -> None:
+    model = build(name)
+    rollouts = Engine(model, batch_size=4).generate(prompts(), 3, SamplingParams(max_tokens=20, seed=1))
+    check_records(model, rollouts)
+    assert len({tuple(r.token_ids) for r in rollouts}) == len(rollouts)
+    for rollout in rollouts:
+        torch.testing.assert_close(rollout.sampling_logps, rollout.logps)
+        stopped = rollout.token_ids[-1] == EOS
+        assert rollout.finish_reason == ("stop" if stopped else "length")
+        assert stopped or len(rollout) == 20
+
+
+def test_repetition_penalty_equals_generate(llama: Any) -> None:
+    ids = prompts()
+    params = SamplingParams(temperature=0, repetition_penalty=1.4, max_tokens=20)
+    rollouts = Engine(llama).generate(ids, 1, params)
+    # `generate` counts padding as seen, so each prompt goes alone.
+    want = [generated(llama, [prompt], 20, do_sample=False, repetition_penalty=1.4)[0] for prompt in ids]
+    assert [r.token_ids for r in rollouts] == want
+
+
+def test_log_q_is_that_of_the_warped_distribution(llama: Any) -> None:
+    from explorl.rollout.sampling import warp_bottom_p, warp_top_p
+
+    params = SamplingParams(temperature=1.5, top_p=0.9, bottom_p=0.9, max_tokens=10, seed=2)
+    rollouts = Engine(llama).generate(prompts(), 2, params)
+    check_records(llama, rollouts, temperature=1.5)
+    for rollout in rollouts:
+        logits = forced(llama, rollouts.prompt_ids[rollout.prompt_index], rollout.token_ids).float() / 1.5
+        warped = warp_bottom_p(warp_top_p(logits, 0.9), 0.9).log_softmax(-1)
+        want = warped.gather(1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(rollout.sampling_logps, want, atol=1e-4, rtol=0)
+
+
+# Scheduling
+
+
+def test_batch_size_changes_no_token(llama: Any) -> None:
+    ids = prompts((4, 11, 1, 20))
+    warped = SamplingParams(
+        temperature=[0.7, 1.0, 2.0, 0.0], top_p=0.95, bottom_p=0.95, bottom_p_frequency=0.5, max_tokens=12, seed=9
+    )
+    for params in (TINY, warped):
+        runs = [Engine(llama, batch_size=size).generate(ids, 6, params) for size in (1, 7, 64)]
+        assert same_tokens(runs[0], runs[1])
+        assert same_tokens(runs[0], runs[2])
+        assert [(r.prompt_index, r.sample_index) for r in runs[1]] == [(i, j) for i in range(4) for j in range(6)]
+        assert same_tokens(runs[1], Engine(llama, batch_size=7).generate(ids, 6, params))
+    assert not same_tokens(runs[0], Engine(llama).generate(ids, 6, replace(params, seed=10)))
+
+
+def test_one_value_a_row_does_what_the_scalar_does(llama: Any) -> None:
+    ids = prompts((6, 6, 6))
+    per_row = Engine(llama).generate(
+        ids, 2, SamplingParams(temperature=[0.5, 1.0, 2.0], top_k=[0, 3, 0], max_tokens=[5, 9, 5, 9, 5, 9], seed=3)
+    )
+    for i, (temperature, top_k) in enumerate([(0.5, 0), (1.0, 3), (2.0, 0)]):
+        scalar = Engine(llama).generate(
+            ids, 2, SamplingParams(temperature=temperature, top_k=top_k, max_tokens=9, seed=3)
+        )
+        for j, limit in enumerate((5, 9)):
+            assert per_row[2 * i + j].token_ids == scalar[2 * i + j].token_ids[:limit]
+
+
+def test_rows_are_refilled_and_the_order_is_kept(llama: Any) -> None:
+    ids = prompts((3, 8, 5, 2))
+    limits = [1, 17, 2, 9, 30, 1, 1, 4, 12, 3, 8, 25]
+    finished: list[Rollout] = []
+    params = SamplingParams(max_tokens=limits, stop_token_ids=(), seed=1)
+    engine = Engine(llama, batch_size=3)
+    rollouts = engine.generate(ids, 3, params, on_finish=finished.append)
+    assert [len(r) for r in rollouts] == limits
+    assert [r.request for r in rollouts] == list(range(12))
+    assert {r.finish_reason for r in rollouts} == {"length"}
+    assert finished[0].request in (0, 2)
+    assert sorted(r.request for r in finished) == list(range(12))
+    assert [r.request for r in finished] != list(range(12))
+    assert same_tokens(rollouts, Engine(llama).generate(ids, 3, params))
+    check_records(llama, rollouts)
+
+
+def test_equal_prompts_are_computed_once(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from explorl.rollout.decoder import Decoder
+
+    computed: list[int] = []
+    original = Decoder.prefill
+
+    def counting(self: Decoder, entries: Any, ids: Any) -> None:
+        computed.append(len(ids))
+        original(self, entries, ids)
+
+    monkeypatch.setattr(Decoder, "prefill", counting)
+    ids = prompts((6, 9))
+    repeated = Engine(llama).generate([ids[0], ids[0], ids[1], ids[0]], 1, TINY)
+    assert sum(computed) == 2
+    check_records(llama, repeated)
+    computed.clear()
+    check_records(llama, Engine(llama, batch_size=1).generate([ids[0], ids[1], ids[0]], 2, TINY))
+    assert sum(computed) <= 3
+
+
+def test_the_engine_is_used_again(llama: Any) -> None:
+    engine = Engine(llama)
+    first = engine.generate(prompts(), 2, TINY)
+    decoder = engine._decoder
+    engine.generate(prompts((2, 4), seed=8), 1, SamplingParams(max_tokens=5, seed=1, repetition_penalty=1.2))
+    assert engine._decoder is decoder  # smaller calls use the same memory
+    assert same_tokens(first, engine.generate(prompts(), 2, TINY))
+    engine.generate(prompts((60,)), 2, SamplingParams(max_tokens=40))
+    assert engine._decoder is not decoder
+    engine.release()
+    assert same_tokens(first, engine.generate(prompts(), 2, TINY))
+
+
+def test_a_seed_of_none_follows_torch(llama: Any) -> None:
+    engine = Engine(llama)
+    torch.manual_seed(4)
+    first, second = (engine.generate(prompts(), 1, SamplingParams(max_tokens=8)) for _ in range(2))
+    torch.manual_seed(4)
+    third = engine.generate(prompts(), 1, SamplingParams(max_tokens=8))
+    assert same_tokens(first, third)
+    assert not same_tokens(first, second)
+    assert first.seed == third.seed
+
+
+# Stopping, text
+
+
+def test_stop_tokens(llama: Any) -> None:
+    free = Engine(llama).generate(prompts(), 2, SamplingParams(max_tokens=20, stop_token_ids=(), seed=1))
+    assert all(len(r) == 20 for r in free)
+    chosen = [free[0].token_ids[4], free[3].token_ids[7], *range(80, 90)]
+    stopped = Engine(llama).generate(prompts(), 2, SamplingParams(max_tokens=20, stop_token_ids=chosen, seed=1))
+    for long, short in zip(free, stopped, strict=True):
+        first = next((i for i, token in enumerate(long.token_ids) if token in chosen), None)
+        assert short.token_ids == long.token_ids[: None if first is None else first + 1]
+        assert short.finish_reason == ("length" if first is None else "stop")
+
+
+@pytest.mark.parametrize("batch_size", [3, 64])
+def test_stop_strings(policy: Any, tokenizer: Any, batch_size: int) -> None:
+    ids = ["3 + 4 =", "a", "<think>"]
+    free = Engine(policy, tokenizer).generate(ids, 6, SamplingParams(max_tokens=40, seed=1, stop_token_ids=()))
+    pieces = [tokenizer.decode(rollout.token_ids[i : i + 3]) for rollout, i in ((free[0], 9), (free[5], 14))]
+    stops = (pieces[0][:-1], pieces[1][1:], "never in it")
+    stopped = Engine(policy, tokenizer, batch_size=batch_size).generate(
+        ids, 6, SamplingParams(max_tokens=40, seed=1, stop_token_ids=(), stop=stops)
+    )
+    hits = 0
+    for long, short in zip(free, stopped, strict=True):
+        texts = [tokenizer.decode(long.token_ids[:end]) for end in range(41)]
+        end = next((end for end, text in enumerate(texts) if any(stop in text for stop in stops)), None)
+        assert short.token_ids == long.token_ids[:end]
+        assert short.finish_reason == ("length" if end is None else "stop")
+        assert len(short.logps) == len(short.token_ids)
+        hits += end is not None
+    assert hits >= 2
+
+
+def test_prompts_of_every_kind(policy: Any, tokenizer: Any) -> None:
+    engine = Engine(policy, tokenizer)
+    text = "1 + 2"
+    ids = tokenizer(text)["input_ids"]
+    by_text, by_ids = engine.generate([text], 2, TINY), engine.generate([ids], 2, TINY)
+    assert same_tokens(by_text, by_ids)
+    assert by_text.texts == [tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in by_ids]
+    prefixed = engine.generate([text], 2, SamplingParams(max_tokens=12, seed=5, prefix="<think>"))
+    assert prefixed.prompt_ids == [ids + tokenizer("<think>")["input_ids"]]
+    assert same_tokens(prefixed, engine.generate([text + "<think>"], 2, TINY))
+    turns = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    tokenizer.chat_template = turns + "{% if add_generation_prompt %}a:{% endif %}"
+    try:
+        chat = engine.generate([[{"role": "u", "content": text}]], 1, TINY)
+    finally:
+        tokenizer.chat_template = None
+    assert tokenizer.decode(chat.prompt_ids[0]) == "u:1 + 2\na:"
+
+
+def test_rollouts_as_tensors(llama: Any) -> None:
+    rollouts = Engine(llama).generate(prompts(), 2, SamplingParams(max_tokens=[3, 6, 4, 1, 9], stop_token_ids=()))
+    padded = rollouts.padded(pad_token_id=0)
+    assert padded.token_ids.shape == padded.logps.shape == padded.branching.shape == (10, 9)
+    assert padded.mask.sum(-1).tolist() == [3, 3, 6, 6, 4, 4, 1, 1, 9, 9]
+    assert padded.prompt_index.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert bool(padded.truncated.all())
+    assert not padded.logps[~padded.mask].any()
+    assert [len(group) for group in rollouts.by_prompt()] == [2] * 5
+    assert rollouts.by_prompt()[3][1] is rollouts[7]
+    assert rollouts.tokens == 46
+    assert rollouts[0].text == ""
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("ids", "n", "message"),
+    [
+        ([[5, 6], []], 1, "prompt 1 is empty"),
+        ([[5] * 200], 1, "200 tokens and the model's context is 128"),
+        ([[5]], 0, "n is 0"),
+        ([], 1, "prompts is empty"),
+        ([[5, VOCAB]], 1, f"token id {VOCAB}; the model knows ids from 0 to {VOCAB - 1}"),
+        ([[5, -1]], 1, "token id -1"),
+        (["text"], 1, "no tokenizer"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(llama: Any, ids: Any, n: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Engine(llama).generate(ids, n, TINY)
+
+
+def test_bad_settings(llama: Any) -> None:
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        Engine(llama, batch_size=0)
+    with pytest.raises(ValueError, match="memory_budget is -1"):
+        Engine(llama, memory_budget=-1)
+    with pytest.raises(ValueError, match="CUDA device"):
+        Engine(llama, use_graphs=True).generate(prompts(), 1, TINY)
+    with pytest.raises(ValueError, match="no tokenizer; use stop_token_ids"):
+        Engine(llama).generate(prompts(), 1, SamplingParams(stop="x"))
+    with pytest.raises(ValueError, match="stop token 500"):
+        Engine(llama).generate(prompts(), 1, SamplingParams(stop_token_ids=[500]))
+
+
+def test_max_tokens_beyond_the_context_is_shortened(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        params = SamplingParams(max_tokens=50, stop_token_ids=())
+        rollouts = Engine(llama).generate([[5] * 100, [6] * 10], 1, params)
+    assert [len(r) for r in rollouts] == [28, 50]
+    assert "max_tokens of 1 of 2 requests" in caplog.text
+
+
+@pytest.mark.parametrize("batch_size", [2, 5, 64])
+def test_nan_logits_break_only_their_request(batch_size: int, caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(max_tokens=16, stop_token_ids=(), seed=4)
+    healthy = build("llama")
+    want = Engine(healthy).generate(prompts(), 4, params)
+    poison = want[6].token_ids[3]
+    broken = build("llama")
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[poison] = torch.nan
+    engine = Engine(broken, batch_size=batch_size)
+    rollouts = engine.generate(prompts(), 4, params)
+    assert rollouts.errors
+    for good, rollout in zip(want, rollouts, strict=True):
+        poisoned = poison in rollouts.prompt_ids[rollout.prompt_index]
+        length = 0 if poisoned else next((i for i, t in enumerate(good.token_ids[:-1]) if t == poison), 15) + 1
+        assert rollout.token_ids == good.token_ids[:length]
+        if length < 16:
+            assert rollout.finish_reason == "error"
+            assert f"step {length} of request {rollout.request} (prompt {rollout.prompt_index}" in rollout.error
+            assert rollout.error in caplog.text
+    with pytest.raises(RuntimeError, match="not finite"):
+        rollouts.check()
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[poison] = healthy.model.embed_tokens.weight[poison]
+    assert same_tokens(engine.generate(prompts(), 4, params).check(), want)

@@ -1,0 +1,216 @@
+"""The engine inside training: modes, adapters, moving weights, memory, and models it cannot decode."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from explorl.rollout import Engine, SamplingParams
+from explorl.rollout.cache import LayerShape
+from explorl.rollout.fused import Fusion
+from explorl.rollout.plan import make_plan
+
+from .models import GQA, build, prompts
+from .test_engine import check_records, same_tokens
+
+PARAMS = SamplingParams(max_tokens=10, seed=2)
+
+
+def train_once(model: Any, rate: float = 0.05) -> float:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=rate)
+    ids = torch.tensor([prompts()[1]])
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def test_weights_are_read_where_they_are() -> None:
+    model = build("llama")
+    engine = Engine(model)
+    before = engine.generate(prompts(), 2, PARAMS)
+    decoder = engine._decoder
+    train_once(model)
+    after = engine.generate(prompts(), 2, PARAMS)
+    assert engine._decoder is decoder  # updated in place: memory and graphs are kept
+    assert not torch.equal(before[0].entropy[:1], after[0].entropy[:1])
+    check_records(model, after)
+    model.model.layers[0].mlp.up_proj.weight.data = model.model.layers[0].mlp.up_proj.weight.data.clone()
+    check_records(model, engine.generate(prompts(), 2, PARAMS))
+    assert engine._decoder is not decoder  # moved: graphs would read the old place
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = build("llama")
+    quiet = Engine(model).generate(prompts(), 2, PARAMS)
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    model.train()
+    model.model.layers[1].eval()
+    model.gradient_checkpointing_enable()
+    modes = [module.training for module in model.modules()]
+    forwards = [dict(module.__dict__).get("forward") for module in model.modules()]
+    noisy = Engine(model).generate(prompts(), 2, PARAMS)
+    assert same_tokens(quiet, noisy)
+    assert [module.training for module in model.modules()] == modes
+    assert [dict(module.__dict__).get("forward") for module in model.modules()] == forwards
+    assert model.config._attn_implementation == "sdpa"
+    assert all(p.grad is None for p in model.parameters())
+    train_once(model)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_an_error_inside_leaves_the_model_as_it_was() -> None:
+    model = build("llama").train()
+
+    def fail(_: Any) -> None:
+        raise KeyError("callback")
+
+    with pytest.raises(KeyError, match="callback"):
+        Engine(model).generate(prompts(), 2, PARAMS, on_finish=fail)
+    assert all(module.training for module in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+    train_once(model)
+
+
+def test_a_fused_head_of_the_trainer_changes_nothing() -> None:
+    from trl.trainer.utils import add_fused_lm_head
+
+    model = build("llama")
+    plain = Engine(model).generate(prompts(), 2, PARAMS)
+    add_fused_lm_head(model, temperature=0.7)
+    assert same_tokens(plain, Engine(model).generate(prompts(), 2, PARAMS))
+
+
+def test_adapters_are_active() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = build("llama")
+    plain = Engine(base).generate(prompts(), 2, PARAMS)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], lora_dropout=0.3))
+    engine = Engine(model)
+    assert same_tokens(plain, engine.generate(prompts(), 2, PARAMS))  # B starts at 0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    model.train()
+    adapted = engine.generate(prompts(), 2, PARAMS)
+    assert not same_tokens(plain, adapted)
+    model.eval()
+    check_records(model, adapted)
+    with model.disable_adapter():
+        assert same_tokens(plain, engine.generate(prompts(), 2, PARAMS))
+    assert same_tokens(adapted, engine.generate(prompts(), 2, PARAMS))
+    model.merge_adapter()
+    check_records(model, engine.generate(prompts(), 2, PARAMS))
+
+
+def test_half_precision_on_the_cpu() -> None:
+    model = build("qwen3").bfloat16()
+    rollouts = Engine(model).generate(prompts(), 2, PARAMS)
+    assert rollouts[0].logps.dtype == torch.float32
+    for rollout in rollouts:
+        ids = rollouts.prompt_ids[rollout.prompt_index] + rollout.token_ids
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -len(rollout) - 1 : -1].float()
+        want = logits.log_softmax(-1).gather(1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+        assert float((rollout.logps - want).abs().mean()) < 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_replacements_are_found_and_give_the_same(name: str) -> None:
+    model = build(name)
+    fusion = Fusion(model, torch.float32, use_kernels=False)
+    kinds = {type(owner).__name__ for owner, _, _ in fusion.replacements}
+    assert any(kind.endswith("RMSNorm") for kind in kinds)
+    assert any(kind.endswith("MLP") for kind in kinds)
+    ids = torch.tensor([prompts()[4]])
+    with torch.no_grad():
+        plain = model(ids).logits
+        with fusion():
+            torch.testing.assert_close(model(ids).logits, plain, atol=1e-4, rtol=1e-4)
+        assert torch.equal(model(ids).logits, plain)
+
+
+def test_a_module_that_only_looks_like_a_norm_is_left_alone() -> None:
+    class OddRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight
+
+    assert not Fusion(nn.Sequential(OddRMSNorm()), torch.float32, use_kernels=False).replacements
+
+
+# Models that cannot be decoded
+
+
+def test_a_model_outside_the_attention_interface_is_refused() -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    model = MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(TypeError, match=r"use model\.generate"):
+        Engine(model).generate([[5, 6]], 1, PARAMS)
+
+
+# Memory
+
+
+def test_the_plan_is_what_is_allocated(llama: Any) -> None:
+    engine = Engine(llama, batch_size=6)
+    engine.generate(prompts(), 4, PARAMS)
+    plan, decoder = engine.plan, engine._decoder
+    assert plan is not None
+    assert decoder is not None
+    token_bytes = GQA["num_hidden_layers"] * 2 * 2 * 12 * 4
+    assert (plan.slots, plan.tokens, plan.prompt_tokens) == (6, 10, 29)
+    assert plan.cache_bytes == 6 * 10 * token_bytes == sum(b.nbytes for b in decoder.cache.blocks)
+    assert plan.prompt_bytes == plan.entries * 29 * token_bytes == sum(b.nbytes for b in decoder.prompts.blocks)
+    state = decoder.state
+    held = sum(t.nbytes for t in (state.ints, state.reals, state.out_ints, state.out_reals, state.stops))
+    assert plan.work_bytes > held
+    assert plan.bytes == plan.cache_bytes + plan.prompt_bytes + plan.work_bytes
+    assert not plan.split
+
+
+def test_too_large_a_call_is_split_and_says_so_once(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
+    whole = Engine(llama).generate(prompts(), 8, PARAMS)
+    engine = Engine(llama, memory_budget=300_000)
+    with caplog.at_level(logging.WARNING):
+        first, second = (engine.generate(prompts(), 8, PARAMS) for _ in range(2))
+    assert engine.plan is not None
+    assert engine.plan.split
+    assert 1 <= engine.plan.slots < 40
+    assert engine.plan.bytes <= 300_000
+    assert same_tokens(whole, first)
+    assert same_tokens(whole, second)
+    assert len([r for r in caplog.records if "do not fit into memory together" in r.message]) == 1
+
+
+def test_too_small_a_budget_is_an_error(llama: Any) -> None:
+    with pytest.raises(MemoryError, match="the memory budget is 1000"):
+        Engine(llama, memory_budget=1000).generate(prompts(), 1, PARAMS)
+
+
+def test_the_largest_batch_that_fits_is_planned() -> None:
+    layers = [LayerShape(3, 64, 64, torch.bfloat16, torch.device("cpu"))] * 30
+    common = SimpleNamespace(
+        requests=512, prompts=64, prompt_tokens=64, tokens=256, vocab=49152, logit_bytes=2, prefill_bytes=30000
+    )
+    plans = [
+        make_plan(layers, batch_size=None, budget=budget << 20, device=torch.device("cpu"), **vars(common))
+        for budget in (200, 400, 800, 100_000)
+    ]
+    assert [plan.split for plan in plans] == [True, True, True, False]
+    assert plans[0].slots < plans[1].slots < plans[2].slots < plans[3].slots == 256
+    for plan, budget in zip(plans, (200, 400, 800), strict=False):
+        assert 0.95 * (budget << 20) < plan.bytes <= budget << 20

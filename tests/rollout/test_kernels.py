@@ -1,0 +1,186 @@
+"""The Triton kernels against their torch counterparts: on a GPU where there is one, else under Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from explorl.rollout import Engine, SamplingParams, rng
+from explorl.rollout.sampler import sample_step
+from explorl.rollout.sampling import Active
+from explorl.rollout.schedule import STATE_REALS
+from explorl.rollout.state import KEY, LIMIT, OFFSET, POSITION, PROMPT, RUNNING, STATUS, STEP, TOP_K, State
+
+from .models import build, prompts
+
+language = pytest.importorskip("triton.language")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu" and type(language.sum).__name__ != "InterpretedFunction":
+    pytest.skip("no GPU; set TRITON_INTERPRET=1 to run the kernels on the CPU", allow_module_level=True)
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def scalars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6's interpreter keeps scalars as arrays of one element, which NumPy 2.4 no longer turns into an int."""
+    if DEVICE.type == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "window", "cap"),
+    [(9, 3, 64, None, None), (4, 4, 24, 40, None), (4, 2, 32, None, 5.0)],
+)
+def test_decode_attention(heads: int, kv_heads: int, size: int, window: Any, cap: Any, splits: int) -> None:
+    from explorl.rollout.triton_attention import decode_attention
+
+    offsets, columns, entries = [0, 70, 33, 5, 64], [3, 90, 0, 1, 63], [0, 1, 2, 1, 0]
+    rows, capacity, length = len(offsets), 100, 80
+    state = State(rows + 2, 4, 10, DEVICE)
+    state.ints[STATUS, :rows] = RUNNING
+    state.ints[PROMPT, :rows] = torch.tensor(entries, device=DEVICE)
+    state.ints[OFFSET, :rows] = torch.tensor(offsets, device=DEVICE)
+    state.ints[POSITION, :rows] = torch.tensor([o + c for o, c in zip(offsets, columns, strict=True)], device=DEVICE)
+    query = random(rows, heads, 1, size, seed=1)
+    new_key, new_value = random(rows, kv_heads, 1, size, seed=2), random(rows, kv_heads, 1, size, seed=3)
+    own = [random(rows + 2, kv_heads, capacity, size, seed=seed) for seed in (4, 5)]
+    prompt = [random(3, kv_heads, length, size, seed=seed) for seed in (6, 7)]
+    for tensor in own:
+        tensor[:, :, 95:] = torch.nan  # what lies beyond a row's length must not matter
+    out = decode_attention(
+        query, new_key, new_value, *own, *prompt, state.ints, size**-0.5, window, cap, splits=splits
+    )  # fmt: skip
+    assert out.shape == (rows, 1, heads, size)
+    for row in range(rows):
+        assert torch.equal(own[0][row, :, columns[row]], new_key[row, :, 0])
+        assert torch.equal(own[1][row, :, columns[row]], new_value[row, :, 0])
+        seen = [
+            torch.cat([p[entries[row], :, : offsets[row]], o[row, :, : columns[row] + 1]], 1).double()
+            for p, o in zip(prompt, own, strict=True)
+        ]
+        if window is not None:
+            seen = [part[:, -window:] for part in seen]
+        key, value = (part.repeat_interleave(heads // kv_heads, 0) for part in seen)
+        scores = (key @ query[row].double().transpose(-1, -2))[..., 0] * size**-0.5
+        if cap is not None:
+            scores = torch.tanh(scores / cap) * cap
+        want = (scores.softmax(-1)[:, None] @ value)[:, 0]
+        torch.testing.assert_close(out[row, 0].double(), want, atol=1e-5, rtol=1e-5)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": [0.0, 1.0, 0.6, 1.7, 3.0, 1.0]},
+    "truncated": {"top_k": [0, 5, 50, 1, 7, 2000], "top_p": [1.0, 0.9, 0.5, 0.3, 0.99, 0.95], "min_p": 0.02},
+    "bottom": {"top_p": 0.95, "bottom_p": [1.0, 0.9, 0.5, 0.2, 0.99, 0.01], "bottom_p_frequency": 0.7},
+    "repetition": {"repetition_penalty": 1.3, "temperature": 0.8, "bottom_p": 0.8, "bottom_p_per": "sequence"},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_sample_step(name: str, dtype: torch.dtype) -> None:
+    from explorl.rollout.triton_sampling import sample_step_kernel
+
+    vocab, rows = 2500, 6
+    params = SamplingParams(seed=3, **CASES[name])
+    values = params.rows(rows, 1)
+    active = Active.of(params, values)
+    logits = random(rows, vocab, seed=8) * 2
+    if dtype == torch.bfloat16:
+        # The kernel keeps ties at a cut together, so every token gets a logit of its own.
+        distinct = (torch.arange(vocab, device=DEVICE) + 0x3700).to(torch.int16).view(torch.bfloat16)
+        logits = distinct[logits.argsort(-1).argsort(-1)]
+    logits[5, 100] = torch.nan
+    states = []
+    for step in (sample_step, sample_step_kernel):
+        state = State(rows, 4, vocab, DEVICE)
+        state.ints[KEY] = torch.from_numpy(rng.request_keys(1, range(rows))).to(DEVICE)
+        state.ints[TOP_K] = torch.from_numpy(values["top_k"]).to(DEVICE)
+        state.ints[LIMIT] = torch.tensor([4, 2, 4, 4, 4, 4], device=DEVICE)
+        state.ints[STEP, :], state.ints[STATUS] = 1, RUNNING
+        state.ints[STATUS, 4] = 1
+        state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
+        state.set_stops(range(0, 2500, 3) if name == "plain" else [7])
+        if active.repetition:
+            state.remember(torch.arange(rows, device=DEVICE), [[row, 900, 1700] for row in range(rows)])
+        step(logits.to(dtype), state, active)
+        states.append(state)
+    want, got = states
+    assert torch.equal(got.ints, want.ints)
+    assert torch.equal(got.out_ints, want.out_ints)
+    torch.testing.assert_close(got.out_reals, want.out_reals, atol=2e-5, rtol=2e-5)
+    if active.repetition:
+        assert torch.equal(got.seen, want.seen)
+
+
+def test_fused_operations() -> None:
+    from explorl.rollout.triton_fused import gated, rms_norm, rotary
+
+    x, weight = random(5, 1, 48), random(48, seed=1)
+    want = torch.rms_norm(x, (48,), weight + 1, 1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5, 1.0, False), want)
+    up = random(5, 1, 48, seed=2)
+    torch.testing.assert_close(gated(x, up, False), torch.nn.functional.silu(x) * up)
+    torch.testing.assert_close(gated(x, up, True), torch.nn.functional.gelu(x, approximate="tanh") * up)
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    query, key = random(5, 1, 9, 24).transpose(1, 2), random(5, 1, 3, 24, seed=1).transpose(1, 2)
+    cos, sin = random(5, 1, 24, seed=2), random(5, 1, 24, seed=3)
+    for got, expected in zip(rotary(query, key, cos, sin), apply_rotary_pos_emb(query, key, cos, sin), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_the_engine_with_kernels_gives_the_same_tokens(name: str) -> None:
+    model = build(name).to(DEVICE)
+    ids = prompts((3, 11, 1))
+    params = SamplingParams(temperature=[1.0, 0.0, 1.3], top_p=0.9, max_tokens=3, seed=6)
+    plain = Engine(model, use_kernels=False, use_graphs=False).generate(ids, 1, params)
+    fast = Engine(model, use_kernels=True, use_graphs=False, batch_size=2).generate(ids, 1, params)
+    for first, second in zip(plain, fast, strict=True):
+        assert first.token_ids == second.token_ids
+        assert torch.equal(first.branching, second.branching)
+        for key in ("logps", "sampling_logps", "entropy"):
+            torch.testing.assert_close(getattr(first, key), getattr(second, key), atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")
+@pytest.mark.parametrize("kernels", [True, False])
+def test_graphs_give_the_same_tokens_and_follow_the_weights(kernels: bool) -> None:
+    model = build("llama").to(DEVICE)
+    ids = prompts((3, 11, 1, 20, 7))
+    params = SamplingParams(max_tokens=[5, 60, 9, 33, 21] * 4, stop_token_ids=(), seed=6)
+    plain = Engine(model, use_kernels=False, use_graphs=False).generate(ids, 4, params)
+    engine = Engine(model, use_kernels=kernels, batch_size=12)
+    fast = engine.generate(ids, 4, params)
+    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+    decoder = engine._decoder
+    assert decoder is not None
+    graphs = dict(decoder.graphs)
+    assert graphs
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    moved = engine.generate(ids, 4, params)
+    assert engine._decoder is decoder
+    assert all(decoder.graphs[key] is graph for key, graph in graphs.items())
+    again = Engine(model, use_kernels=False, use_graphs=False).generate(ids, 4, params)
+    assert [r.token_ids for r in moved] == [r.token_ids for r in again]

@@ -1,0 +1,178 @@
+"""The documents say what the code does: the strategies' pages are generated, and the tutorial's code runs."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import explorl.strategies as xs
+from explorl.strategies import docs
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "strategies.md"
+TUTORIAL = ROOT / "docs" / "tutorial-strategy.md"
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The code blocks of a language in a document."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+# --- docs/strategies.md -------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == docs.render(written), "run python -m explorl.strategies.docs"
+
+
+@pytest.mark.parametrize("name", xs.REGISTRY)
+def test_every_strategy_has_a_whole_section(name: str) -> None:
+    section = docs.render().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    for part in ("Idea", "What to expect", "When not to", "Source", "Deviations and errata"):
+        text = section.split(f"**{part}.** ")[1].split("\n\n")[0]
+        assert len(text) > 4, part
+        assert text[0] == text[0].upper(), part
+    assert "```text\n" in section
+    entry = next(entry for entry in xs.describe() if entry["name"] == name)
+    for word in re.findall(r"\w+", entry["docs"].partition("\n\n")[2]):
+        assert word.lower() in section.lower()
+    for parameter in entry["hyperparameters"]:
+        row = next(line for line in section.splitlines() if line.startswith(f"| `{parameter['name']}` |"))
+        assert ("required" if parameter["required"] else repr(parameter["default"])) in row
+
+
+def test_comments_beside_fields_are_the_notes() -> None:
+    assert "| `k` | `int \\| Schedule` | required | at most half of the generations of a prompt is a good rule |" in (
+        docs.render()
+    )
+    assert "| `direction` | `1 \\| -1` | `1` | −1 favours high perplexity, the paper's losing arm |" in docs.render()
+
+
+def test_the_examples_of_the_page_build_the_same_strategies() -> None:
+    composed, scheduled = blocks(PAGE, "yaml")
+    names, schedule = blocks(PAGE, "python")
+    scope: dict[str, object] = {}
+    exec(names, scope)
+    assert xs.build_all(yaml.safe_load(composed)["strategies"]) == scope["strategies"]
+    assert xs.build_all(yaml.safe_load(scheduled)) == [eval(schedule, scope)]
+
+
+def test_measured_effects_are_kept() -> None:
+    page = docs.render().replace(docs.NOT_YET, "| strategy | entropy |\n| --- | --- |\n| egsw | 1.5 ± 0.1 |")
+    assert "egsw | 1.5 ± 0.1" in docs.render(page)
+    assert docs.render(page) == page
+    assert docs.render(docs.render()) == docs.render()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [docs.BEGIN + "numbers", "numbers" + docs.END, docs.END + docs.BEGIN, 2 * (docs.BEGIN + "numbers" + docs.END)],
+    ids=["no end", "no begin", "reversed", "twice"],
+)
+def test_broken_marks_never_lose_numbers(page: str) -> None:
+    with pytest.raises(ValueError, match="must stand between"):
+        docs.render(page)
+
+
+def test_the_command_writes_and_checks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    docs.write(page)
+    assert page.read_text(encoding="utf-8") == docs.render()
+    docs.write(page, check=True)
+    page.write_text(docs.render().replace("0.28", "0.29"), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(f"docs --path {page}")):
+        docs.write(page, check=True)
+    command = [sys.executable, "-m", "explorl.strategies.docs", "--path", str(page), "--check"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"{page} is not what the docstrings say")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+
+
+# --- docs/tutorial-strategy.md ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def my_pkg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tutorial's package, saved as the tutorial says."""
+    package = tmp_path / "my_pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "concise.py").write_text(blocks(TUTORIAL, "python")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("my_pkg", "my_pkg.concise"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    return package
+
+
+def test_the_tutorial_is_short() -> None:
+    assert len(blocks(TUTORIAL, "python")[0].splitlines()) < 40
+
+
+def test_the_tutorials_case_by_hand(my_pkg: Path) -> None:
+    exec(blocks(TUTORIAL, "python")[1], {})
+
+
+def test_the_tutorials_config_loads_by_import_path(my_pkg: Path) -> None:
+    from explorl.config import Config
+
+    (text,) = blocks(TUTORIAL, "yaml")
+    settings = Config(**yaml.safe_load(text))
+    concise, clip = xs.build_all(settings.strategies)
+    assert type(concise).__module__ == "my_pkg.concise"
+    assert concise.alpha == xs.Schedule(0.0, 0.2, start=100, steps=200)
+    assert clip == xs.ClipHigher()
+    with pytest.raises(ValueError, match=r"concise: alpha is 0\.7"):
+        Config(strategies=[{"my_pkg.concise:Concise": {"alpha": 0.7}}])
+    points = tomllib.loads(blocks(TUTORIAL, "toml")[0])["project"]["entry-points"]["explorl.strategies"]
+    assert xs.find(points["concise"]) is type(concise)
+
+
+@pytest.mark.filterwarnings("ignore:clip_higher does nothing")
+@pytest.mark.parametrize("loaded", ["as an object", "by import path"])
+def test_the_tutorials_strategy_trains(my_pkg: Path, small_policy: Path, tmp_path: Path, loaded: str) -> None:
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    from explorl.models import load_policy
+
+    policy = load_policy(str(small_policy), device="cpu")
+    scope = {
+        "model": policy.model,
+        "tokenizer": policy.tokenizer,
+        "reward": lambda completions, **columns: [sum(map(str.isdigit, text)) / 10 for text in completions],
+        "dataset": Dataset.from_dict({"prompt": [f"{a} {a + 1}=" for a in range(8)]}),
+        "args": GRPOConfig(
+            str(tmp_path / "run"),
+            per_device_train_batch_size=32,
+            num_generations=8,
+            max_completion_length=10,
+            max_steps=2,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            use_cpu=True,
+            seed=1,
+        ),
+    }
+    code = blocks(TUTORIAL, "python")[2]
+    if loaded == "by import path":
+        assert "Concise(alpha=0.2)" in code
+        code = code.replace("Concise(alpha=0.2)", '{"my_pkg.concise:Concise": {"alpha": 0.2}}')
+    exec(code, scope)
+    logs = [entry for entry in scope["trainer"].state.log_history if "loss" in entry]  # type: ignore[attr-defined]
+    assert [entry["step"] for entry in logs] == [1, 2]
+    assert all(math.isfinite(entry["loss"]) for entry in logs)
+    assert all(0 < entry["strategy/concise/length"] <= 10 for entry in logs)
+    assert max(entry["strategy/concise/advantage_change"] for entry in logs) > 0
