@@ -1,1 +1,29 @@
 """Exploration in RL fine-tuning of language models with verifiable rewards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from explorl import strategies
+    from explorl.rollout import Engine, SamplingParams
+    from explorl.training.grpo import ExplorationTrainer
+
+__all__ = ["Engine", "ExplorationTrainer", "SamplingParams", "strategies"]
+
+_HOME = {
+    "Engine": "explorl.rollout",
+    "ExplorationTrainer": "explorl.training.grpo",
+    "SamplingParams": "explorl.rollout",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use: torch, transformers and TRL take seconds."""
+    from importlib import import_module
+
+    if name == "strategies":
+        return import_module("explorl.strategies")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

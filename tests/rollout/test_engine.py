@@ -193,6 +193,47 @@ def test_a_seed_of_none_follows_torch(llama: Any) -> None:
     assert first.seed == third.seed
 
 
+def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What surrounds CUDA graphs: buckets, several steps between two looks, moves to a smaller bucket."""
+    from explorl.rollout import decoder as module
+    from explorl.rollout import schedule
+
+    class Replay:
+        def __init__(self, step: Any) -> None:
+            self.replay = step
+
+    captured: list[tuple[int, int]] = []
+
+    def capture(self: Any, rows: int, length: int, active: Any) -> Replay:
+        captured.append((rows, length))
+        return Replay(lambda: self._step(rows, length, False, active))
+
+    limits = [1, 17, 2, 9, 30, 1, 1, 4, 12, 3, 8, 25]
+    params = SamplingParams(max_tokens=limits, stop_token_ids=(), seed=1)
+    ids = prompts((3, 8, 5, 2))
+    want = Engine(llama).generate(ids, 3, params)
+    monkeypatch.setattr(module.Decoder, "_capture", capture)
+    monkeypatch.setattr(module, "LENGTH_BUCKET", 8)
+    monkeypatch.setitem(schedule.SYNC_STEPS, "cpu", 4)
+    engine = Engine(llama, batch_size=7)
+    engine.generate(ids, 3, params)
+    assert engine._decoder is not None
+    engine._decoder.use_graphs = True
+    assert same_tokens(engine.generate(ids, 3, params), want)
+    assert {rows for rows, _ in captured} == {7, 4, 2, 1}
+    assert {length for _, length in captured} <= {8, 16, 24, 30}
+    assert len(captured) == len(set(captured))
+
+
+def test_rows_without_a_grouping(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the CPU and without kernels, each row gathers its prompt for itself."""
+    from explorl.rollout.cache import SlotCache
+
+    want = Engine(llama).generate(prompts(), 3, TINY)
+    monkeypatch.setattr(SlotCache, "regroup", lambda *_: None)
+    assert same_tokens(Engine(llama, batch_size=4).generate(prompts(), 3, TINY), want)
+
+
 # Stopping, text
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from explorl.rollout import rng
+from explorl.rollout import ranking, rng
 from explorl.rollout.processors import BottomPLogitsProcessor
 from explorl.rollout.ranking import branching_count, head_mask, mass_head, search_head
 from explorl.rollout.sampler import draw, pick
@@ -197,6 +197,9 @@ def test_search_finds_what_the_sort_finds(vocab: int) -> None:
             by_sort, by_search = mass_head(x, target, over=over, slack=0), search_head(x, target, over=over)
             assert torch.equal(by_sort.size, by_search.size), (mass, over)
             assert torch.equal(head_mask(x, by_sort), head_mask(x, by_search)), (mass, over)
+    for k in (1, 2, vocab - 1):
+        found = ranking._bisect(x, torch.ones_like(x), torch.full((12,), k), strict=False)
+        assert torch.equal(found, ranking.kth_largest(x, torch.full((12,), k)))
 
 
 @pytest.mark.parametrize("vocab", [20, 97, 6000])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from explorl.strategies import REGISTRY
-from explorl.training.grpo import BUFFER_STATE, REFERENCE_STATE, ExplorationTrainer
+from explorl.training.grpo import REFERENCE_STATE, ExplorationTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -45,6 +45,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 """Hyperparameters with which a strategy acts on a policy of random weights within five steps."""
 
 ALONE = [{name: given} for name, settings in SETTINGS.items() if name not in NEEDS_ENGINE for given in settings]
+
+
+def awaits_fix(reason: str) -> pytest.MarkDecorator:
+    """A known fault of the trainer: the test fails, and says so when it no longer does."""
+    return pytest.mark.xfail(strict=True, reason=reason)
 
 
 def combinations(count: int, size: int) -> list[list[dict[str, Any]]]:
@@ -120,7 +125,7 @@ def check_resumed(whole: Any, resumed: Any, *, after: int = 3) -> None:
     assert expected.keys() == actual.keys()
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-7, msg=name)
-    for step in range(after + 1, 6):
+    for step in range(after + 1, whole.state.max_steps + 1):
         assert logs(resumed)[step] == pytest.approx(logs(whole)[step]), step
 
 
@@ -150,7 +155,8 @@ def test_in_company(run: Run, specs: list[dict[str, Any]]) -> None:
 def test_a_checkpoint_has_the_batch_only_in_the_middle_of_its_reuse(run: Run, tmp_path: Path) -> None:
     run([{"reference_reset": {"every": 3}}], save_steps=1)
     saved = {step: {path.name for path in (tmp_path / f"out/checkpoint-{step}").iterdir()} for step in range(1, 6)}
-    assert [step for step in saved if BUFFER_STATE in saved[step]] == [1, 3, 5]
+    batches = [step for step in saved if any(name.startswith("generation_batch") for name in saved[step])]
+    assert batches == [1, 3, 5]
     assert [step for step in saved if REFERENCE_STATE in saved[step]] == [3, 4, 5]
 
 
@@ -170,7 +176,65 @@ def test_a_batch_may_serve_several_updates_without_iterations(run: Run) -> None:
     check_resumed(whole, run(strategies, resume=3, **changes))
 
 
+@awaits_fix("the mean reward of the batch is not in the checkpoint")
+def test_a_stall_is_counted_through_a_checkpoint(run: Run) -> None:
+    """The batch of steps 4 to 6 is of before the checkpoint, and so is its reward, which the reset at step 5 takes."""
+    strategies, changes = [{"reference_reset": {"on_stall": 2}}], {"num_iterations": 3, "max_steps": 8, "save_steps": 4}
+    whole = run(strategies, **changes)
+    assert [entry.get("strategy/reference_reset/resets") for entry in logs(whole).values()][6] > 0
+    check_resumed(whole, run(strategies, resume=4, **changes), after=4)
+
+
+@awaits_fix("transformers reads no trained adapter from a checkpoint that has one of another name in a subfolder")
+def test_adapters_resume_after_their_reference_was_reset(run: Run) -> None:
+    from peft import LoraConfig
+
+    def lora() -> dict[str, Any]:
+        torch.manual_seed(0)
+        return {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)}
+
+    strategies = [{"reference_reset": {"every": 2}}]
+    whole = run(strategies, options=lora())
+    check_resumed(whole, run(strategies, options=lora(), resume=3))
+
+
+@awaits_fix("TRL's sampler draws the order of an epoch from what it has drawn in this process")
+def test_resumes_in_the_second_epoch(run: Run) -> None:
+    """Two batches are an epoch; after the checkpoint come the rest of the second one and a third."""
+    changes = {"per_device_train_batch_size": 16, "num_iterations": 1}
+    whole = run(["egsw"], **changes)
+    assert whole.state.log_history[2]["epoch"] == 1.5
+    check_resumed(whole, run(["egsw"], resume=3, **changes))
+
+
 def test_resuming_with_other_strategies_is_refused(run: Run) -> None:
     run(["egsw"])
     with pytest.raises(ValueError, match=r"written with the strategies \['egsw'\], this trainer has \['clip_higher'\]"):
         run(["clip_higher"], resume=3)
+
+
+# --- which prompts -------------------------------------------------------------------------------------------------
+
+
+@awaits_fix("a data set given by position passes the strategies by")
+def test_a_curriculum_applies_however_the_data_set_is_given(make_trainer: Callable[..., Any]) -> None:
+    curriculum = {"curriculum": {"solve_rates": RATES, "above": 0.5}}
+    by_name = make_trainer(ExplorationTrainer, options={"strategies": [curriculum]})
+    assert len(by_name.train_dataset) == 4
+    given = make_trainer(ExplorationTrainer)
+    by_position = ExplorationTrainer(
+        given.model,
+        given.reward_funcs,
+        given.args,
+        given.train_dataset,
+        processing_class=given.processing_class,
+        strategies=[curriculum],
+    )
+    assert len(by_position.train_dataset) == 4
+
+
+@awaits_fix("any order switches TRL's shuffling off")
+def test_only_a_curriculum_with_an_order_switches_shuffling_off(make_trainer: Callable[..., Any]) -> None:
+    for mode, shuffled in (("solved", True), ("easy_first", False)):
+        curriculum = {"curriculum": {"solve_rates": RATES, "mode": mode}}
+        assert make_trainer(ExplorationTrainer, options={"strategies": [curriculum]}).shuffle_dataset is shuffled, mode

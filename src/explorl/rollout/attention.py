@@ -170,13 +170,14 @@ def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
 ) -> Tensor:
     """Attention of whole sequences to themselves."""
-    groups = query.shape[1] // key.shape[1]
+    length, groups = query.shape[2], query.shape[1] // key.shape[1]
+    if cap is None and (window is None or length <= window):
+        out = F.scaled_dot_product_attention(
+            query, key, value, is_causal=length > 1, scale=scale, enable_gqa=groups > 1
+        )
+        return out.transpose(1, 2).contiguous()
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    length = query.shape[2]
-    if cap is None and (window is None or length <= window):
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scale)
-        return out.transpose(1, 2).contiguous()
     here = torch.arange(length, device=query.device)
     distance = here[:, None] - here
     seen = (distance >= 0) & (distance < (window or length))

@@ -13,7 +13,7 @@ from explorl.rollout.state import State
 
 ROWS = {"cuda": 1024, "cpu": 256}
 """Most rows decoded together, where the caller does not say."""
-PREFILL_TOKENS = {"cuda": 16384, "cpu": 2048}
+PREFILL_TOKENS = {"cuda": 32768, "cpu": 2048}
 """Prompt tokens, padding included, computed in one forward pass."""
 LENGTH_STEP = {"cuda": 64, "cpu": 1}
 """Lengths are rounded up to a multiple, so that a slightly longer batch finds the memory and graphs in place."""

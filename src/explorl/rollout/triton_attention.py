@@ -202,10 +202,9 @@ def decode_attention(
     query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in tensors[:3])
     assert all(t.stride(-1) == 1 and t.stride(-2) == t.shape[-1] for t in tensors[3:])
     out = torch.empty(rows, 1, heads, value_size, dtype=query.dtype, device=query.device)
-    parts = (rows * heads * splits if splits > 1 else 1,)
-    acc = torch.empty(*parts, value_size, dtype=torch.float32, device=query.device)
-    best, total = torch.empty_like(acc[:, 0]), torch.empty_like(acc[:, 0])
-    best, total = best.contiguous(), total.contiguous()
+    parts = rows * heads * splits if splits > 1 else 1
+    acc = torch.empty(parts, value_size, dtype=torch.float32, device=query.device)
+    best, total = (torch.empty(parts, dtype=torch.float32, device=query.device) for _ in range(2))
     value_pad = max(16, triton.next_power_of_2(value_size))
     _decode_kernel[(rows, kv_heads, splits)](
         query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, acc, best, total,
