@@ -60,19 +60,19 @@ def test_decode_attention(heads: int, kv_heads: int, size: int, window: Any, cap
     state.ints[POSITION, :rows] = torch.tensor([o + c for o, c in zip(offsets, columns, strict=True)], device=DEVICE)
     query = random(rows, heads, 1, size, seed=1)
     new_key, new_value = random(rows, kv_heads, 1, size, seed=2), random(rows, kv_heads, 1, size, seed=3)
-    own = [random(rows + 2, kv_heads, capacity, size, seed=seed) for seed in (4, 5)]
-    prompt = [random(3, kv_heads, length, size, seed=seed) for seed in (6, 7)]
+    own = [random(rows + 2, capacity, kv_heads, size, seed=seed) for seed in (4, 5)]
+    prompt = [random(3, length, kv_heads, size, seed=seed) for seed in (6, 7)]
     for tensor in own:
-        tensor[:, :, 95:] = torch.nan  # what lies beyond a row's length must not matter
+        tensor[:, 95:] = torch.nan  # what lies beyond a row's length must not matter
     out = decode_attention(
         query, new_key, new_value, *own, *prompt, state.ints, size**-0.5, window, cap, splits=splits
     )  # fmt: skip
     assert out.shape == (rows, 1, heads, size)
     for row in range(rows):
-        assert torch.equal(own[0][row, :, columns[row]], new_key[row, :, 0])
-        assert torch.equal(own[1][row, :, columns[row]], new_value[row, :, 0])
+        assert torch.equal(own[0][row, columns[row]], new_key[row, :, 0])
+        assert torch.equal(own[1][row, columns[row]], new_value[row, :, 0])
         seen = [
-            torch.cat([p[entries[row], :, : offsets[row]], o[row, :, : columns[row] + 1]], 1).double()
+            torch.cat([p[entries[row], : offsets[row]], o[row, : columns[row] + 1]]).transpose(0, 1).double()
             for p, o in zip(prompt, own, strict=True)
         ]
         if window is not None:

@@ -368,7 +368,9 @@ def plain_logps(model: Any, inputs: dict[str, Any], temperature: float | Tensor)
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)
-@pytest.mark.parametrize(("beta", "corrected"), [(0.0, False), (0.3, False), (0.3, True)], ids=["", "kl", "kl·r"])
+@pytest.mark.parametrize(
+    ("beta", "corrected"), [(0.0, False), (0.3, False), (0.3, True)], ids=["no kl", "kl", "kl times r"]
+)
 @pytest.mark.parametrize("temperatures", [None, [0.7, 1.0, 2.0, 0.3]], ids=["one temperature", "one a row"])
 @pytest.mark.filterwarnings("ignore:the clip of clip_higher has no effect")
 def test_loss_and_gradient_with_everything_that_strategies_say(

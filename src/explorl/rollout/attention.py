@@ -8,7 +8,7 @@ There is no mask of that name, so the models build none.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -108,6 +108,8 @@ class Grouping:
     """Prompt positions to look at."""
     even: bool
     """Whether all prompts have that length."""
+    ordered: bool
+    """Whether the rows stand in the order of ``members`` already."""
 
     @classmethod
     def of(cls, entries: np.ndarray, lengths: np.ndarray, device: torch.device) -> Grouping:
@@ -123,47 +125,50 @@ class Grouping:
         place = np.zeros(len(entries), dtype=np.int64)
         place[rows] = of * size + rank
         members[place[rows]] = rows
+        longest = max(1, int(lengths.max()))
         return cls(
             torch.from_numpy(members).to(device),
             torch.from_numpy(place).to(device),
             len(count),
-            max(1, int(lengths.max())),
-            bool((lengths == max(1, lengths.max())).all()),
+            longest,
+            even=bool((lengths == longest).all()),
+            ordered=len(members) == len(entries) and bool((place == np.arange(len(entries))).all()),
         )
 
-    def gather(self, values: Tensor) -> Tensor:
-        """(rows, heads, group, size) → (entries, heads, members · group, size)."""
-        _, heads, group, size = values.shape
-        taken = values[self.members].view(self.entries, -1, heads, group, size)
-        return taken.transpose(1, 2).reshape(self.entries, heads, -1, size)
-
-    def scatter(self, values: Tensor, rows: int) -> Tensor:
-        """The way back."""
-        entries, heads, queries, size = values.shape
-        group = queries * entries // len(self.members)
-        spread = values.reshape(entries, heads, -1, group, size).transpose(1, 2).reshape(-1, heads, group, size)
-        return spread[self.place[:rows]]
+    def product(self, values: Tensor, matrices: Tensor) -> Tensor:
+        """(rows, m, k) × (entries, k, n) → (rows, m, n), each row with the matrix of its entry."""
+        m, k = values.shape[1:]
+        taken = values if self.ordered else values[self.members]
+        result = torch.bmm(taken.reshape(self.entries, -1, k), matrices).view(-1, m, matrices.shape[-1])
+        return result if self.ordered else result[self.place]
 
 
-def partial_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, cap: float | None
-) -> tuple[Tensor, Tensor]:
-    """Attention to some of the keys, and the log of the sum of exponentials that joins it with the others."""
-    scores = torch.matmul(query * scale, key.transpose(-1, -2)).float()
+def shared_attention(
+    query: Tensor,
+    own: tuple[Tensor, Tensor],
+    prompt: tuple[Tensor, Tensor],
+    rows_of: Grouping | Tensor,
+    bias: Tensor | None,
+    cap: float | None,
+) -> Tensor:
+    """Attention of a few queries a row, (rows, m, size), to its prompt's entry and to its own slot.
+
+    ``own`` is keys and values (rows, n, size), ``prompt`` those of all entries; ``rows_of`` says which entry a row
+    has. ``bias`` is added to the scores of the prompt's positions, then the row's own.
+    """
+    product: Callable[[Tensor, Tensor], Tensor] = torch.bmm
+    if isinstance(rows_of, Grouping):
+        product = rows_of.product
+    else:
+        prompt = prompt[0][rows_of], prompt[1][rows_of]
+    scores = torch.cat([product(query, prompt[0].mT), torch.bmm(query, own[0].mT)], dim=-1)
     if cap is not None:
         scores = scores.div_(cap).tanh_().mul_(cap)
     if bias is not None:
         scores = scores.add_(bias)
-    highest = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(highest).exp_()
-    total = weights.sum(-1, keepdim=True)
-    out = torch.matmul(weights.to(value.dtype), value) / total.to(value.dtype)
-    return out, highest.add_(total.log_())
-
-
-def join(first: Tensor, first_total: Tensor, second: Tensor, second_total: Tensor) -> Tensor:
-    """Attention to all keys from that to two disjoint sets of them."""
-    return torch.lerp(first, second, torch.sigmoid(second_total - first_total).to(first.dtype))
+    weights = torch.softmax(scores, -1)
+    length = prompt[0].shape[1]
+    return torch.baddbmm(product(weights[..., :length], prompt[1]), weights[..., length:], own[1])
 
 
 def causal_attention(

@@ -19,14 +19,15 @@ from explorl.rollout.attention import (
     Grouping,
     attending,
     causal_attention,
-    join,
-    partial_attention,
     sampling_mode,
+    shared_attention,
 )
 from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
 COPY_BYTES = 64 << 20
 """Most memory that a copy of rows takes on its way."""
+FEW_HEADS = 4
+"""Key/value heads up to which one product serves all heads of a row."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class _Base(Cache):
         return True
 
 
-class _Probe(_Base):
+class Probe(_Base):
     """Learns each layer's shape from one forward pass."""
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class _Probe(_Base):
 
 def probe(model: nn.Module, device: torch.device) -> tuple[list[LayerShape], int]:
     """What every layer of the model stores, and the width of its logits."""
-    cache = _Probe()
+    cache = Probe()
     ids = torch.zeros(1, 1, dtype=torch.long, device=device)
     name = type(model).__name__
     try:
@@ -107,7 +108,7 @@ def probe(model: nn.Module, device: torch.device) -> tuple[list[LayerShape], int
 
 
 def _allocate(layers: Sequence[LayerShape], rows: int, length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Blocks (layers of one kind, rows, heads, length, size) and, for each layer, its keys and values in them."""
+    """Blocks (layers of one kind, rows, length, heads, size) and, for each layer, its keys and values in them."""
     kinds: dict[tuple[Any, ...], int] = {}
     for shape in layers:
         for size in (shape.key_size, shape.value_size):
@@ -115,7 +116,7 @@ def _allocate(layers: Sequence[LayerShape], rows: int, length: int) -> tuple[lis
             kinds[kind] = kinds.get(kind, 0) + 1
     # Zeros, not empty: a masked position is multiplied by 0, and 0 · NaN is NaN.
     blocks = {
-        kind: torch.zeros(count, rows, kind[0], length, kind[1], dtype=kind[2], device=kind[3])
+        kind: torch.zeros(count, rows, length, kind[0], kind[1], dtype=kind[2], device=kind[3])
         for kind, count in kinds.items()
     }
     used = dict.fromkeys(kinds, 0)
@@ -141,8 +142,8 @@ class PromptCache(_Base):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         length = key_states.shape[2]
-        self.keys[layer_idx][self.at, :, :length] = key_states
-        self.values[layer_idx][self.at, :, :length] = value_states
+        self.keys[layer_idx][self.at, :length] = key_states.transpose(1, 2)
+        self.values[layer_idx][self.at, :length] = value_states.transpose(1, 2)
         return key_states, value_states
 
     def attend(
@@ -169,16 +170,14 @@ class SlotCache(_Base):
         super().__init__()
         self.slots, self.capacity, self.state, self.prompts = slots, length, state, prompts
         self.blocks, self.keys, self.values = _allocate(layers, slots, length)
-        self.dtype = layers[0].dtype
         device = state.ints.device
-        self._slot = torch.arange(slots, device=device)[:, None]
-        self._head = {shape.heads: torch.arange(shape.heads, device=device) for shape in layers}
+        self._first = torch.arange(slots, device=device) * length
         self._columns = torch.arange(max(length, prompts.length), device=device)
         self.rows, self.length, self.even = slots, length, False
         self.grouping: Grouping | None = None
         self._layer = 0
         self._step: dict[Any, Any] = {}
-        """What the layers of one step share: places of the new tokens and masks."""
+        """What the layers of one step share: places of the new tokens, and biases."""
 
     def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
         """Says which prompt entry each row belongs to (−1: none) and how long the prompts are."""
@@ -191,85 +190,101 @@ class SlotCache(_Base):
         self._step.clear()
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        places = self._places(keys.shape[1])
-        for mine, new in ((keys, key_states), (values, value_states)):
-            mine.view(-1, mine.shape[-1]).index_copy_(0, places, new.reshape(-1, mine.shape[-1]))
         self._layer = layer_idx
-        return keys[: self.rows, :, : self.length], values[: self.rows, :, : self.length]
+        for mine, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
+            if self.even:
+                mine[: self.rows, self.length - 1] = new[:, :, 0]
+            else:
+                width = mine.shape[2] * mine.shape[3]
+                mine.view(-1, width).index_copy_(0, self._places(), new.reshape(-1, width))
+        return key_states, value_states
 
-    def _places(self, heads: int) -> Tensor:
-        """Where the new token of every row and head goes, in a slot cache seen as (slot · head · column, size)."""
-        if heads not in self._step:
+    def _places(self) -> Tensor:
+        """Where the new token of every row goes, in a slot cache seen as (slot · column, head · size)."""
+        if "places" not in self._step:
             ints = self.state.ints[:, : self.rows]
-            column = (ints[POSITION] - ints[OFFSET])[:, None]
-            lines = (self._slot[: self.rows] * heads + self._head[heads]) * self.capacity + column
-            self._step[heads] = lines.flatten()
-        return self._step[heads]
+            self._step["places"] = self._first[: self.rows] + ints[POSITION] - ints[OFFSET]
+        return self._step["places"]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        rows, heads, _, size = query.shape
+        rows, heads = query.shape[:2]
         kv_heads, grouping = key.shape[1], self.grouping
-        # The query heads that share a key take the place of query positions, so each key is read once for all of them.
-        query = query.reshape(rows, kv_heads, heads // kv_heads, size)
-        own, own_total = partial_attention(query, key, value, self._own_bias(window), scale, cap)
-        prompt_key, prompt_value = self.prompts.keys[self._layer], self.prompts.values[self._layer]
-        bias = self._prompt_bias(window, heads // kv_heads)
-        if grouping is None:
-            entries = self.state.ints[PROMPT, :rows]
-            theirs, total = partial_attention(query, prompt_key[entries], prompt_value[entries], bias, scale, cap)
+        group = heads // kv_heads
+        own = self.keys[self._layer][:rows, : self.length], self.values[self._layer][:rows, : self.length]
+        prompt = self.prompts.keys[self._layer], self.prompts.values[self._layer]
+        rows_of: Grouping | Tensor = self.state.ints[PROMPT, :rows]
+        if grouping is not None:
+            rows_of = grouping
+            prompt = tuple(part[: grouping.entries, : grouping.length] for part in prompt)  # type: ignore[assignment]
+        query = query[:, :, 0] * scale
+        if kv_heads <= FEW_HEADS:
+            # One product for all heads of a row, foreign heads hidden: wasteful, but far fewer small products.
+            bias = self._bias(window, kv_heads, group)
+            own, prompt = ((k.flatten(1, 2), v.flatten(1, 2)) for k, v in (own, prompt))
+            out = shared_attention(query, own, prompt, rows_of, bias, cap)
         else:
-            prompt_key = prompt_key[: grouping.entries, :, : grouping.length]
-            prompt_value = prompt_value[: grouping.entries, :, : grouping.length]
-            theirs, total = partial_attention(grouping.gather(query), prompt_key, prompt_value, bias, scale, cap)
-            theirs, total = grouping.scatter(theirs, rows), grouping.scatter(total, rows)
-        return join(own, own_total, theirs, total).reshape(rows, 1, heads, value.shape[-1])
+            bias = self._bias(window, 1, 1)
+            parts = [
+                shared_attention(
+                    query[:, head * group : (head + 1) * group],
+                    (own[0][:, :, head], own[1][:, :, head]),
+                    (prompt[0][:, :, head], prompt[1][:, :, head]),
+                    rows_of,
+                    bias,
+                    cap,
+                )
+                for head in range(kv_heads)
+            ]
+            out = torch.cat(parts, dim=1)
+        return out.unsqueeze(1)
 
-    def _own_bias(self, window: int | None) -> Tensor | None:
-        """(rows, 1, 1, columns): 0 on the slot's columns that a row's newest token sees, hugely negative elsewhere."""
-        if window is not None and window >= self.length:
-            window = None
-        if self.even and window is None:
-            return None
-        if ("own", window) not in self._step:
-            ints = self.state.ints[:, : self.rows, None]
-            newest, columns = ints[POSITION] - ints[OFFSET], self._columns[: self.length]
-            hidden = columns > newest
-            if window is not None:
-                hidden = hidden | (columns <= newest - window)
-            self._step["own", window] = self._hide(hidden)[:, None, None]
-        return self._step["own", window]
+    def _bias(self, window: int | None, kv_heads: int, group: int) -> Tensor | None:
+        """0 on the prompt's and the slot's columns that a row's newest token sees, −inf elsewhere.
 
-    def _prompt_bias(self, window: int | None, group: int) -> Tensor | None:
-        """The same for the columns of the prompts; with a grouping one line for each of its queries."""
-        grouping = self.grouping
-        if window is None and grouping is not None and grouping.even:
-            return None
-        if ("prompt", window, group) not in self._step:
-            ints = self.state.ints[:, : self.rows, None]
-            columns = self._columns[: self.prompts.length if grouping is None else grouping.length]
-            hidden = columns >= ints[OFFSET]
-            if window is not None:
-                hidden = hidden | (columns <= ints[POSITION] - window)
-            bias = self._hide(hidden)[:, None, None]
-            if grouping is not None:
-                bias = grouping.gather(bias.expand(-1, -1, group, -1))
-            self._step["prompt", window, group] = bias
-        return self._step["prompt", window, group]
+        (rows or 1, query heads, columns · kv heads): a query head sees none but its own kv head.
+        """
+        key = (window, kv_heads, group)
+        if key not in self._step:
+            hidden = self._hidden(window)
+            bias = None if hidden is None else self._hide(hidden)[:, None]
+            if kv_heads > 1:
+                head = torch.arange(kv_heads, device=self._columns.device)
+                foreign = self._hide(head.repeat_interleave(group)[:, None] != head)[None, :, None]
+                if bias is None:
+                    columns = self.length + (self.prompts.length if self.grouping is None else self.grouping.length)
+                    bias = foreign.expand(-1, -1, columns, -1).flatten(2)
+                else:
+                    bias = (bias[..., None] + foreign).flatten(2)
+            self._step[key] = bias
+        return self._step[key]
 
     def _hide(self, hidden: Tensor) -> Tensor:
-        # Finite, so that a row that sees nothing of its prompt gets a weight of 0 for it, and not NaN.
-        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
-        return bias.masked_fill_(hidden, torch.finfo(self.dtype).min / 2)
+        return torch.zeros(hidden.shape, dtype=self.keys[0].dtype, device=hidden.device).masked_fill_(
+            hidden, -torch.inf
+        )
+
+    def _hidden(self, window: int | None) -> Tensor | None:
+        """(rows, columns): True on the columns that a row's newest token does not see; None where it sees all."""
+        grouping = self.grouping
+        if window is None and self.even and grouping is not None and grouping.even:
+            return None
+        ints = self.state.ints[:, : self.rows, None]
+        prompt = self._columns[: self.prompts.length if grouping is None else grouping.length]
+        newest, own = ints[POSITION] - ints[OFFSET], self._columns[: self.length]
+        hidden = torch.cat([prompt >= ints[OFFSET], own > newest], dim=-1)
+        if window is not None:
+            old = torch.cat([prompt <= ints[POSITION] - window, own <= newest - window], dim=-1)
+            hidden = hidden | old
+        return hidden
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copies the first columns of slots to others; no slot is both source and target."""
         for block in self.blocks:
-            layer = len(source) * block.shape[2] * length * block.shape[4] * block.dtype.itemsize
+            layer = len(source) * length * block.shape[3] * block.shape[4] * block.dtype.itemsize
             for part in block.split(max(1, COPY_BYTES // max(1, layer))):
-                part[:, target, :, :length] = part[:, source, :, :length]
+                part[:, target, :length] = part[:, source, :length]
 
     def clear(self, slots: Tensor) -> None:
         """Zeroes slots whose contents may hold NaN."""

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from explorl.rollout.attention import attending
-from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
+from explorl.rollout.cache import LayerShape, Probe, PromptCache, SlotCache
 from explorl.rollout.fused import Fusion
+from explorl.rollout.llama import written_out
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
@@ -59,7 +60,8 @@ class Decoder:
         self.cache = cache_type(layers, plan.slots, plan.tokens, self.state, self.prompts)
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
-        self._fusion = Fusion(model, layers[0].dtype, use_kernels)
+        self._written_out = written_out(model, Probe, use_kernels)
+        self._fusion = Fusion(model, layers[0].dtype, use_kernels and self._written_out is None)
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
 
     def drop_graphs(self) -> None:
@@ -69,6 +71,15 @@ class Decoder:
     def fused(self) -> AbstractContextManager[None]:
         """Replaces small operations of the model by fused ones."""
         return self._fusion()
+
+    def _logits(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
+        """Logits (rows, vocab) of each row's last token."""
+        if self._written_out is not None:
+            return self._written_out(ids, positions, cache)
+        with attending(cache):
+            return self.model(
+                input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **self._keep
+            ).logits[:, -1]
 
     # Prompts
 
@@ -88,10 +99,7 @@ class Decoder:
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self.device)
         positions = torch.arange(length, device=self.device).expand(len(prompts), -1)
         self.prompts.at = torch.tensor(entries, device=self.device)
-        with attending(self.prompts):
-            self.model(
-                input_ids=ids, position_ids=positions, past_key_values=self.prompts, use_cache=True, **self._keep
-            )
+        self._logits(ids, positions, self.prompts)
 
     # Decoding
 
@@ -111,14 +119,8 @@ class Decoder:
     def _step(self, rows: int, length: int, even: bool, active: Active) -> None:
         ints = self.state.ints
         self.cache.look(rows, length, even)
-        with attending(self.cache):
-            logits = self.model(
-                input_ids=ints[TOKEN, :rows, None],
-                position_ids=ints[POSITION, :rows, None],
-                past_key_values=self.cache,
-                use_cache=True,
-            ).logits
-        self.sample(logits[:, -1], self.state, active)
+        logits = self._logits(ints[TOKEN, :rows, None], ints[POSITION, :rows, None], self.cache)
+        self.sample(logits, self.state, active)
 
     def _replay(self, rows: int, length: int, active: Active) -> None:
         key = (rows, length, active)

@@ -88,8 +88,10 @@ def branching_count(
     values = probs.numpy()
     rows, vocab = values.shape
     if vocab < PRUNE_FROM:
-        cumulative = np.cumsum(np.sort(values, axis=-1)[:, ::-1], axis=-1, dtype=np.float64)
-        counts = (cumulative < mass * (1 - COUNT_SLACK) * cumulative[:, -1:]).sum(-1) + 1
+        # NumPy sorts floats several times faster than torch; from the small end, tokens outside the set come first.
+        rising = torch.from_numpy(np.sort(values, axis=-1)).double().cumsum(-1)
+        outside = rising <= (1 - mass * (1 - COUNT_SLACK)) * rising[:, -1:]
+        return vocab - outside.sum(-1)
     else:
         # Tokens below (1 − mass) / V together hold less than 1 − mass, so none of them is in the set.
         floor = (1.0 - mass) / vocab

@@ -33,7 +33,7 @@ MOST_SPLITS = 16
 
 @triton.jit
 def _tile(
-    query, keys, values, low, high, scale, cap, best, total, acc,
+    query, keys, values, heads, low, high, scale, cap, best, total, acc,
     KEY: tl.constexpr, VALUE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +44,7 @@ def _tile(
         column = start + tl.arange(0, BLOCK)
         inside = column < high
         key = tl.load(
-            keys + column[:, None] * KEY + k_size[None, :],
+            keys + column[:, None] * (heads * KEY) + k_size[None, :],
             mask=inside[:, None] & (k_size < KEY)[None, :],
             other=0.0,
         )
@@ -56,7 +56,7 @@ def _tile(
         shrink = tl.exp2(best - higher)
         weights = tl.exp2(scores - higher[:, None])
         value = tl.load(
-            values + column[:, None] * VALUE + v_size[None, :],
+            values + column[:, None] * (heads * VALUE) + v_size[None, :],
             mask=inside[:, None] & (v_size < VALUE)[None, :],
             other=0.0,
         )
@@ -69,10 +69,8 @@ def _tile(
 @triton.jit
 def _decode_kernel(
     query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, part_acc, part_best, part_total,
-    scale, cap, window, slots,
+    scale, cap, window, slots, own_columns, prompt_columns,
     query_row, query_head, key_row, key_head, value_row, value_head,
-    own_key_row, own_key_head, own_value_row, own_value_head,
-    prompt_key_row, prompt_key_head, prompt_value_row, prompt_value_head,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -95,8 +93,8 @@ def _decode_kernel(
         mask=(member < GROUP)[:, None] & (k_size < KEY)[None, :],
         other=0.0,
     )
-    own_k = own_key + row * own_key_row + head * own_key_head
-    own_v = own_value + row * own_value_row + head * own_value_head
+    own_k = own_key + (row * own_columns * heads + head) * KEY
+    own_v = own_value + (row * own_columns * heads + head) * VALUE
     column = position - offset
 
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -106,8 +104,8 @@ def _decode_kernel(
         # The new token comes from its registers, so nobody waits for it to be written.
         k = tl.load(new_key + row * key_row + head * key_head + k_size, mask=k_size < KEY, other=0.0)
         v = tl.load(new_value + row * value_row + head * value_head + v_size, mask=v_size < VALUE, other=0.0)
-        tl.store(own_k + column * KEY + k_size, k, mask=k_size < KEY)
-        tl.store(own_v + column * VALUE + v_size, v, mask=v_size < VALUE)
+        tl.store(own_k + column * heads * KEY + k_size, k, mask=k_size < KEY)
+        tl.store(own_v + column * heads * VALUE + v_size, v, mask=v_size < VALUE)
         score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
         if CAP:
             score = (2.0 * tl.sigmoid(2.0 * score / cap) - 1.0) * cap
@@ -122,15 +120,14 @@ def _decode_kernel(
     part = tl.cdiv(tl.cdiv(position - first, SPLITS), BLOCK) * BLOCK
     low = first + split * part
     high = tl.minimum(low + part, position)
+    at = entry * prompt_columns * heads + head
     best, total, acc = _tile(
-        q, prompt_key + entry * prompt_key_row + head * prompt_key_head,
-        prompt_value + entry * prompt_value_row + head * prompt_value_head,
-        low, tl.minimum(high, offset), scale, cap, best, total, acc,
-        KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
+        q, prompt_key + at * KEY, prompt_value + at * VALUE, heads, low, tl.minimum(high, offset), scale, cap,
+        best, total, acc, KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
     )  # fmt: skip
     best, total, acc = _tile(
-        q, own_k, own_v, tl.maximum(low - offset, 0), high - offset, scale, cap, best, total, acc,
-        KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
+        q, own_k, own_v, heads, tl.maximum(low - offset, 0), high - offset, scale, cap,
+        best, total, acc, KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
     )  # fmt: skip
 
     at = (row * heads + head) * GROUP + member
@@ -190,17 +187,16 @@ def decode_attention(
 ) -> Tensor:
     """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size); writes its key and value too.
 
-    ``own_key`` (slots, kv heads, columns, size) holds what each row has sampled, ``prompt_key`` (entries, kv heads,
-    columns, size) the prompts; ``ints`` is `State.ints`, which says where each row stands.
+    ``own_key`` (slots, columns, kv heads, size) holds what each row has sampled, ``prompt_key`` (entries, columns,
+    kv heads, size) the prompts; ``ints`` is `State.ints`, which says where each row stands.
     """
     rows, heads, _, key_size = query.shape
-    kv_heads, value_size = own_key.shape[1], own_value.shape[-1]
+    kv_heads, value_size = own_key.shape[2], own_value.shape[-1]
     group = heads // kv_heads
     if splits is None:
-        splits = splits_for(rows, kv_heads, own_key.shape[2] + prompt_key.shape[2])
-    tensors = [query, new_key, new_value, own_key, own_value, prompt_key, prompt_value]
-    query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in tensors[:3])
-    assert all(t.stride(-1) == 1 and t.stride(-2) == t.shape[-1] for t in tensors[3:])
+        splits = splits_for(rows, kv_heads, own_key.shape[1] + prompt_key.shape[1])
+    query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, new_key, new_value))
+    assert all(t.is_contiguous() for t in (own_key, own_value, prompt_key, prompt_value))
     out = torch.empty(rows, 1, heads, value_size, dtype=query.dtype, device=query.device)
     parts = rows * heads * splits if splits > 1 else 1
     acc = torch.empty(parts, value_size, dtype=torch.float32, device=query.device)
@@ -208,11 +204,9 @@ def decode_attention(
     value_pad = max(16, triton.next_power_of_2(value_size))
     _decode_kernel[(rows, kv_heads, splits)](
         query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, acc, best, total,
-        scale, cap or 1.0, window or 0, ints.stride(0),
+        scale, cap or 1.0, window or 0, ints.stride(0), own_key.shape[1], prompt_key.shape[1],
         query.stride(0), query.stride(1), new_key.stride(0), new_key.stride(1),
         new_value.stride(0), new_value.stride(1),
-        own_key.stride(0), own_key.stride(1), own_value.stride(0), own_value.stride(1),
-        prompt_key.stride(0), prompt_key.stride(1), prompt_value.stride(0), prompt_value.stride(1),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,
         KEY_PAD=max(16, triton.next_power_of_2(key_size)), VALUE_PAD=value_pad,
         BLOCK=BLOCK, SPLITS=splits, WINDOW=window is not None, CAP=cap is not None,

@@ -37,6 +37,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, shift: float, round_first: b
 
 
 @triton.jit
+def _add_rms_norm_kernel(x, y, weight, total, out, columns, eps, WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * columns
+    at = tl.arange(0, WIDTH)
+    inside = at < columns
+    value = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(y + row + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = value.to(total.dtype.element_ty)
+    tl.store(total + row + at, rounded, mask=inside)
+    value = rounded.to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, 0) / columns + eps)
+    value = value.to(out.dtype.element_ty).to(tl.float32)
+    value *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + y, and its RMS norm."""
+    x, y = x.contiguous(), y.contiguous()
+    columns = x.shape[-1]
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    width = triton.next_power_of_2(columns)
+    _add_rms_norm_kernel[(x.numel() // columns,)](
+        x, y, weight, total, out, columns, eps, WIDTH=width, num_warps=min(8, max(1, width // 256))
+    )
+    return total, out
+
+
+@triton.jit
 def _rotate(x, out, cos, sin, x_head, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr):
     head = tl.arange(0, HEADS)[:, None]
     at = tl.arange(0, PAD)[None, :]

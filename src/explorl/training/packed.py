@@ -8,8 +8,9 @@ is that of a padded pass, with gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from explorl.rollout.attention import NAME, attending
+from explorl.rollout.fused import Fusion
 
 
 class PackedRows:
@@ -41,12 +43,13 @@ class PackedRows:
             place = torch.arange(self.longest, device=query.device)
             distance = place[:, None] - place
             mask = (distance >= 0) & (distance < window)
-        if cap is not None:
-            raise NotImplementedError("attention with a soft cap has no packed pass; set packed=False")
-        grouped = query.size(1) != key.size(1)
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-        )
+        if cap is None:
+            grouped = query.size(1) != key.size(1)
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            )
+        else:
+            out = _capped_attention(query, key, value, mask, scale, cap)
         flat = out.transpose(1, 2).reshape(self.rows * self.longest, out.size(1), out.size(3))
         return (flat if self.even else flat.index_select(0, self.slots)).unsqueeze(0)
 
@@ -57,6 +60,30 @@ class PackedRows:
             padded = flat.new_zeros(self.rows * self.longest, *flat.shape[1:])
             flat = padded.index_copy(0, self.slots, flat)
         return flat.reshape(self.rows, self.longest, *flat.shape[1:]).transpose(1, 2)
+
+
+def _capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float
+) -> Tensor:
+    """softmax(cap · tanh(scores / cap)) · value, which no fused kernel of torch computes."""
+    key, value = (tensor.repeat_interleave(query.size(1) // tensor.size(1), dim=1) for tensor in (key, value))
+    scores = cap * torch.tanh(query @ key.transpose(2, 3) * scale / cap)
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    return torch.softmax(scores.masked_fill(~mask, -torch.inf).float(), dim=-1).to(value.dtype) @ value
+
+
+_NORMS: WeakKeyDictionary[nn.Module, Fusion] = WeakKeyDictionary()
+
+
+def fused_norms(model: nn.Module) -> AbstractContextManager[None]:
+    """Runs RMS norms as one operation instead of six, where that gives what the module gives."""
+    if model not in _NORMS:
+        fusion = Fusion(model, next(model.parameters()).dtype, use_kernels=False)
+        norms = [entry for entry in fusion.replacements if type(entry[0]).__name__.endswith("RMSNorm")]
+        fusion.replacements = norms
+        _NORMS[model] = fusion
+    return _NORMS[model]()
 
 
 @contextmanager
@@ -100,7 +127,7 @@ def packed_logps(
     following[:, :-1] = labels[:, 1:]  # what stands at a place predicts the token after it
     packed = {"input_ids": input_ids[counted].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
     targets = following[counted]
-    with packed_attention(model, rows):
+    with packed_attention(model, rows), fused_norms(model):
         if temperature is None:
             output = model(**packed, shift_labels=targets.unsqueeze(0), fused_lm_head=True)
             logps, entropy = output.log_probs[0], output.entropy

@@ -1,0 +1,379 @@
+"""Tokens a second: `generate` as TRL calls it, `generate` with a static cache, and the engine, side by side.
+
+    python benchmarks/rollout.py --shape tiny                                  # the embedded policy, its own lengths
+    python benchmarks/rollout.py --shape smollm2-135m --requests 32 --samples 8 --prompt-tokens 80 --max-tokens 64
+    python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --max-tokens 256
+    python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --lengths skewed
+    python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --parts
+
+A token counts where a request wanted it: `generate` goes on with every row until the longest is done, and what it
+samples beyond a row's own length is not counted. All statistics are recorded by the engine, none by `generate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from explorl.rollout import Engine, SamplingParams
+
+SHAPES = {
+    "smollm2-135m": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+    }
+}
+
+
+@dataclass
+class Load:
+    """What every contender has to sample."""
+
+    model: Any
+    tokenizer: Any
+    prompts: list[list[int]]
+    samples: int
+    lengths: list[int] | None
+    """Tokens that each request wants; None: until the policy ends it itself."""
+    max_tokens: int
+
+    @property
+    def requests(self) -> int:
+        return len(self.prompts) * self.samples
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+@dataclass
+class Result:
+    """One contender's numbers."""
+
+    name: str
+    tokens: int
+    seconds: list[float]
+    peak: int | None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.median
+
+
+def skewed_lengths(count: int, mean: float = 128.0, most: int = 1024) -> list[int]:
+    """A fixed log-normal spread of lengths (σ = 1) with this mean, the longest of them ``most``, in shuffled order."""
+    normal = statistics.NormalDist()
+    shape = [math.exp(normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
+
+    def scaled(factor: float) -> list[int]:
+        return [*(max(1, min(most, round(factor * x))) for x in shape[:-1]), most]
+
+    low, high = 0.0, 2.0 * mean
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(scaled(middle)) < mean * count else (low, middle)
+    lengths = scaled(low)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    return [lengths[i] for i in order]
+
+
+def build(args: argparse.Namespace) -> Load:
+    torch.manual_seed(0)
+    dtype = getattr(torch, args.dtype)
+    count = args.requests // args.samples
+    if args.shape == "tiny":
+        from transformers import AutoModelForCausalLM
+
+        from explorl.models import tiny_checkpoint, tiny_tokenizer
+        from explorl.tasks import get_task
+
+        task = get_task("countdown-mini")
+        tokenizer = tiny_tokenizer()
+        model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint(), dtype=dtype)
+        prompts = [
+            tokenizer(task.prompt(problem, "terse"))["input_ids"] for problem in task.problems("holdout", limit=count)
+        ]
+        lengths = None
+    else:
+        tokenizer = None
+        model = LlamaForCausalLM(LlamaConfig(**SHAPES[args.shape])).to(dtype)
+        prompts = torch.randint(10, 40000, (count, args.prompt_tokens)).tolist()
+        lengths = [args.max_tokens] * args.requests
+    if args.lengths == "skewed":
+        lengths = skewed_lengths(args.requests)
+        args.max_tokens = max(lengths)
+    return Load(model.to(args.device).eval(), tokenizer, prompts, args.samples, lengths, args.max_tokens)
+
+
+# Contenders
+
+
+def generate_with(load: Load, static: bool) -> Callable[[], int]:
+    """`model.generate` as TRL calls it: every prompt repeated, padded on the left, sampled until all rows are done."""
+    model, device = load.model, load.device
+    longest = max(len(prompt) for prompt in load.prompts)
+    rows = [prompt for prompt in load.prompts for _ in range(load.samples)]
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+    eos = model.generation_config.eos_token_id if load.lengths is None else None
+    config = GenerationConfig(
+        max_new_tokens=load.max_tokens,
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        eos_token_id=eos,
+        bos_token_id=None,
+        pad_token_id=0,
+        cache_implementation="static" if static else None,
+    )
+    if load.lengths is not None:
+        model.generation_config.eos_token_id = None  # random weights: the length alone ends a row
+
+    def run() -> int:
+        with torch.no_grad():
+            out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, longest:].tolist()
+        if load.lengths is not None:
+            return sum(min(length, len(row)) for length, row in zip(load.lengths, out, strict=True))
+        ends = {eos} if isinstance(eos, int) else set(eos)
+        return sum(next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in out)
+
+    return run
+
+
+def engine_with(load: Load, engine: Engine) -> Callable[[], int]:
+    params = SamplingParams(
+        max_tokens=load.lengths if load.lengths is not None else load.max_tokens,
+        stop_token_ids=() if load.lengths is not None else None,
+        seed=0,
+    )
+    return lambda: engine.generate(load.prompts, load.samples, params).check().tokens
+
+
+def measure(name: str, run: Callable[[], int], repeats: int, device: torch.device) -> Result:
+    seconds, peak, tokens = [], None, 0
+    gpu = device.type == "cuda"
+    before = torch.cuda.memory_allocated() if gpu else 0
+    for repeat in range(repeats + 1):
+        if gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        tokens = run()
+        if gpu:
+            torch.cuda.synchronize()
+            peak = max(peak or 0, torch.cuda.max_memory_allocated() - before)
+        elapsed = time.perf_counter() - start
+        if repeat:  # the first run compiles, captures and fills caches
+            seconds.append(elapsed)
+        else:
+            print(f"  {name}: first run {elapsed:.2f} s", flush=True)
+    return Result(name, tokens, seconds, peak)
+
+
+# Roofline
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second of a large copy on the device, read and written bytes both counted."""
+    source = torch.randint(256, (2 << 30,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(10):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return 2 * source.numel() / statistics.median(times)
+
+
+def least_bytes(load: Load) -> int:
+    """What a perfect engine reads: the weights once a step, and each row's keys and values once a token."""
+    assert load.lengths is not None
+    config = load.model.config
+    itemsize = next(load.model.parameters()).dtype.itemsize
+    weights = sum(p.numel() for p in load.model.parameters()) * itemsize
+    head = config.hidden_size // config.num_attention_heads
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * itemsize
+    prompt = len(load.prompts[0])
+    return weights * max(load.lengths) + token * sum(n * prompt + n * (n - 1) // 2 for n in load.lengths)
+
+
+# The step's parts
+
+
+def parts(load: Load) -> None:
+    """Times one decode step and, for several launch settings, its attention and sampling kernels."""
+    from triton.testing import do_bench
+
+    from explorl.rollout import triton_attention, triton_sampling
+    from explorl.rollout.sampling import Active
+    from explorl.rollout.state import OFFSET, POSITION, PROMPT, RUNNING, STATUS, STEP
+
+    def timed(run: Callable[[], Any]) -> float:
+        return float(do_bench(run, warmup=20, rep=100, return_mode="median"))
+
+    engine = Engine(load.model)
+    engine_with(load, engine)()
+    decoder = engine._decoder
+    assert decoder is not None
+    ints, rows, middle = decoder.state.ints, decoder.state.slots, load.max_tokens // 2
+    prompt = len(load.prompts[0]) - 1
+    ints[OFFSET], ints[PROMPT] = prompt, torch.arange(rows, device="cuda") // load.samples % decoder.plan.entries
+
+    def place() -> None:
+        ints[STATUS], ints[STEP], ints[POSITION] = RUNNING, middle, prompt + middle
+
+    place()
+    for (graph_rows, _, active), graph in sorted(decoder.graphs.items(), key=lambda item: -item[0][0]):
+
+        def step(graph: Any = graph) -> None:
+            place()
+            graph.replay()
+
+        print(f"step of {graph_rows:4d} rows, {middle} tokens in, {active}: {timed(step) - timed(place):.3f} ms")
+    place()
+    shape = decoder.layers[0]
+    heads = load.model.config.num_attention_heads
+    query = torch.randn(rows, heads, 1, shape.key_size, device="cuda", dtype=shape.dtype)
+    new = torch.randn(rows, shape.heads, 1, shape.key_size, device="cuda", dtype=shape.dtype)
+    cache, prompts = decoder.cache, decoder.prompts
+
+    def attend() -> None:
+        layer = attend.calls % len(cache.keys)  # another layer each time, so that the cache cannot hold it
+        attend.calls += 1
+        triton_attention.decode_attention(
+            query,
+            new,
+            new,
+            cache.keys[layer],
+            cache.values[layer],
+            prompts.keys[layer],
+            prompts.values[layer],
+            ints,
+            0.1,
+        )
+
+    attend.calls = 0
+    for block in (32, 64, 128):
+        for warps in (1, 2, 4, 8):
+            for stages in (2, 3, 4):
+                triton_attention.BLOCK, triton_attention.WARPS, triton_attention.STAGES = block, warps, stages
+                print(f"attention block {block:3d} warps {warps} stages {stages}: {timed(attend) * 1e3:7.1f} us")
+    logits = torch.randn(rows, load.model.config.vocab_size, device="cuda").to(shape.dtype)
+    warped = Active(temperature=True, top_p=True, bottom_p=True)
+    for block in (1024, 2048, 4096):
+        for warps in (4, 8, 16):
+            triton_sampling.BLOCK, triton_sampling.WARPS = block, warps
+            times = []
+            for active in (Active(), warped):
+
+                def sample(active: Active = active) -> None:
+                    place()
+                    triton_sampling.sample_step_kernel(logits, decoder.state, active)
+
+                times.append((timed(sample) - timed(place)) * 1e3)
+            print(f"sampling block {block} warps {warps:2d}: plain {times[0]:7.1f} us, {warped} {times[1]:7.1f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--shape", default="tiny", choices=["tiny", *SHAPES])
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--samples", type=int, default=16, help="requests that share a prompt")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--lengths", default="equal", choices=["equal", "skewed"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, help="rows that the engine decodes together")
+    parser.add_argument("--skip", nargs="*", default=[], choices=["generate", "static", "engine"])
+    parser.add_argument("--no-kernels", action="store_true", help="the engine without Triton")
+    parser.add_argument("--parts", action="store_true", help="time the step and its kernels instead")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+
+    load = build(args)
+    if args.parts:
+        return parts(load)
+    name = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
+    print(f"{args.shape}, {args.dtype}, {name}; torch {torch.__version__}, transformers {transformers.__version__}")
+    print(
+        f"{len(load.prompts)} prompts × {load.samples} samples, up to {load.max_tokens} tokens, {args.lengths} lengths"
+    )
+    engine = Engine(
+        load.model, load.tokenizer, batch_size=args.batch_size, use_kernels=False if args.no_kernels else None
+    )
+    contenders = {
+        "generate": lambda: generate_with(load, static=False),
+        "static": lambda: generate_with(load, static=True),
+        "engine": lambda: engine_with(load, engine),
+    }
+    results = [
+        measure(key, make(), args.repeats, load.device) for key, make in contenders.items() if key not in args.skip
+    ]
+    report = table(results)
+    if args.device.startswith("cuda") and load.lengths is not None and "engine" not in args.skip:
+        bandwidth = copy_bandwidth()
+        floor = least_bytes(load) / bandwidth
+        report["roofline"] = {"bytes_per_second": bandwidth, "seconds": floor, "fraction": floor / results[-1].median}
+        print(
+            f"roofline: {least_bytes(load) / 1e9:.1f} GB at {bandwidth / 1e12:.2f} TB/s are {floor:.3f} s, "
+            f"{100 * floor / results[-1].median:.0f} % of the engine's time"
+        )
+    if engine.plan is not None:
+        print(f"engine's plan: {engine.plan}")
+        report["planned_bytes"] = engine.plan.bytes
+    if args.json:
+        report["arguments"] = {key: str(value) for key, value in vars(args).items()}
+        args.json.write_text(json.dumps(report, indent=2))
+
+
+def table(results: list[Result]) -> dict[str, Any]:
+    """Prints the results and gives them back for the file."""
+    print(f"\n{'':10} {'tokens/s':>10} {'ratio':>7} {'seconds':>9} {'spread':>8} {'tokens':>8} {'peak MiB':>9}")
+    for r in results:
+        ratio = r.rate / results[0].rate
+        spread = (max(r.seconds) - min(r.seconds)) / r.median
+        peak = "–" if r.peak is None else f"{r.peak / 2**20:.0f}"
+        print(f"{r.name:10} {r.rate:10.0f} {ratio:6.2f}x {r.median:9.3f} {spread:7.0%} {r.tokens:8d} {peak:>9}")
+    return {
+        "results": [
+            {"name": r.name, "tokens_per_second": r.rate, "ratio": r.rate / results[0].rate, "seconds": r.seconds,
+             "tokens": r.tokens, "peak_bytes": r.peak}
+            for r in results
+        ]
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

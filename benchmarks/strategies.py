@@ -1,0 +1,346 @@
+"""What each strategy adds to a training step, side by side in one process. The result is a ratio, not seconds.
+
+    python benchmarks/strategies.py                                        # the embedded policy on the CPU
+    python benchmarks/strategies.py --shape smollm2-135m --device cuda --dtype bfloat16 --prompts 32 --max-tokens 256
+    python benchmarks/strategies.py --only egsw kl_cov --json overhead.json
+
+Whole steps without strategies are timed first. Then, on the batch of the last of them and for each strategy alone, what
+the trainer does on its behalf: it gathers what was recorded into a `Batch`, lets the strategy act and puts the result
+back (record), and carries it through the loss of all micro-batches, forward and backward (loss); where the strategy has
+such hooks, it samples otherwise (sample), computes other log-probabilities (update) or acts after the step (after). All
+but the first and the last are differences from the same work without it, run in turns. Each time is the least of
+several, which others on the machine disturb least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from trl import GRPOConfig
+from trl.trainer.utils import split_tensor_dict
+
+from explorl.models import load_policy, tiny_tokenizer
+from explorl.strategies import REGISTRY, StepState, Strategy, build
+from explorl.strategies.base import overrides
+from explorl.tasks import get_task
+from explorl.training.common import disabled_progress, quiet
+from explorl.training.grpo import ExplorationTrainer
+from explorl.training.shaping import shape
+
+SMOLLM2 = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+}
+RESET_EVERY = 200
+
+
+@dataclass
+class Overhead:
+    """What one strategy adds to a step, in seconds, by part; and the sum relative to a step without it."""
+
+    strategy: str
+    parts: dict[str, float]
+    step: float = field(repr=False)
+
+    @property
+    def ratio(self) -> float:
+        return sum(self.parts.values()) / self.step
+
+
+class Probe(TrainerCallback):
+    """Times whole steps, from the end of one to the end of the next."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        synchronize()
+        self.ends.append(time.perf_counter())
+
+    @property
+    def steps(self) -> list[float]:
+        return [end - start for start, end in zip(self.ends, self.ends[1:], strict=False)]
+
+
+class ProbedTrainer(ExplorationTrainer):
+    """Keeps its latest generation batch."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        self.latest = inputs, dict(output)
+        return output
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def timed(run: Callable[[], Any]) -> float:
+    synchronize()
+    start = time.perf_counter()
+    run()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def least(run: Callable[[], Any], repeats: int) -> float:
+    """Seconds of the run that was disturbed least."""
+    run()
+    return min(timed(run) for _ in range(repeats))
+
+
+def added(run: Callable[[], Any], without: Callable[[], Any], repeats: int) -> float:
+    """How much longer one takes than the other, the two in turns."""
+    run(), without()
+    times = [(timed(run), timed(without)) for _ in range(repeats)]
+    return min(time for time, _ in times) - min(time for _, time in times)
+
+
+def digits_of(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    """For a policy of random weights: a reward that differs from answer to answer."""
+    return [(sum(ids) % 5) / 4 for ids in completion_ids]
+
+
+def make_trainer(args: argparse.Namespace, folder: str, probe: Probe) -> ProbedTrainer:
+    torch.manual_seed(0)
+    task = get_task("countdown-mini")
+    rows = task.rows("train", template="terse", limit=args.prompts * (args.steps + 2))
+    if args.shape == "tiny":
+        policy = load_policy("tiny", dtype=args.dtype, device=args.device)
+        model, tokenizer, rewards = policy.model, policy.tokenizer, task.reward_functions()
+    else:
+        tokenizer, rewards = tiny_tokenizer(), [digits_of]
+        ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+        model = LlamaForCausalLM(LlamaConfig(**SMOLLM2, **ends)).to(args.device, getattr(torch, args.dtype))
+    trainer = ProbedTrainer(
+        model=model,
+        reward_funcs=rewards,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[probe],
+        args=GRPOConfig(
+            folder,
+            max_steps=args.steps + 1,  # the first one compiles and fills caches
+            per_device_train_batch_size=args.micro_batch,
+            gradient_accumulation_steps=args.prompts * args.generations // args.micro_batch,
+            num_generations=args.generations,
+            max_completion_length=args.max_tokens,
+            learning_rate=1e-5,
+            beta=0.0,
+            remove_unused_columns=False,
+            bf16=args.dtype == "bfloat16",
+            gradient_checkpointing=False,
+            use_cpu=args.device == "cpu",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            seed=0,
+        ),
+    )
+    quiet(trainer)
+    return trainer
+
+
+def settings(name: str, prompts: list[str]) -> dict[str, Any]:
+    """Hyperparameters with which a strategy does all that it can."""
+    rates = {prompt: (row % 4) / 4 for row, prompt in enumerate(dict.fromkeys(prompts))}
+    special: dict[str, dict[str, Any]] = {
+        "bottom_p": {"importance": "truncated"},
+        "element_wise_temperature": {"solve_rates": rates},
+        "curriculum": {"solve_rates": rates},
+        "position_shaping": {"start": 0},
+        "passk_training": {"k": 4},
+        "reference_reset": {"every": RESET_EVERY},
+    }
+    return special.get(name, {})
+
+
+class Bench:
+    """One trained trainer, on whose last batch each strategy is tried."""
+
+    def __init__(self, trainer: ProbedTrainer, step: float, repeats: int) -> None:
+        self.trainer, self.step, self.repeats = trainer, step, repeats
+        self.inputs, self.output = trainer.latest
+        self.prompts = [row["prompt"] for row in self.inputs]
+        self.rewards = trainer._rewards()
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+
+    def overhead(self, name: str) -> Overhead:
+        strategy = build({name: settings(name, self.prompts)})
+        self.trainer.strategies = [strategy]
+        try:
+            parts = {"record": least(lambda: self.shaped(strategy), self.repeats)}
+            parts["loss"] = added(self.losses(self.shaped(strategy)), self.losses(self.output), self.repeats)
+            if overrides(strategy, "sampling"):
+                parts["sample"] = self.sampling(strategy)
+            if "entropy_coef" in strategy.arguments() or "temperature" in strategy.sampling(self.prompts):
+                parts["update"] = self.updates(strategy)
+            if overrides(strategy, "after_step"):
+                parts["after"] = self.after_steps(strategy)
+        finally:
+            self.trainer.strategies = []
+        return Overhead(name, parts, self.step)
+
+    def shaped(self, strategy: Strategy) -> dict[str, Any]:
+        """The generation batch as the strategy leaves it."""
+        output = dict(self.output)
+        batch = self.trainer._gathered_batch(output, self.inputs, self.rewards)
+        self.trainer._apply(shape([strategy], batch), output, batch)
+        return output
+
+    def losses(self, output: dict[str, Any]) -> Callable[[], None]:
+        """The loss of all micro-batches, forward and backward, from log-probabilities on."""
+        trainer, forward = self.trainer, "_get_per_token_logps_and_entropies"
+        batches = split_tensor_dict(output, trainer.args.steps_per_generation)
+        logps = [torch.full(batch["completion_ids"].shape, -1.0, device=trainer.model.device) for batch in batches]
+
+        def run() -> None:
+            for batch, values in zip(batches, logps, strict=True):
+                leaf = values.detach().requires_grad_()
+                setattr(trainer, forward, lambda *_, leaf=leaf, **__: (leaf, -leaf.detach(), None))
+                trainer._compute_loss(trainer.model, batch).backward()
+            delattr(trainer, forward)  # the class has its own
+
+        return run
+
+    def sampling(self, strategy: Strategy) -> float:
+        """Rollouts with and without it, all of the full length since it may change where answers end; then to scale."""
+        trainer = self.trainer
+        recorded, ends = (trainer._records, trainer._row_temperature), trainer.eos_token_ids
+        trainer.eos_token_ids = []
+
+        def sample(strategies: list[Strategy]) -> Callable[[], None]:
+            def run() -> None:
+                trainer.strategies = strategies
+                trainer._rollout(self.prompts, trainer)
+
+            return run
+
+        difference = added(sample([strategy]), sample([]), min(self.repeats, 5))
+        trainer._records, trainer._row_temperature = recorded
+        trainer._old_logps, trainer.eos_token_ids = None, ends
+        return difference * float(self.output["completion_mask"].float().mean())
+
+    def updates(self, strategy: Strategy) -> float:
+        """Forward and backward of one micro-batch with the entropy's gradient, or with a temperature for each row, and
+        without; times the number of micro-batches."""
+        trainer = self.trainer
+        batches = split_tensor_dict(self.output, trainer.args.steps_per_generation)
+        plain, changed = dict(batches[0]), dict(batches[0])
+        temperatures = strategy.sampling(self.prompts[: trainer.args.per_device_train_batch_size]).get("temperature")
+        if temperatures is not None:
+            changed["row_temperature"] = torch.tensor(temperatures, device=trainer.model.device)
+        bonus = strategy.arguments().get("entropy_coef", 0.0)
+
+        def update(batch: dict[str, Any], bonus: float) -> Callable[[], None]:
+            def run() -> None:
+                trainer._entropy_bonus_enabled, trainer.entropy_coef = bonus > 0, bonus
+                trainer._compute_loss(trainer.model, batch).backward()
+                trainer.model.zero_grad()
+
+            return run
+
+        difference = added(update(changed, bonus), update(plain, 0.0), min(self.repeats, 5))
+        trainer._entropy_bonus_enabled, trainer.entropy_coef = False, 0.0
+        return difference * len(batches)
+
+    def after_steps(self, strategy: Strategy) -> float:
+        """Of one step out of many; a reset copies the weights, as it would to a reference."""
+        model = self.trainer.model
+        reference = {name: value.clone() for name, value in model.state_dict().items()}
+
+        def copy_weights() -> None:
+            for name, value in model.state_dict().items():
+                reference[name].copy_(value)
+
+        def steps() -> None:
+            for step in range(1, RESET_EVERY + 1):
+                strategy.after_step(StepState(step, 0.5, copy_weights, lambda: None))
+
+        return least(steps, min(self.repeats, 3)) / RESET_EVERY
+
+
+def show(found: list[Overhead], title: str) -> None:
+    names = list(dict.fromkeys(part for one in found for part in one.parts))
+    table = Table(title=title)
+    table.add_column("strategy", no_wrap=True)
+    for name in [*names, "of a step"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in sorted(found, key=lambda one: -one.ratio):
+        cells = [f"{1e3 * one.parts[name]:.2f}" if name in one.parts else "" for name in names]
+        table.add_row(one.strategy, *cells, f"{one.ratio:.2%}")
+    console = Console()
+    Console(width=console.width if console.is_terminal else 110).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="tiny", choices=["tiny", "smollm2-135m"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--generations", type=int, default=16)
+    parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=4, help="whole steps to time, after one that is not")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", nargs="*", default=list(REGISTRY), choices=list(REGISTRY))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+
+    probe = Probe()
+    with tempfile.TemporaryDirectory() as folder, disabled_progress():
+        trainer = make_trainer(args, folder, probe)
+        trainer.train()
+        trainer.model.train()
+        step = min(probe.steps)
+        bench = Bench(trainer, step, args.repeats)
+        found = [bench.overhead(name) for name in args.only]
+    name = torch.cuda.get_device_name() if args.device.startswith("cuda") else platform.processor() or "CPU"
+    size = f"{args.prompts * args.generations} answers of up to {args.max_tokens} tokens"
+    where = f"{args.shape}, {args.dtype}, {name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    spread = f"{step:.2f} s, the longest of {len(probe.steps)} {max(probe.steps):.2f} s"
+    show(found, f"{where}\na step of {size}: {spread}\nparts in ms")
+    if args.json:
+        report = {
+            "settings": {key: value for key, value in vars(args).items() if key != "json"},
+            "device": name,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "steps": probe.steps,
+            "strategies": [{**asdict(one), "ratio": one.ratio} for one in found],
+        }
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

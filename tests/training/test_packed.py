@@ -1,0 +1,89 @@
+"""The packed pass gives what a padded one gives: log-probabilities, entropies and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trl.trainer.utils import add_fused_lm_head
+
+from explorl.training.packed import PackedRows, packed_logps
+from tests.rollout.models import BUILDERS, build
+
+
+def ragged(lengths: list[tuple[int, int]], vocab: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Prompts padded on the left, completions on the right, as TRL lays them out."""
+    generator = torch.Generator().manual_seed(0)
+    prompt, completion = (max(pair[i] for pair in lengths) for i in (0, 1))
+    ids = torch.randint(3, vocab, (len(lengths), prompt + completion), generator=generator)
+    places = torch.arange(prompt + completion)
+    mask = torch.stack([(places >= prompt - p) & (places < prompt + c) for p, c in lengths]).long()
+    return ids, mask, completion
+
+
+def padded_logps(
+    model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, completion: int, temperature: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -completion - 1 : -1]
+    distribution = torch.log_softmax(logits.float() / temperature[:, None, None], dim=-1)
+    logps = distribution.gather(-1, ids[:, -completion:, None]).squeeze(-1)
+    counted = mask[:, -completion:].bool()
+    entropy = -(distribution.exp() * distribution).sum(-1)
+    return logps.where(counted, 0.0), entropy.where(counted, 0.0)
+
+
+LENGTHS = [(3, 7), (9, 1), (5, 12), (1, 4)]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("rows", ["one temperature", "own temperatures"])
+def test_log_probabilities_entropies_and_gradients(name: str, rows: str) -> None:
+    model = build(name)
+    add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    ids, mask, completion = ragged(LENGTHS, model.config.get_text_config().vocab_size)
+    own = rows == "own temperatures"
+    temperature = torch.tensor([0.5, 1.0, 1.5, 2.0]) if own else torch.full((4,), 0.7)
+    expected, expected_entropy = padded_logps(model, ids, mask, completion, temperature)
+    expected.sum().backward()
+    gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    logps, entropy = packed_logps(model, ids, mask, completion, temperature=temperature if own else None)
+    torch.testing.assert_close(logps, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-4, atol=1e-4)
+    logps.sum().backward()
+    for key, expected_gradient in gradients.items():
+        gradient = dict(model.named_parameters())[key].grad
+        assert gradient is not None, key
+        assert (gradient - expected_gradient).norm() <= 1e-4 * expected_gradient.norm() + 1e-6, key
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = build("llama")
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    before = model.config._attn_implementation
+    forwards = [module.forward for module in model.modules()]
+    ids, mask, completion = ragged(LENGTHS, model.config.vocab_size)
+    packed_logps(model, ids, mask, completion)
+    assert model.config._attn_implementation == before
+    assert [module.forward for module in model.modules()] == forwards
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from([None, 1, 3]))
+@settings(max_examples=40, deadline=None)
+def test_attention_stays_within_each_sequence(lengths: list[int], window: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens, heads, size = sum(lengths), 2, 4
+    query = torch.randn(1, heads, tokens, size, generator=generator)
+    key, value = torch.randn(2, 1, 1, tokens, size, generator=generator)
+    out = PackedRows(torch.tensor(lengths), tokens).attend(query, key, value, 0.5, window, None)
+    start = 0
+    for length in lengths:
+        for place in range(length):
+            first = 0 if window is None else max(0, place + 1 - window)
+            seen = slice(start + first, start + place + 1)
+            scores = 0.5 * query[0, :, start + place] @ key[0, 0, seen].T
+            expected = torch.softmax(scores, dim=-1) @ value[0, 0, seen]
+            torch.testing.assert_close(out[0, start + place], expected, rtol=1e-4, atol=1e-5)
+        start += length
