@@ -197,6 +197,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
     """What surrounds CUDA graphs: buckets, several steps between two looks, moves to a smaller bucket."""
     from explorl.rollout import decoder as module
     from explorl.rollout import schedule
+    from explorl.rollout.sharing import Layout
 
     class Replay:
         def __init__(self, step: Any) -> None:
@@ -206,7 +207,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
 
     def capture(self: Any, rows: int, length: int, active: Any) -> Replay:
         captured.append((rows, length))
-        return Replay(lambda: self._step(rows, length, False, active))
+        return Replay(lambda: self._step(Layout(rows, rows, None, None), length, False, active))
 
     limits = [1, 17, 2, 9, 30, 1, 1, 4, 12, 3, 8, 25]
     params = SamplingParams(max_tokens=limits, stop_token_ids=(), seed=1)
@@ -218,7 +219,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
     engine = Engine(llama, batch_size=7)
     engine.generate(ids, 3, params)
     assert engine._decoder is not None
-    engine._decoder.use_graphs = True
+    engine._decoder.use_graphs, engine._decoder.cache.grouping = True, None
     assert same_tokens(engine.generate(ids, 3, params), want)
     assert {rows for rows, _ in captured} == {7, 4, 2, 1}
     assert {length for _, length in captured} <= {8, 16, 24, 30}

@@ -17,9 +17,6 @@ from explorl.training.grpo import REFERENCE_STATE, ExplorationTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-NEEDS_ENGINE: list[str] = ["bottom_p", "element_wise_temperature"]
-"""Strategies that change how tokens are sampled, which model.generate cannot do."""
-
 RATES = {f"{a} {b} {a + b}={2 * (a + b)}\n": (b % 4) / 4 for a in range(1, 5) for b in range(5, 9)}
 """Of the prompts that `make_trainer` trains on."""
 
@@ -44,19 +41,14 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 }
 """Hyperparameters with which a strategy acts on a policy of random weights within five steps."""
 
-ALONE = [{name: given} for name, settings in SETTINGS.items() if name not in NEEDS_ENGINE for given in settings]
-
-
-def awaits_fix(reason: str) -> pytest.MarkDecorator:
-    """A known fault of the trainer: the test fails, and says so when it no longer does."""
-    return pytest.mark.xfail(strict=True, reason=reason)
+ALONE = [{name: given} for name, settings in SETTINGS.items() for given in settings]
 
 
 def combinations(count: int, size: int) -> list[list[dict[str, Any]]]:
     """Seeded lists of different strategies in any order; no two of them replace the advantages."""
     draw, lists = random.Random(0), []
     while len(lists) < count:
-        names = draw.sample([name for name in REGISTRY if name not in NEEDS_ENGINE], size)
+        names = draw.sample(list(REGISTRY), size)
         if sum(REGISTRY[name].replaces_advantage for name in names) < 2:
             lists.append([{name: draw.choice(SETTINGS[name])} for name in names])
     return lists
@@ -176,7 +168,6 @@ def test_a_batch_may_serve_several_updates_without_iterations(run: Run) -> None:
     check_resumed(whole, run(strategies, resume=3, **changes))
 
 
-@awaits_fix("the mean reward of the batch is not in the checkpoint")
 def test_a_stall_is_counted_through_a_checkpoint(run: Run) -> None:
     """The batch of steps 4 to 6 is of before the checkpoint, and so is its reward, which the reset at step 5 takes."""
     strategies, changes = [{"reference_reset": {"on_stall": 2}}], {"num_iterations": 3, "max_steps": 8, "save_steps": 4}
@@ -185,7 +176,6 @@ def test_a_stall_is_counted_through_a_checkpoint(run: Run) -> None:
     check_resumed(whole, run(strategies, resume=4, **changes), after=4)
 
 
-@awaits_fix("transformers reads no trained adapter from a checkpoint that has one of another name in a subfolder")
 def test_adapters_resume_after_their_reference_was_reset(run: Run) -> None:
     from peft import LoraConfig
 
@@ -198,7 +188,6 @@ def test_adapters_resume_after_their_reference_was_reset(run: Run) -> None:
     check_resumed(whole, run(strategies, options=lora(), resume=3))
 
 
-@awaits_fix("TRL's sampler draws the order of an epoch from what it has drawn in this process")
 def test_resumes_in_the_second_epoch(run: Run) -> None:
     """Two batches are an epoch; after the checkpoint come the rest of the second one and a third."""
     changes = {"per_device_train_batch_size": 16, "num_iterations": 1}
@@ -216,7 +205,6 @@ def test_resuming_with_other_strategies_is_refused(run: Run) -> None:
 # --- which prompts -------------------------------------------------------------------------------------------------
 
 
-@awaits_fix("a data set given by position passes the strategies by")
 def test_a_curriculum_applies_however_the_data_set_is_given(make_trainer: Callable[..., Any]) -> None:
     curriculum = {"curriculum": {"solve_rates": RATES, "above": 0.5}}
     by_name = make_trainer(ExplorationTrainer, options={"strategies": [curriculum]})
@@ -233,7 +221,6 @@ def test_a_curriculum_applies_however_the_data_set_is_given(make_trainer: Callab
     assert len(by_position.train_dataset) == 4
 
 
-@awaits_fix("any order switches TRL's shuffling off")
 def test_only_a_curriculum_with_an_order_switches_shuffling_off(make_trainer: Callable[..., Any]) -> None:
     for mode, shuffled in (("solved", True), ("easy_first", False)):
         curriculum = {"curriculum": {"solve_rates": RATES, "mode": mode}}

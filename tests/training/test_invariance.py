@@ -189,7 +189,6 @@ def test_two_processes(small_policy: Path, tmp_path: Path) -> None:
         assert difference(found[f"{name} {loss}"], expected(small_policy, name, loss)) < 1e-5, (name, loss)
 
 
-@pytest.mark.xfail(strict=True, reason="a checkpoint has the batch of the first process only")
 def test_two_processes_resume_in_the_middle_of_a_reuse(small_policy: Path, tmp_path: Path) -> None:
     """Each process finds its own part of the batch in the checkpoint."""
     found = on_two_processes(small_policy, tmp_path, "resume")

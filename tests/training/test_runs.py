@@ -181,3 +181,26 @@ def test_a_full_disk_during_a_checkpoint_is_one_clear_error(small_policy: Path, 
     config.training.steps = whole[-1] + 2
     run_grpo(config, store, console=Console(quiet=True))
     assert steps_of(store) == list(range(1, whole[-1] + 3))
+
+
+@pytest.mark.slow
+def test_the_tiny_policy_is_made_again_from_nothing(tmp_path: Path) -> None:
+    """`explorl sft --preset tiny`: about a quarter of an hour on two cores, and the accuracy of the shipped weights."""
+    from explorl.evaluation import evaluate, protocol
+    from explorl.metrics import paired_difference
+    from explorl.models import load_policy, tiny_checkpoint
+    from explorl.tasks import get_task
+    from explorl.training.sft import run_sft
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    config = load_config(preset="tiny")
+    made = run_sft(config, RunStore.create(tmp_path / "sft", config.dump()), console=Console())
+    shipped, again = (json.loads((f / "recipe.json").read_text()) for f in (tiny_checkpoint(), made))
+    assert again["sft"] == shipped["sft"]
+    task = get_task("countdown-mini")
+    problems, how = task.problems("holdout"), protocol("plain", samples=8, max_tokens=64)
+    old, new = (evaluate(load_policy(name), task, problems, how) for name in ("tiny", str(made)))
+    difference = paired_difference(new.per_problem(1), old.per_problem(1))
+    # two trainings of one recipe differ by more than the problems' interval: rounding alone moves them some points
+    assert difference.low < 0.03
+    assert difference.high > -0.03

@@ -302,7 +302,6 @@ def test_what_was_recorded_while_sampling_is_what_a_forward_says(show: Show) -> 
     check_recorded(trainer, output, batch)
 
 
-@pytest.mark.xfail(strict=True, reason="the trainer makes a reward of 0 of it")
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_an_answer_that_could_not_be_scored_has_no_reward(show: Show) -> None:
     """Strategies leave it out (NaN); as a reward of 0 it would be punished as wrong."""

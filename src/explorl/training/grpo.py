@@ -8,6 +8,7 @@ processes into a `Batch`, lets the strategies act on it, and puts per-token tens
     loss_t = −min(r·A, clip(r, 1 − low, 1 + high)·A)·weight + β·k3(π_ref, π_θ)·kl_weight + penalties
     r = exp(log π − log π_old),   k3 = exp(log π_ref − log π) − (log π_ref − log π) − 1
 
+(k3·r instead of k3 where `GRPOConfig.use_bias_correction_kl` says so, which is TRL's default.)
 With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
 """
 
@@ -21,10 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import send_to_device
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from explorl.metrics.tokens import branching_factor, token_entropy
 from explorl.rollout import Engine, PaddedRollouts, SamplingParams
@@ -34,7 +37,7 @@ from explorl.training.packed import packed_logps
 from explorl.training.shaping import Shaped, shape
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
-STRATEGY_STATE, REFERENCE_STATE, BUFFER_STATE = "strategies.json", "reference.safetensors", "generation_batch.pt"
+STRATEGY_STATE, REFERENCE_STATE, BUFFER_STATE = "strategies.json", "reference.safetensors", "generation_batch_{}.pt"
 
 StrategyLike = Strategy | str | Mapping[str, Any]
 
@@ -70,6 +73,7 @@ class ExplorationTrainer(GRPOTrainer):
         model: Any,
         reward_funcs: Any = None,
         args: GRPOConfig | None = None,
+        train_dataset: Any = None,
         *more: Any,
         strategies: Sequence[StrategyLike] = (),
         engine: Literal["explorl", "generate", "vllm"] | None = None,
@@ -89,9 +93,9 @@ class ExplorationTrainer(GRPOTrainer):
             strategy.check(num_generations=args.num_generations)
         if engine == "vllm":
             args.use_vllm = True
-        if "train_dataset" in options:
-            options["train_dataset"] = self._ordered(options["train_dataset"], args)
-        super().__init__(model, reward_funcs, args, *more, **options)
+        if train_dataset is not None:
+            train_dataset = self._ordered(train_dataset)
+        super().__init__(model, reward_funcs, args, train_dataset, *more, **options)
         self._use_engine(engine)
         self._packed = not args.gradient_checkpointing if packed is None else packed
 
@@ -137,14 +141,24 @@ class ExplorationTrainer(GRPOTrainer):
 
             warnings.warn(message, UserWarning, stacklevel=3)
 
-    def _ordered(self, dataset: Any, args: GRPOConfig) -> Any:
+    def _ordered(self, dataset: Any) -> Any:
         """The data set as the strategies want it: which prompts, in which order."""
         for strategy in self.strategies:
             order = strategy.order([prompt_text(prompt) for prompt in dataset["prompt"]])
             if order is not None:
                 dataset = dataset.select(list(order))
-                args.shuffle_dataset = False
         return dataset
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        return _ResumableSampler(
+            sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
 
     # ---------------------------------------------------------------- sample, reward, record, shape
     def _rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -295,7 +309,7 @@ class ExplorationTrainer(GRPOTrainer):
             branching=everywhere(branching),
             mask=everywhere(mask),
             advantages=everywhere(output["advantages"].unsqueeze(1) * mask),
-            rewards=rewards.nan_to_num(0.0),
+            rewards=rewards,
             group=torch.arange(len(rewards), device=rewards.device) // self.num_generations,
             truncated=self.accelerator.gather(truncated),
             temperature=(
@@ -521,16 +535,24 @@ class ExplorationTrainer(GRPOTrainer):
     # ---------------------------------------------------------------- checkpoints
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self._buffered_inputs is not None and self._step % (self.args.steps_per_generation * self.num_iterations):
+            torch.save(self._buffered_inputs, folder / BUFFER_STATE.format(self.accelerator.process_index))
         if not self.args.should_save:
             return
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in self.strategies]
-        (folder / STRATEGY_STATE).write_text(json.dumps({"step": self._step, "strategies": memories}))
+        state = {"step": self._step, "reward": self._mean_reward, "strategies": memories}
+        (folder / STRATEGY_STATE).write_text(json.dumps(state))
         if self._reference_moved:
             weights = self._reference_weights()
             save_file({key: value.detach().cpu().clone() for key, value in weights.items()}, folder / REFERENCE_STATE)
-        if self._buffered_inputs is not None and self._step % (self.args.steps_per_generation * self.num_iterations):
-            torch.save(self._buffered_inputs, folder / BUFFER_STATE)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # transformers reads the adapters in subfolders, where there are any ("ref"), and then not the trained one
+        if os.path.isdir(os.path.join(resume_from_checkpoint, "ref")):
+            policy = self.accelerator.unwrap_model(self.model)
+            policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -545,14 +567,24 @@ class ExplorationTrainer(GRPOTrainer):
         for strategy, entry in zip(self.strategies, saved["strategies"], strict=True):
             strategy.memory.clear()
             strategy.memory.update(entry["memory"])
-        self._step = saved["step"]
+        self._step, self._mean_reward = saved["step"], saved.get("reward", math.nan)
         if (folder / REFERENCE_STATE).exists():
             self._load_reference(load_file(folder / REFERENCE_STATE))
             self._reference_moved = True
-        if (folder / BUFFER_STATE).exists():
-            self._buffered_inputs = torch.load(
-                folder / BUFFER_STATE, map_location=self.accelerator.device, weights_only=True
-            )
+        batch = folder / BUFFER_STATE.format(self.accelerator.process_index)
+        if batch.exists():  # via the CPU: torch cannot map to the "cpu:0" of a process among several
+            rows = torch.load(batch, map_location="cpu", weights_only=True)
+            self._buffered_inputs = send_to_device(rows, self.accelerator.device)
+
+
+class _ResumableSampler(RepeatSampler):
+    """TRL's order of the prompts, which in a resumed run would begin with that of the first epoch again."""
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(epoch):
+                torch.randperm(self.num_samples, generator=self.generator)
 
 
 class _AfterStep(TrainerCallback):

@@ -41,6 +41,7 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         max_grad_norm=training.max_grad_norm,
         beta=training.beta,
         loss_type=training.loss,
+        use_bias_correction_kl=False,
         epsilon=training.clip_low,
         epsilon_high=training.clip_high,
         scale_rewards=training.scale_rewards,

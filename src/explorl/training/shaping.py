@@ -44,16 +44,19 @@ def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
     counted = batch.mask > 0
     tokens = max(int(counted.sum()), 1)
 
+    def prefix(strategy: Strategy) -> str:
+        return f"strategy/{strategy.name or type(strategy).__name__}"
+
     def log(strategy: Strategy, what: str, before: Tensor, after: Tensor) -> None:
         change = (after - before).abs()[counted].float()
-        metrics[f"strategy/{strategy.name}/{what}_change"] = (change.sum() / tokens).item()
-        metrics[f"strategy/{strategy.name}/{what}_tokens"] = float((change > 0).sum().item())
+        metrics[f"{prefix(strategy)}/{what}_change"] = (change.sum() / tokens).item()
+        metrics[f"{prefix(strategy)}/{what}_tokens"] = float((change > 0).sum().item())
 
     for strategy in strategies:
         advantages = strategy.advantages(batch)
         if advantages is not None:
             log(strategy, "advantage", batch.advantages, advantages)
-            batch = batch.with_(advantages=torch.where(counted, advantages, 0.0))
+            batch = batch.with_(advantages=torch.where(counted, advantages, 0.0).to(batch.advantages.dtype))
 
     ones = torch.ones_like(batch.mask)
     loss_mask, weights, kl_weights = batch.mask.clone(), ones, ones
@@ -63,10 +66,11 @@ def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
         selected = strategy.select(batch)
         if selected is not None:
             log(strategy, "masked", ones, selected)
-            loss_mask = loss_mask * selected
+            loss_mask = loss_mask * selected.to(loss_mask.dtype)
         factors = strategy.weights(batch)
         if factors is not None:
             log(strategy, "weight", ones, factors)
+            factors = factors.to(ones.dtype)
             weights = weights * factors
             kl_weights = kl_weights * factors if strategy.weighs_kl else kl_weights
         bounds = strategy.clip(batch)
@@ -74,5 +78,5 @@ def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
             low, high = (torch.as_tensor(b, device=ones.device, dtype=ones.dtype).expand_as(ones) for b in bounds)
             clip = (low, high)
         kept.update({f"{index}/{name}": tensor for name, tensor in strategy.keep(batch).items()})
-        metrics.update({f"strategy/{strategy.name}/{name}": value for name, value in strategy.metrics(batch).items()})
+        metrics.update({f"{prefix(strategy)}/{name}": value for name, value in strategy.metrics(batch).items()})
     return Shaped(batch.advantages, loss_mask, weights, kl_weights, clip, kept, metrics)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
@@ -16,18 +18,26 @@ from explorl.store import RunStore, atomic_folder
 class StoredCheckpoints:
     """Mixin of a transformers Trainer: a checkpoint gets its name only when it is whole."""
 
+    args: Any
+    accelerator: Any
     store: RunStore
     keep_checkpoints: int = 2
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        final = self.args.output_dir  # type: ignore[attr-defined]
-        with self.store.stage_checkpoint() as staging:
-            self.args.output_dir = str(staging)  # type: ignore[attr-defined]
+        accelerator = self.accelerator
+        main = accelerator.is_main_process
+        final = self.args.output_dir
+        with self.store.stage_checkpoint() if main else nullcontext() as staging:
+            # all processes write into one folder, and the main one gives it its name when they are done
+            self.args.output_dir = broadcast_object_list([str(staging)])[0]
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                accelerator.wait_for_everyone()
             finally:
-                self.args.output_dir = final  # type: ignore[attr-defined]
-        self.store.prune_checkpoints(self.keep_checkpoints)
+                self.args.output_dir = final
+        if main:
+            self.store.prune_checkpoints(self.keep_checkpoints)
+        accelerator.wait_for_everyone()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """A run folder has its provenance; TRL's card for the hub has no place in it."""
