@@ -35,9 +35,9 @@ def forced(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor
     return logits[len(prompt) - 1 : -1]
 
 
-def check_records(model: Any, rollouts: Rollouts, temperature: float = 1.0) -> None:
+def check_records(model: Any, rollouts: Any, temperature: float = 1.0, prompt_ids: Any = None) -> None:
     for rollout in rollouts:
-        logits = forced(model, rollouts.prompt_ids[rollout.prompt_index], rollout.token_ids)
+        logits = forced(model, (prompt_ids or rollouts.prompt_ids)[rollout.prompt_index], rollout.token_ids)
         picked = torch.tensor(rollout.token_ids)[:, None]
         logp = (logits / temperature).log_softmax(-1).gather(1, picked)[:, 0]
         probs = logits.softmax(-1)

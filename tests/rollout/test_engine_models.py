@@ -151,6 +151,38 @@ def test_a_module_that_only_looks_like_a_norm_is_left_alone() -> None:
     assert not Fusion(nn.Sequential(OddRMSNorm()), torch.float32, use_kernels=False).replacements
 
 
+@pytest.mark.parametrize(("name", "used"), [("llama", True), ("qwen2", True), ("qwen3", True), ("gemma3", False)])
+def test_the_written_out_pass_is_used_where_it_agrees(name: str, used: bool) -> None:
+    model = build(name)
+    engine = Engine(model)
+    fast = engine.generate(prompts(), 2, PARAMS)
+    assert engine._decoder is not None
+    assert (engine._decoder._written_out is not None) is used
+    seen: list[Any] = []
+    hook = model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    slow = engine.generate(prompts(), 2, PARAMS)
+    assert engine._decoder._written_out is None
+    assert seen  # a hook on a layer is called
+    assert same_tokens(fast, slow)
+    hook.remove()
+    assert same_tokens(fast, engine.generate(prompts(), 2, PARAMS))
+    assert (engine._decoder._written_out is not None) is used
+
+
+def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    original = type(model.model.layers[0]).forward
+    monkeypatch.setattr(
+        type(model.model.layers[0]),
+        "forward",
+        lambda self, x, *args, **kwargs: 1.1 * original(self, x, *args, **kwargs),
+    )
+    engine = Engine(model)
+    check_records(model, engine.generate(prompts(), 1, PARAMS))
+    assert engine._decoder is not None
+    assert engine._decoder._written_out is None
+
+
 # Models that cannot be decoded
 
 

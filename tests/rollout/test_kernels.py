@@ -132,12 +132,15 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
 
 
 def test_fused_operations() -> None:
-    from explorl.rollout.triton_fused import gated, rms_norm, rotary
+    from explorl.rollout.triton_fused import add_rms_norm, gated, rms_norm, rotary
 
     x, weight = random(5, 1, 48), random(48, seed=1)
     want = torch.rms_norm(x, (48,), weight + 1, 1e-5)
     torch.testing.assert_close(rms_norm(x, weight, 1e-5, 1.0, False), want)
     up = random(5, 1, 48, seed=2)
+    total, normed = add_rms_norm(x, up, weight, 1e-5)
+    torch.testing.assert_close(total, x + up)
+    torch.testing.assert_close(normed, torch.rms_norm(x + up, (48,), weight, 1e-5))
     torch.testing.assert_close(gated(x, up, False), torch.nn.functional.silu(x) * up)
     torch.testing.assert_close(gated(x, up, True), torch.nn.functional.gelu(x, approximate="tanh") * up)
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -148,7 +151,7 @@ def test_fused_operations() -> None:
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 def test_the_engine_with_kernels_gives_the_same_tokens(name: str) -> None:
     model = build(name).to(DEVICE)
     ids = prompts((3, 11, 1))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
+from explorl.metrics.tokens import branching_factor
 from explorl.rollout import ranking, rng
 from explorl.rollout.processors import BottomPLogitsProcessor
 from explorl.rollout.ranking import branching_count, head_mask, mass_head, search_head
@@ -202,14 +203,16 @@ def test_search_finds_what_the_sort_finds(vocab: int) -> None:
         assert torch.equal(found, ranking.kth_largest(x, torch.full((12,), k)))
 
 
-@pytest.mark.parametrize("vocab", [20, 97, 6000])
+@pytest.mark.parametrize("vocab", [20, 97, 6000, 20000])
 def test_branching_count(vocab: int) -> None:
     x = torch.cat([logits(8, vocab, scale) for scale in (0.1, 1.0, 4.0)])
-    x[0] = 0.0
-    probs = x.double().softmax(-1)
+    x[0], x[1, : vocab // 2] = 0.0, -INF
+    x[2] = x[2].bfloat16().float()
+    probs = x.softmax(-1).double()
     ranked = probs.sort(-1, descending=True).values.cumsum(-1)
-    want = (ranked < 0.95 * (1 - 1e-12)).sum(-1) + 1
+    want = (ranked < 0.95 * (1 - 1e-12) * ranked[:, -1:]).sum(-1) + 1
     assert torch.equal(branching_count(x, x.softmax(-1)), want)
+    assert torch.equal(want[3:], branching_factor(x)[3:])
 
 
 # Draws

@@ -166,7 +166,7 @@ def shared_attention(
         scores = scores.div_(cap).tanh_().mul_(cap)
     if bias is not None:
         scores = scores.add_(bias)
-    weights = torch.softmax(scores, -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     length = prompt[0].shape[1]
     return torch.baddbmm(product(weights[..., :length], prompt[1]), weights[..., length:], own[1])
 

@@ -26,8 +26,8 @@ from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
 COPY_BYTES = 64 << 20
 """Most memory that a copy of rows takes on its way."""
-FEW_HEADS = 4
-"""Key/value heads up to which one product serves all heads of a row."""
+FEW_COLUMNS = 1024
+"""Columns, counted once for each key/value head, up to which one product serves all heads of a row."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,9 @@ class SlotCache(_Base):
         device = state.ints.device
         self._first = torch.arange(slots, device=device) * length
         self._columns = torch.arange(max(length, prompts.length), device=device)
-        self.rows, self.length, self.even = slots, length, False
+        self.ints, self.rows, self.length, self.even = state.ints, slots, length, False
         self.grouping: Grouping | None = None
+        self._grouped: tuple[Any, ...] = ()
         self._layer = 0
         self._step: dict[Any, Any] = {}
         """What the layers of one step share: places of the new tokens, and biases."""
@@ -182,11 +183,13 @@ class SlotCache(_Base):
     def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
         """Says which prompt entry each row belongs to (−1: none) and how long the prompts are."""
         device = self.state.ints.device
-        self.grouping = Grouping.of(entries, lengths, device) if device.type == "cpu" else None
+        known = (entries.tobytes(), int(lengths.max()), int(lengths.min()))
+        if device.type == "cpu" and known != self._grouped:
+            self.grouping, self._grouped = Grouping.of(entries, lengths, device), known
 
-    def look(self, rows: int, length: int, even: bool = False) -> None:
-        """Prepares a step of the first rows over the first columns of their slots; ``even``: all rows fill them."""
-        self.rows, self.length, self.even = rows, length, even
+    def look(self, ints: Tensor, length: int, even: bool = False) -> None:
+        """Prepares a step of rows with these `State.ints` over the first columns; ``even``: all rows fill them."""
+        self.ints, self.rows, self.length, self.even = ints, ints.shape[1], length, even
         self._step.clear()
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
@@ -202,8 +205,7 @@ class SlotCache(_Base):
     def _places(self) -> Tensor:
         """Where the new token of every row goes, in a slot cache seen as (slot · column, head · size)."""
         if "places" not in self._step:
-            ints = self.state.ints[:, : self.rows]
-            self._step["places"] = self._first[: self.rows] + ints[POSITION] - ints[OFFSET]
+            self._step["places"] = self._first[: self.rows] + self.ints[POSITION] - self.ints[OFFSET]
         return self._step["places"]
 
     def attend(
@@ -214,12 +216,12 @@ class SlotCache(_Base):
         group = heads // kv_heads
         own = self.keys[self._layer][:rows, : self.length], self.values[self._layer][:rows, : self.length]
         prompt = self.prompts.keys[self._layer], self.prompts.values[self._layer]
-        rows_of: Grouping | Tensor = self.state.ints[PROMPT, :rows]
+        rows_of: Grouping | Tensor = self.ints[PROMPT]
         if grouping is not None:
             rows_of = grouping
             prompt = tuple(part[: grouping.entries, : grouping.length] for part in prompt)  # type: ignore[assignment]
         query = query[:, :, 0] * scale
-        if kv_heads <= FEW_HEADS:
+        if kv_heads * (prompt[0].shape[1] + self.length) <= FEW_COLUMNS:
             # One product for all heads of a row, foreign heads hidden: wasteful, but far fewer small products.
             bias = self._bias(window, kv_heads, group)
             own, prompt = ((k.flatten(1, 2), v.flatten(1, 2)) for k, v in (own, prompt))
@@ -270,7 +272,7 @@ class SlotCache(_Base):
         grouping = self.grouping
         if window is None and self.even and grouping is not None and grouping.even:
             return None
-        ints = self.state.ints[:, : self.rows, None]
+        ints = self.ints[..., None]
         prompt = self._columns[: self.prompts.length if grouping is None else grouping.length]
         newest, own = ints[POSITION] - ints[OFFSET], self._columns[: self.length]
         hidden = torch.cat([prompt >= ints[OFFSET], own > newest], dim=-1)

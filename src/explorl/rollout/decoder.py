@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from explorl.rollout.llama import written_out
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
+from explorl.rollout.sharing import Layout
 from explorl.rollout.state import POSITION, TOKEN, State
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Decoder:
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
         self.state = State(plan.slots, plan.tokens, vocab, device)
         cache_type: type[SlotCache] = SlotCache
-        self.sample: Callable[[Tensor, State, Active], None] = sample_step
+        self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = sample_step
         if use_kernels:
             from explorl.rollout.kernels import KernelCache, sample_step_kernel
 
@@ -61,7 +62,8 @@ class Decoder:
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._written_out = written_out(model, Probe, use_kernels)
-        self._fusion = Fusion(model, layers[0].dtype, use_kernels and self._written_out is None)
+        self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
+        logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
 
     def drop_graphs(self) -> None:
@@ -103,24 +105,31 @@ class Decoder:
 
     # Decoding
 
-    def run(self, rows: int, length: int, even: bool, steps: int, active: Active) -> None:
-        """Decodes the first rows, whose slots hold up to (or, ``even``, all) ``length`` tokens now, for some steps."""
+    @property
+    def shares(self) -> bool:
+        """Whether samples that have drawn the same tokens are decoded as one row."""
+        return self.device.type == "cpu" and not self.use_graphs
+
+    def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
+        """Decodes for some steps; the rows hold up to (or, ``even``, all) ``length`` tokens now."""
         for step in range(steps):
             if self.use_graphs:
-                self._replay(rows, self._bucket(length + steps), active)
+                self._replay(layout.rows, self._bucket(length + steps), active)
             else:
-                self._step(rows, min(length + step + 1, self.plan.tokens), even and step == 0, active)
+                self._step(layout, min(length + step + 1, self.plan.tokens), even and step == 0, active)
 
     def _bucket(self, length: int) -> int:
         if self.use_kernels:
             return self.plan.tokens
         return min(-(-length // LENGTH_BUCKET) * LENGTH_BUCKET, self.plan.tokens)
 
-    def _step(self, rows: int, length: int, even: bool, active: Active) -> None:
-        ints = self.state.ints
-        self.cache.look(rows, length, even)
-        logits = self._logits(ints[TOKEN, :rows, None], ints[POSITION, :rows, None], self.cache)
-        self.sample(logits, self.state, active)
+    def _step(self, layout: Layout, length: int, even: bool, active: Active) -> None:
+        ints, row_of = self.state.ints[:, : layout.rows], None
+        if layout.lead is not None and layout.row_of is not None:
+            ints, row_of = self.state.ints[:, torch.from_numpy(layout.lead)], torch.from_numpy(layout.row_of)
+        self.cache.look(ints, length, even)
+        logits = self._logits(ints[TOKEN, :, None], ints[POSITION, :, None], self.cache)
+        self.sample(logits, self.state, active, row_of)
 
     def _replay(self, rows: int, length: int, active: Active) -> None:
         key = (rows, length, active)
@@ -133,7 +142,7 @@ class Decoder:
             except RuntimeError as error:
                 logger.warning("this model cannot be captured as a CUDA graph (%s); decoding step by step", error)
                 self.use_graphs = False
-                return self._step(rows, length, False, active)
+                return self._step(Layout(rows, rows, None, None), length, False, active)
         graph.replay()
 
     def _capture(self, rows: int, length: int, active: Active) -> torch.cuda.CUDAGraph:
@@ -146,7 +155,7 @@ class Decoder:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._step(rows, length, False, active)
+                self._step(Layout(rows, rows, None, None), length, False, active)
                 for tensor, old in zip(kept, before, strict=True):
                     tensor.copy_(old)
         torch.cuda.current_stream(self.device).wait_stream(stream)
@@ -154,5 +163,5 @@ class Decoder:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(rows, length, False, active)
+            self._step(Layout(rows, rows, None, None), length, False, active)
         return graph

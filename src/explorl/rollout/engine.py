@@ -18,7 +18,7 @@ from torch import nn
 from explorl.rollout.attention import sampling_mode
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
-from explorl.rollout.plan import Plan, make_plan
+from explorl.rollout.plan import Plan, free_memory, make_plan
 from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import Active, SamplingParams
@@ -84,7 +84,7 @@ class Engine:
         self._refresh(device)
         requests = self._requests(prompts, n, params)
         active = Active.of(params, requests.rows)
-        decoder = self._prepare(requests, device)
+        decoder = self._prepare(requests, active, device)
         if decoder.state.set_stops(requests.stop_ids):
             decoder.drop_graphs()
         assert self.plan is not None
@@ -123,7 +123,7 @@ class Engine:
         self._decoder = None
         self._signature = signature
 
-    def _prepare(self, requests: Requests, device: torch.device) -> Decoder:
+    def _prepare(self, requests: Requests, active: Active, device: torch.device) -> Decoder:
         kernels = _have_kernels(device) if self.use_kernels is None else self.use_kernels
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
@@ -137,10 +137,10 @@ class Engine:
             prompt_tokens=max(len(prompt) for prompt in requests.different),
             tokens=int(requests.rows["max_tokens"].max()),
             vocab=self.vocab,
-            logit_bytes=itemsize if kernels else 16 + itemsize,
+            logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
             batch_size=self.batch_size,
-            budget=self.memory_budget,
+            budget=self._budget(device),
             device=device,
         )
         if plan.split and not self._warned:
@@ -159,6 +159,13 @@ class Engine:
             )
         self.plan = plan
         return self._decoder
+
+    def _budget(self, device: torch.device) -> int:
+        """Bytes that the engine may hold, what it holds already included."""
+        if self.memory_budget is not None:
+            return self.memory_budget
+        held = 0 if self._decoder is None else self._decoder.plan.bytes
+        return (free_memory(device) + held) // 2
 
     def _config(self) -> Any:
         return self.model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
@@ -196,4 +203,5 @@ def model_signature(model: nn.Module) -> tuple[Any, ...]:
         for module in modules
         if hasattr(module, "merged_adapters")
     )
-    return tensors, adapters, tuple(id(module) for module in modules)
+    hooks = tuple(len(m._forward_hooks) + len(m._forward_pre_hooks) + ("forward" in m.__dict__) for m in modules)
+    return tensors, adapters, hooks, tuple(id(module) for module in modules)

@@ -36,7 +36,7 @@ class KernelCache(SlotCache):
             self.values[layer],
             self.prompts.keys[layer],
             self.prompts.values[layer],
-            self.state.ints,
+            self.ints,
             scale,
             window,
             cap,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -72,7 +73,11 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
 
 
 def make_plan(
@@ -86,19 +91,17 @@ def make_plan(
     logit_bytes: int,
     prefill_bytes: int,
     batch_size: int | None,
-    budget: int | None,
+    budget: int,
     device: torch.device,
 ) -> Plan:
     """The largest batch that the budget allows.
 
     ``prompts`` counts different ones. ``logit_bytes`` is what sampling holds for one entry of the logits,
-    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values. Without a budget, half
-    of the free memory is used.
+    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values.
     """
     token_bytes = sum(layer.bytes for layer in layers)
     step = LENGTH_STEP.get(device.type, 1)
     tokens, stored = _round_up(tokens, step), _round_up(max(1, prompt_tokens - 1), step)
-    budget = free_memory(device) // 2 if budget is None else budget
     prefill = max(stored, min(PREFILL_TOKENS.get(device.type, 2048), prompts * stored))
     while prefill > stored and prefill * prefill_bytes > budget // 8:
         prefill = max(stored, prefill // 2)

@@ -14,10 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-PRUNE_FROM = 4096
-"""Vocabulary from which the CPU drops hopeless tokens before it sorts a row."""
-
-
+BLOCK = 256
+"""Values summed at a time in a large vocabulary."""
 SLACK = 2e-7
 """Relative slack of a cut: float32 logits of 0.5 and 0.5 do not give exactly 0.5."""
 COUNT_SLACK = 1e-12
@@ -85,21 +83,24 @@ def branching_count(
     """Size of the smallest set of top tokens whose mass is at least ``mass``; ``probs`` is softmax(``scores``)."""
     if probs.device.type != "cpu":
         return mass_head(scores, mass, slack=COUNT_SLACK).size
-    values = probs.numpy()
-    rows, vocab = values.shape
-    if vocab < PRUNE_FROM:
-        # NumPy sorts floats several times faster than torch; from the small end, tokens outside the set come first.
-        rising = torch.from_numpy(np.sort(values, axis=-1)).double().cumsum(-1)
-        outside = rising <= (1 - mass * (1 - COUNT_SLACK)) * rising[:, -1:]
-        return vocab - outside.sum(-1)
-    else:
-        # Tokens below (1 − mass) / V together hold less than 1 − mass, so none of them is in the set.
-        floor = (1.0 - mass) / vocab
-        counts = np.empty(rows, dtype=np.int64)
-        for i, row in enumerate(values):
-            cumulative = np.cumsum(np.sort(row[row >= floor])[::-1], dtype=np.float64)
-            counts[i] = np.searchsorted(cumulative, mass * (1 - COUNT_SLACK) * row.sum(dtype=np.float64)) + 1
-    return torch.from_numpy(np.minimum(counts, vocab).astype(np.int64))
+    # NumPy sorts floats several times faster than torch. From the small end, tokens outside the set come first.
+    rising, vocab = np.sort(probs.numpy(), axis=-1), probs.shape[-1]
+    outside = 1 - mass * (1 - COUNT_SLACK)
+    if vocab <= 4 * BLOCK:
+        cumulative = torch.from_numpy(rising).double().cumsum(-1)
+        return vocab - (cumulative <= outside * cumulative[:, -1:]).sum(-1)
+    return torch.tensor([vocab - _reached(row, outside) for row in rising])
+
+
+def _reached(values: np.ndarray, share: float) -> int:
+    """How many of the first values together hold at most this share of the sum: by blocks, then inside one."""
+    whole = len(values) // BLOCK * BLOCK
+    ends = np.cumsum(values[:whole].reshape(-1, BLOCK).sum(-1, dtype=np.float64))
+    limit = share * (ends[-1] + values[whole:].sum(dtype=np.float64))
+    block = int(np.searchsorted(ends, limit, side="right"))
+    rest = limit - (ends[block - 1] if block else 0.0)
+    inside = np.cumsum(values[block * BLOCK : (block + 1) * BLOCK], dtype=np.float64)
+    return block * BLOCK + int(np.searchsorted(inside, rest, side="right"))
 
 
 def _sorted_head(scores: Tensor, target: Tensor, *, over: bool) -> Head:

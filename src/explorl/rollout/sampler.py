@@ -66,58 +66,77 @@ class Draw(NamedTuple):
     """True where the logits hold NaN or +inf."""
 
 
-def pick(weights: Float[Tensor, "rows vocab"], u: Float64[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """The token at which the running sum of the weights first exceeds u times their total."""
+def pick(
+    weights: Float[Tensor, "rows vocab"], u: Float64[Tensor, " seats"], row_of: Int[Tensor, " seats"] | None = None
+) -> Int[Tensor, " seats"]:
+    """The token at which the running sum of a seat's row of weights first exceeds u times its total."""
     rows, vocab = weights.shape
     if vocab <= 4 * BLOCK:
-        return _invert(weights, u)
+        return _invert(weights.double().cumsum(-1), u, row_of)
     whole = vocab // BLOCK
     sums = weights[:, : whole * BLOCK].view(rows, whole, BLOCK).sum(-1)
     if whole * BLOCK < vocab:
         sums = torch.cat([sums, weights[:, whole * BLOCK :].sum(-1, keepdim=True)], dim=-1)
-    block = _invert(sums, u)
-    ends = sums.double().cumsum(-1)
-    mass = sums.double().gather(-1, block[:, None])[:, 0]
-    inside = (u * ends[:, -1] - (ends.gather(-1, block[:, None])[:, 0] - mass)) / mass
-    index = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
-    values = weights.gather(-1, index.clamp(max=vocab - 1)).masked_fill(index >= vocab, 0.0)
-    return block * BLOCK + _invert(values, inside.clamp(0.0, 1.0 - 2.0**-53))
+    sums = sums.double() if row_of is None else sums.double()[row_of]
+    ends = sums.cumsum(-1)
+    block = _invert(ends, u)[:, None]
+    mass = sums.gather(-1, block)[:, 0]
+    inside = (u * ends[:, -1] - (ends.gather(-1, block)[:, 0] - mass)) / mass
+    index = block * BLOCK + torch.arange(BLOCK, device=weights.device)
+    row = torch.arange(rows, device=weights.device) if row_of is None else row_of
+    values = weights[row[:, None], index.clamp(max=vocab - 1)].masked_fill(index >= vocab, 0.0)
+    return block[:, 0] * BLOCK + _invert(values.double().cumsum(-1), inside.clamp(0.0, 1.0 - 2.0**-53))
 
 
-def _invert(weights: Tensor, u: Tensor) -> Tensor:
-    ends = weights.double().cumsum(-1)
+def _invert(ends: Tensor, u: Tensor, row_of: Tensor | None = None) -> Tensor:
+    if row_of is not None:
+        ends = ends[row_of]
     index = (ends <= (u * ends[:, -1])[:, None]).sum(-1)
-    return index.clamp(max=weights.shape[-1] - 1)
+    return index.clamp(max=ends.shape[-1] - 1)
 
 
-def draw(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> Draw:
-    """Samples from the logits of the state's first rows."""
-    rows = logits.shape[0]
-    ints, reals = state.ints[:, :rows], state.reals[:, :rows]
-    scores = logits.float().clamp(min=FLOOR)
+def draw(
+    logits: Float[Tensor, "rows vocab"],
+    state: State,
+    active: Active,
+    row_of: Int[Tensor, " seats"] | None = None,
+) -> Draw:
+    """Samples for the state's first seats; ``row_of`` is the row of each in the logits, where several share one."""
+    seats = logits.shape[0] if row_of is None else len(row_of)
+    ints, reals = state.ints[:, :seats], state.reals[:, :seats]
+    scores = logits.float()
+    if scores.device.type != "cpu" or not bool(scores.amin() > -torch.inf):
+        scores = scores.clamp(min=FLOOR)
     policy = torch.log_softmax(scores, -1)
-    probs = torch.exp(policy)
-    entropy = -torch.linalg.vecdot(probs, policy)
+    weights = torch.exp(policy)
+    entropy = -torch.linalg.vecdot(weights, policy)
+    branching = branching_count(policy, weights)
+    if row_of is not None:
+        entropy, branching = entropy[row_of], branching[row_of]
+        if active.temperature or active.warps:  # each seat warps its row in its own way
+            scores, policy, row_of = scores[row_of], policy[row_of], None
     broken = ~torch.isfinite(entropy)
-    branching = branching_count(policy, probs)
 
     if active.temperature:
         policy = torch.log_softmax(warp_temperature(scores, reals[TEMPERATURE]), -1)
     sampled = policy
     if active.warps:
-        sampled = torch.log_softmax(_warp(scores, policy, state, rows, active), -1)
-    weights = torch.exp(sampled) if active.temperature or active.warps else probs
+        sampled = torch.log_softmax(_warp(scores, policy, state, seats, active), -1)
+    if active.temperature or active.warps:
+        weights = torch.exp(sampled)
 
-    token = pick(weights, rng.uniform(ints[KEY], ints[STEP]))
+    token = pick(weights, rng.uniform(ints[KEY], ints[STEP]), row_of)
     if active.greedy:
         greedy = reals[TEMPERATURE] == 0
         best = scores
         if active.repetition and state.seen is not None:
-            best = warp_repetition(scores, state.seen[:rows], reals[REPETITION])
-        token = torch.where(greedy, best.argmax(-1), token)
+            best = warp_repetition(scores, state.seen[:seats], reals[REPETITION])
+        likeliest = best.argmax(-1) if row_of is None else best.argmax(-1)[row_of]
+        token = torch.where(greedy, likeliest, token)
     token = torch.where(broken, 0, token)
-    logp = policy.gather(-1, token[:, None])[:, 0]
-    logq = sampled.gather(-1, token[:, None])[:, 0] if active.warps else logp
+    row = torch.arange(seats, device=token.device) if row_of is None else row_of
+    logp = policy[row, token]
+    logq = sampled[row, token] if active.warps else logp
     if active.greedy:
         logq = torch.where(greedy, 0.0, logq)
     return Draw(token, logp, logq, entropy, branching, broken)
@@ -146,11 +165,13 @@ def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Activ
     return warped
 
 
-def sample_step(logits: Float[Tensor, "rows vocab"], state: State, active: Active) -> None:
-    """Draws a token for each of the first rows, records it, and moves the rows that go on to their next token."""
-    rows = logits.shape[0]
+def sample_step(
+    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " seats"] | None = None
+) -> None:
+    """Draws a token for each of the first seats, records it, and moves those that go on to their next token."""
+    rows = logits.shape[0] if row_of is None else len(row_of)
     ints = state.ints[:, :rows]
-    result = draw(logits, state, active)
+    result = draw(logits, state, active, row_of)
     running = ints[STATUS] == RUNNING
     good = running & ~result.broken
     step = ints[STEP].clamp(max=state.tokens - 1)[:, None]

@@ -1,4 +1,4 @@
-"""One call of the engine: admits requests into rows, decodes, collects what is finished, and refills."""
+"""One call of the engine: seats requests, decodes, collects what is finished, and refills."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from explorl.rollout.requests import Requests
 from explorl.rollout.rng import request_keys
 from explorl.rollout.rollouts import FinishReason, Rollout
 from explorl.rollout.sampling import Active
+from explorl.rollout.sharing import Layout, Rows
 from explorl.rollout.state import (
     BROKEN,
     IDLE,
@@ -29,18 +30,17 @@ from explorl.rollout.state import (
     TOKEN,
     TOP_K,
 )
+from explorl.rollout.stops import StopStrings
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
-"""Decode steps between two looks at which rows have finished."""
-STOP_STRING_STEPS = 8
-"""The same where stop strings have to be looked for in the text."""
+"""Decode steps between two looks at what has finished."""
 STATE_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "bottom_p", "bottom_p_frequency")
 
 _REASONS: dict[int, FinishReason] = {STOPPED: "stop", BROKEN: "error"}
 
 
 class Schedule:
-    """Runs all requests of one call."""
+    """Runs all requests of one call in ``slots`` seats."""
 
     def __init__(
         self,
@@ -53,47 +53,57 @@ class Schedule:
         on_finish: Callable[[Rollout], object] | None,
     ) -> None:
         self.decoder, self.requests, self.active, self.slots = decoder, requests, active, slots
-        self.tokenizer, self.stop, self.on_finish = tokenizer, stop, on_finish
+        self.tokenizer, self.on_finish = tokenizer, on_finish
         self.kind = decoder.device.type
         self.waiting = deque(range(len(requests)))
         self.results: list[Rollout | None] = [None] * len(requests)
         self.owner = np.full(slots, -1)
-        """The request in each row, −1 where there is none."""
+        """The request in each seat, −1 where there is none."""
         self.steps = np.zeros(slots, dtype=np.int64)
-        """Tokens sampled by each row, as of the last look."""
-        self.checked = np.zeros(slots, dtype=np.int64)
-        """Tokens of each row that were searched for stop strings."""
+        """Tokens sampled by each seat, as of the last look."""
+        self.rows = Rows(slots, share=decoder.shares)
+        self.stops = StopStrings(stop, tokenizer, slots)
         self.lengths = np.array([len(requests.different[prompt]) - 1 for prompt in requests.which])
         """Tokens in the prompt entry of each request."""
-        self.regroup = True
-        self.spoiled_rows: set[int] = set()
-        self.spoiled_entries: set[int] = set()
         self.keys = request_keys(requests.seed, range(len(requests)))
         self.stored: dict[int, int] = {}
         """Entry of each prompt that is kept, by its index in ``requests.different``."""
-        self.entry = np.full(slots, -1)
-        """Prompt entry of each row, −1 where there is none."""
+        self.spoiled_rows: set[int] = set()
+        self.spoiled_entries: set[int] = set()
 
     def run(self) -> list[Rollout]:
         decoder = self.decoder
         decoder.state.ints[STATUS] = IDLE
         while self.waiting or (self.owner >= 0).any():
             self._admit()
-            rows, length, even, steps = self._extent()
-            decoder.run(rows, length, even, steps, self.active)
-            self._collect(rows)
-            if not self.waiting:
-                self._compact(rows)
+            layout = self._layout()
+            busy = np.flatnonzero(self.owner >= 0)
+            held = self.steps[busy]
+            left = self.requests.rows["max_tokens"][self.owner[busy]] - held
+            steps = int(min(SYNC_STEPS.get(self.kind, 1), left.max()))
+            even = bool((held == held[0]).all())
+            decoder.run(layout, int(held.max()), even, steps, self.active)
+            self._collect(layout.seats)
+            self._rearrange()
         decoder.state.ints[STATUS] = IDLE
         self._clean(set(self.spoiled_rows), set(self.spoiled_entries))
         return [rollout for rollout in self.results if rollout is not None]
+
+    def _layout(self) -> Layout:
+        layout = self.rows.layout()
+        if self.decoder.use_graphs:
+            rows = bucket(layout.rows, self.slots)
+            return Layout(rows, rows, None, None)
+        lengths = self.lengths[self.owner[self.owner >= 0]]
+        self.decoder.cache.regroup(self.rows.entry[: layout.rows], lengths)
+        return layout
 
     # Admission
 
     def _admit(self) -> None:
         free = np.flatnonzero(self.owner < 0)
         if self.kind == "cpu" and len(free) < min(len(self.waiting), max(1, self.slots // 16)):
-            return  # a few idle rows cost less than starting them one by one
+            return  # a few idle seats cost less than filling them one by one
         while self.waiting and len(free):
             if self.requests.which[self.waiting[0]] not in self.stored and not self._prefill():
                 return
@@ -105,7 +115,7 @@ class Schedule:
 
     def _prefill(self) -> bool:
         """Computes the next prompts that are waited for, as many as there is room for; False where there is none."""
-        used = set(self.entry[self.entry >= 0].tolist())
+        used = set(self.rows.entry[self.rows.entry >= 0].tolist())
         idle = {prompt for prompt, entry in self.stored.items() if entry not in used}
         room = self.decoder.plan.entries - len(self.stored) + len(idle)
         wanted: dict[int, None] = {}
@@ -130,8 +140,8 @@ class Schedule:
         self.decoder.prefill(entries, [self.requests.different[prompt] for prompt in prompts])
         return True
 
-    def _start(self, rows: np.ndarray, requests: Sequence[int]) -> None:
-        decoder, device = self.decoder, self.decoder.device
+    def _start(self, seats: np.ndarray, requests: Sequence[int]) -> None:
+        decoder = self.decoder
         prompts = [self.requests.different[self.requests.which[request]] for request in requests]
         values = self.requests.rows
         index = np.asarray(requests)
@@ -148,46 +158,27 @@ class Schedule:
             PROMPT: entries,
             OFFSET: offsets,
         }
-        ints = np.stack([np.broadcast_to(fields[i], len(rows)) for i in range(len(fields))])
+        ints = np.stack([np.broadcast_to(fields[i], len(seats)) for i in range(len(fields))])
         reals = np.stack([values[name][index] for name in STATE_REALS])
-        where = torch.from_numpy(rows).to(device)
-        self._clean(rows.tolist())
+        where = torch.from_numpy(seats).to(decoder.device)
         decoder.state.admit(where, torch.from_numpy(ints), torch.from_numpy(reals))
         if self.active.repetition:
             decoder.state.remember(where, prompts)
-        self.owner[rows], self.entry[rows] = requests, entries
-        self.steps[rows] = self.checked[rows] = 0
-        self.regroup = True
+        self.owner[seats], self.steps[seats] = requests, 0
+        self.rows.start(seats, entries)
+        self.stops.start(seats)
+        self._clean(self.rows.row[seats].tolist())
 
-    # Decoding
+    # Results
 
-    def _extent(self) -> tuple[int, int, bool, int]:
-        """Rows to decode, most tokens in a slot, whether all hold that many, and steps until the next look."""
-        busy = np.flatnonzero(self.owner >= 0)
-        owners = self.owner[busy]
-        left = self.requests.rows["max_tokens"][owners] - self.steps[busy]
-        every = SYNC_STEPS.get(self.kind, 1)
-        if self.stop:
-            every = max(every, STOP_STRING_STEPS)
-        rows = int(busy[-1]) + 1
-        if self.decoder.use_graphs:
-            rows = bucket(rows, self.slots)
-        if self.regroup:
-            self.decoder.cache.regroup(self.entry[:rows], self.lengths[owners])
-            self.regroup = False
-        held = self.steps[busy]
-        return rows, int(held.max()), bool((held == held[0]).all()), int(min(every, left.max()))
-
-    def _collect(self, rows: int) -> None:
-        """Looks at the rows, takes out what has finished and frees its rows."""
+    def _collect(self, seats: int) -> None:
+        """Looks at the seats, takes out what has finished and frees its seats."""
         state = self.decoder.state
-        looked = state.ints[STEP : STATUS + 1, :rows].cpu().numpy()
+        looked = state.ints[STEP : STATUS + 1, :seats].cpu().numpy()
         steps, status = looked[0], looked[-1].copy()
-        busy = self.owner[:rows] >= 0
-        self.steps[:rows] = np.where(busy, steps, 0)
-        cut: dict[int, int] = {}
-        if self.stop:
-            cut = self._find_stops(np.flatnonzero(busy), status)
+        busy = self.owner[:seats] >= 0
+        self.steps[:seats] = np.where(busy, steps, 0)
+        cut = self.stops.find(np.flatnonzero(busy), self.steps, status, state.out_ints[0])
         done = np.flatnonzero(busy & (status != RUNNING))
         if len(done) == 0:
             return
@@ -195,28 +186,17 @@ class Schedule:
         longest = int(self.steps[done].max())
         ints = state.out_ints[:, where, :longest].cpu()
         reals = state.out_reals[:, where, :longest].cpu()
-        broken = [row for row in done if status[row] == BROKEN]
-        if broken:
-            self.spoiled_rows.update(int(row) for row in broken)
-            self.spoiled_entries.update(int(entry) for entry in self.entry[broken])
-        for i, row in enumerate(done):
-            length = cut.get(int(row), int(self.steps[row]))
-            self._finish(int(self.owner[row]), int(status[row]), ints[:, i, :length], reals[:, i, :length])
+        broken = self.rows.row[done[status[done] == BROKEN]]
+        if len(broken):
+            # Free rows are decoded along with somebody else's token, so theirs may be spoiled too.
+            self.spoiled_rows.update(broken.tolist(), np.flatnonzero(self.rows.entry < 0).tolist())
+            self.spoiled_entries.update(self.rows.entry[broken].tolist())
+        for i, seat in enumerate(done):
+            length = cut.get(int(seat), int(self.steps[seat]))
+            self._finish(int(self.owner[seat]), int(status[seat]), ints[:, i, :length], reals[:, i, :length])
         state.ints[STATUS, where] = IDLE
-        self.owner[done] = self.entry[done] = -1
-        self.steps[done] = 0
-        self.regroup = True
-
-    def _clean(self, rows: Iterable[int], entries: Iterable[int] = ()) -> None:
-        """Zeroes memory that holds NaN before anyone else uses it: a masked NaN would still spread."""
-        for cache, spoiled, wanted in (
-            (self.decoder.cache, self.spoiled_rows, set(rows)),
-            (self.decoder.prompts, self.spoiled_entries, set(entries)),
-        ):
-            dirty = sorted(spoiled & wanted)
-            if dirty:
-                cache.clear(torch.tensor(dirty, device=self.decoder.device))
-                spoiled.difference_update(dirty)
+        self.owner[done], self.steps[done] = -1, 0
+        self.rows.leave(done)
 
     def _finish(self, request: int, status: int, ints: torch.Tensor, reals: torch.Tensor) -> None:
         prompt, sample = divmod(request, self.requests.n)
@@ -243,53 +223,71 @@ class Schedule:
         if self.on_finish is not None:
             self.on_finish(rollout)
 
-    def _find_stops(self, busy: np.ndarray, status: np.ndarray) -> dict[int, int]:
-        """Marks rows whose text holds a stop string as stopped; the number of tokens up to its end for each."""
-        found: dict[int, int] = {}
-        # A stop string of c characters can have begun c tokens back, or more where tokens hold less than a character.
-        overlap = max(len(text) for text in self.stop) + 8
-        tokens = self.decoder.state.out_ints[0, : len(status), : int(self.steps.max())].cpu()
-        for row in busy:
-            checked, total = int(self.checked[row]), int(self.steps[row])
-            self.checked[row] = total
-            start = max(0, checked - overlap)
-            recent = tokens[row, start:total].tolist()
-            if total == checked or not self._stops(recent):
-                continue
-            end = next(end for end in range(1, len(recent) + 1) if self._stops(recent[:end]))
-            found[int(row)] = start + end
-            status[row] = STOPPED
-        return found
+    # Rows and seats
 
-    def _stops(self, tokens: Sequence[int]) -> bool:
-        text = self.tokenizer.decode(tokens)
-        return any(stop in text for stop in self.stop)
-
-    def _compact(self, rows: int) -> None:
-        """Moves the last rows into free ones, where that makes the next steps cheaper."""
+    def _rearrange(self) -> None:
+        """Splits rows whose seats went different ways, and closes gaps that cost more than the closing."""
+        state, share = self.decoder.state, self.rows.share
+        if share and (moves := self.rows.split(state.ints[TOKEN].numpy(), state.vocab)) is not None:
+            self._move(*moves)
+            self._reseat()
         busy = np.flatnonzero(self.owner >= 0)
         count = len(busy)
-        if count == 0:
+        if count and not self.waiting:
+            last = int(busy[-1]) + 1
+            if self.decoder.use_graphs:
+                worth = bucket(count, self.slots) < bucket(last, self.slots)
+            else:
+                worth = last - count > count // 16
+            if worth:
+                moved = self._move_seats(busy)
+                if not share:
+                    self._move(*moved)
+        if share and self.rows.holes() > count // 16 and (moves := self.rows.compact()) is not None:
+            self._move(*moves)
+
+    def _reseat(self) -> None:
+        """Seats every request at the number of its row once no two share one: then nothing has to be looked up."""
+        seats = np.flatnonzero(self.owner >= 0)
+        rows = self.rows.row[seats]
+        if not self.rows.share or len(set(rows.tolist())) < len(seats) or bool((rows == seats).all()):
             return
-        if self.decoder.use_graphs:
-            worth = bucket(count, self.slots) < bucket(int(busy[-1]) + 1, self.slots)
-        else:
-            worth = int(busy[-1]) + 1 - count >= max(1, count // 16)
-        if not worth:
-            return
-        source = busy[busy >= count]
-        target = np.setdiff1d(np.arange(count), busy)
+        self.decoder.state.move(torch.from_numpy(seats), torch.from_numpy(rows), int(self.steps.max()))
+        for values, idle in ((self.owner, -1), (self.steps, 0), (self.stops.checked, 0), (self.rows.row, -1)):
+            moved = values[seats]
+            values[seats] = idle
+            values[rows] = moved
+
+    def _move_seats(self, busy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Moves the last seats into free ones."""
+        source = busy[busy >= len(busy)]
+        target = np.setdiff1d(np.arange(len(busy)), busy)
         device = self.decoder.device
-        length = int(self.steps[source].max())
-        self._clean(target.tolist())
         here, there = torch.from_numpy(source).to(device), torch.from_numpy(target).to(device)
-        self.decoder.cache.move(here, there, length)
-        self.decoder.state.move(here, there, length)
-        for values in (self.owner, self.entry, self.steps, self.checked):
+        self.decoder.state.move(here, there, int(self.steps[source].max(initial=0)))
+        for values in (self.owner, self.steps, self.stops.checked):
             values[target] = values[source]
-        self.owner[source] = self.entry[source] = -1
-        self.steps[source] = 0
-        self.regroup = True
+        self.owner[source], self.steps[source] = -1, 0
+        self.rows.move_seats(source, target)
+        return source, target
+
+    def _move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copies rows of the cache."""
+        self._clean(target.tolist())
+        device = self.decoder.device
+        here, there = torch.from_numpy(source).to(device), torch.from_numpy(target).to(device)
+        self.decoder.cache.move(here, there, int(self.steps.max()))
+
+    def _clean(self, rows: Iterable[int], entries: Iterable[int] = ()) -> None:
+        """Zeroes memory that holds NaN before anyone else uses it: a masked NaN would still spread."""
+        for cache, spoiled, wanted in (
+            (self.decoder.cache, self.spoiled_rows, set(rows)),
+            (self.decoder.prompts, self.spoiled_entries, set(entries)),
+        ):
+            dirty = sorted(spoiled & wanted)
+            if dirty:
+                cache.clear(torch.tensor(dirty, device=self.decoder.device))
+                spoiled.difference_update(dirty)
 
 
 def bucket(rows: int, slots: int) -> int:

@@ -1,7 +1,7 @@
-"""What the decoder keeps of each row, as a few tensors with fixed addresses.
+"""What the decoder keeps of each seat (a request in flight), as a few tensors with fixed addresses.
 
-All whole numbers of a row are one column of `State.ints` and all real ones one of `State.reals`, so that rows are
-admitted, moved and read back with one operation each, and a CUDA graph always finds them in the same place.
+All whole numbers of a seat are one column of `State.ints` and all real ones one of `State.reals`, so that seats are
+filled, moved and read back with one operation each, and a CUDA graph always finds them in the same place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ prompt entry, and how many tokens that entry holds."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
 """Rows of `State.reals`."""
 RUNNING, STOPPED, LENGTH, BROKEN, IDLE = range(5)
-"""Values of a row's status."""
+"""Values of a seat's status."""
 TOKENS, BRANCHING = range(2)
 """Rows of `State.out_ints`."""
 LOGP, LOGQ, ENTROPY = range(3)
@@ -26,7 +26,7 @@ STOP_SLOTS = 8
 
 
 class State:
-    """Tensors for ``slots`` rows of up to ``tokens`` sampled tokens."""
+    """Tensors for ``slots`` seats of up to ``tokens`` sampled tokens."""
 
     def __init__(self, slots: int, tokens: int, vocab: int, device: torch.device) -> None:
         self.slots, self.tokens, self.vocab = slots, tokens, vocab
@@ -37,7 +37,7 @@ class State:
         self.out_reals = torch.zeros(3, slots, tokens, dtype=torch.float32, device=device)
         self.stops = torch.full((STOP_SLOTS,), -1, dtype=torch.int64, device=device)
         self.seen: Tensor | None = None
-        """Which tokens a row has had, for the repetition penalty; allocated when it is first needed."""
+        """Which tokens a seat has had, for the repetition penalty; allocated when it is first needed."""
 
     @staticmethod
     def bytes(slots: int, tokens: int) -> int:
@@ -53,28 +53,28 @@ class State:
         self.stops[: len(ids)] = torch.tensor(list(ids), dtype=torch.int64)
         return moved
 
-    def admit(self, rows: Tensor, ints: Tensor, reals: Tensor) -> None:
-        """Starts requests in these rows; ``ints`` and ``reals`` have one column a row."""
+    def admit(self, seats: Tensor, ints: Tensor, reals: Tensor) -> None:
+        """Starts requests in these seats; ``ints`` and ``reals`` have one column a seat."""
         device = self.ints.device
-        self.ints[:, rows] = ints.to(device, non_blocking=True)
-        self.reals[:, rows] = reals.to(device, non_blocking=True)
+        self.ints[:, seats] = ints.to(device, non_blocking=True)
+        self.reals[:, seats] = reals.to(device, non_blocking=True)
 
-    def remember(self, rows: Tensor, prompts: Sequence[Sequence[int]]) -> None:
-        """Marks the tokens of these rows' prompts as seen."""
+    def remember(self, seats: Tensor, prompts: Sequence[Sequence[int]]) -> None:
+        """Marks the tokens of these seats' prompts as seen."""
         if self.seen is None:
             self.seen = torch.zeros(self.slots, self.vocab, dtype=torch.bool, device=self.ints.device)
-        self.seen[rows] = False
+        self.seen[seats] = False
         lengths = [len(prompt) for prompt in prompts]
-        where = rows.repeat_interleave(torch.tensor(lengths, device=rows.device))
-        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=rows.device)
+        where = seats.repeat_interleave(torch.tensor(lengths, device=seats.device))
+        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=seats.device)
         self.seen[where, tokens] = True
 
     def move(self, source: Tensor, target: Tensor, steps: int) -> None:
-        """Copies rows with up to ``steps`` recorded tokens; no row is both source and target."""
-        self.ints[:, target] = self.ints[:, source]
-        self.reals[:, target] = self.reals[:, source]
+        """Moves seats with up to ``steps`` recorded tokens, all at once: they may change places."""
+        ints, reals = self.ints[:, source], self.reals[:, source]
+        self.ints[STATUS, source] = IDLE
+        self.ints[:, target], self.reals[:, target] = ints, reals
         self.out_ints[:, target, :steps] = self.out_ints[:, source, :steps]
         self.out_reals[:, target, :steps] = self.out_reals[:, source, :steps]
         if self.seen is not None:
             self.seen[target] = self.seen[source]
-        self.ints[STATUS, source] = IDLE

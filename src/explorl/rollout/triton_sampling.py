@@ -293,8 +293,10 @@ def _sample_kernel(
     tl.store(ints + POSITION * slots + row, tl.load(ints + POSITION * slots + row) + 1, mask=onward)
 
 
-def sample_step_kernel(logits: Tensor, state: State, active: Active) -> None:
+def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Tensor | None = None) -> None:
     """`sampler.sample_step` in one kernel."""
+    if row_of is not None:
+        logits = logits[row_of]
     rows, vocab = logits.shape
     if logits.stride(-1) != 1:
         logits = logits.contiguous()

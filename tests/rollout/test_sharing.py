@@ -1,0 +1,96 @@
+"""Samples that have drawn the same tokens are one row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explorl.rollout import Engine, SamplingParams
+from explorl.rollout.decoder import Decoder
+from explorl.rollout.sharing import Rows
+
+from .models import prompts
+from .test_engine import check_records, same_tokens
+
+
+def test_seats_of_a_prompt_start_in_one_row_and_split() -> None:
+    rows = Rows(8, share=True)
+    rows.start(np.arange(6), np.array([4, 4, 4, 7, 7, 4]))
+    assert rows.row.tolist() == [0, 0, 0, 1, 1, 0, -1, -1]
+    layout = rows.layout()
+    assert (layout.rows, layout.seats) == (2, 6)
+    assert rows.split(np.full(8, 50), 100) is None
+    moves = rows.split(np.array([50, 60, 50, 50, 51, 60, 0, 0]), 100)
+    assert moves is not None
+    assert [m.tolist() for m in moves] == [[0, 1], [2, 3]]
+    assert rows.row.tolist() == [0, 2, 0, 1, 3, 2, -1, -1]
+    assert rows.entry.tolist() == [4, 7, 4, 7, -1, -1, -1, -1]
+    rows.leave(np.array([3, 0]))
+    assert rows.entry.tolist() == [4, -1, 4, 7, -1, -1, -1, -1]
+    assert rows.holes() == 1
+    moves = rows.compact()
+    assert moves is not None
+    assert [m.tolist() for m in moves] == [[3], [1]]
+    assert rows.row.tolist() == [-1, 2, 0, -1, 1, 2, -1, -1]
+    layout = rows.layout()
+    assert layout.lead is not None
+    assert layout.row_of is not None
+    assert [int(rows.row[seat]) for seat in layout.lead] == [0, 1, 2]
+    assert layout.row_of.tolist() == [0, 2, 0, 0, 1, 2]
+
+
+def test_without_sharing_every_seat_has_its_row() -> None:
+    rows = Rows(4, share=False)
+    rows.start(np.array([1, 3]), np.array([5, 5]))
+    assert rows.row.tolist() == [-1, 1, -1, 3]
+    assert rows.split(np.array([1, 2, 3, 4]), 10) is None
+    rows.move_seats(np.array([3]), np.array([0]))
+    assert rows.row.tolist() == [0, 1, -1, -1]
+    assert rows.entry.tolist() == [5, 5, -1, -1]
+    layout = rows.layout()
+    assert (layout.rows, layout.seats, layout.lead) == (2, 2, None)
+
+
+@pytest.mark.parametrize("batch_size", [5, 64])
+def test_sharing_changes_no_token_and_saves_rows(llama: Any, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
+    params = SamplingParams(
+        temperature=[0.3, 0.0, 0.5, 1.0], max_tokens=[3, 14, 9, 14, 6, 14, 14, 2] * 4, stop_token_ids=(), seed=2
+    )
+    ids = prompts((4, 9, 1, 6))
+    decoded: list[tuple[int, int]] = []
+    original = Decoder._step
+
+    def counting(self: Decoder, layout: Any, *args: Any) -> None:
+        decoded.append((layout.rows, layout.seats))
+        original(self, layout, *args)
+
+    monkeypatch.setattr(Decoder, "_step", counting)
+    shared = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
+    rows = sum(rows for rows, _ in decoded)
+    seats = sum(seats for _, seats in decoded)
+    assert rows < 0.95 * seats
+    decoded.clear()
+    monkeypatch.setattr(Decoder, "shares", False)
+    alone = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
+    assert same_tokens(shared, alone)
+    assert all(rows == seats for rows, seats in decoded)
+    assert sum(rows for rows, _ in decoded) > rows
+    check_records(llama, [shared[i] for i in range(24, 32)], prompt_ids=shared.prompt_ids)
+
+
+def test_equal_samples_of_a_greedy_policy_are_computed_once(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    original = Decoder._step
+
+    def counting(self: Decoder, layout: Any, *args: Any) -> None:
+        decoded.append(layout.rows)
+        original(self, layout, *args)
+
+    monkeypatch.setattr(Decoder, "_step", counting)
+    rollouts = Engine(llama).generate(
+        prompts((5, 3)), 16, SamplingParams(temperature=0, max_tokens=9, stop_token_ids=())
+    )
+    assert set(decoded) == {2}
+    assert len({tuple(r.token_ids) for r in rollouts}) == 2
