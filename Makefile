@@ -24,7 +24,7 @@ types: .venv/.test-installed
 	$(BIN)/mypy
 
 slow: .venv/.test-installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --timeout=3600
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
