@@ -35,21 +35,36 @@ def padded_logps(
 
 
 LENGTHS = [(3, 7), (9, 1), (5, 12), (1, 4)]
+GROUPS = [(3, 7), (3, 2), (9, 1), (9, 5), (9, 12), (1, 4), (1, 6)]
+
+
+def shared(lengths: list[tuple[int, int]], vocab: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """As `ragged`, but rows with prompts of one length have the same prompt."""
+    ids, mask, completion = ragged(lengths, vocab)
+    prompt = ids.size(1) - completion
+    for row in range(1, len(lengths)):
+        if lengths[row][0] == lengths[row - 1][0]:
+            ids[row, :prompt] = ids[row - 1, :prompt]
+    return ids, mask, completion
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("rows", ["one temperature", "own temperatures"])
-def test_log_probabilities_entropies_and_gradients(name: str, rows: str) -> None:
+@pytest.mark.parametrize("prompts", ["own prompts", "shared prompts"])
+def test_log_probabilities_entropies_and_gradients(name: str, rows: str, prompts: str) -> None:
     model = build(name)
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
-    ids, mask, completion = ragged(LENGTHS, model.config.get_text_config().vocab_size)
+    vocab = model.config.get_text_config().vocab_size
+    ids, mask, completion = ragged(LENGTHS, vocab) if prompts == "own prompts" else shared(GROUPS, vocab)
     own = rows == "own temperatures"
-    temperature = torch.tensor([0.5, 1.0, 1.5, 2.0]) if own else torch.full((4,), 0.7)
+    temperature = torch.linspace(0.5, 2.0, len(ids)) if own else torch.full((len(ids),), 0.7)
     expected, expected_entropy = padded_logps(model, ids, mask, completion, temperature)
     expected.sum().backward()
     gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    logps, entropy = packed_logps(model, ids, mask, completion, temperature=temperature if own else None)
+    logps, entropy = packed_logps(
+        model, ids, mask, completion, temperature=temperature if own else None, head_temperature=0.7
+    )
     torch.testing.assert_close(logps, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-4, atol=1e-4)
     logps.sum().backward()
@@ -57,6 +72,17 @@ def test_log_probabilities_entropies_and_gradients(name: str, rows: str) -> None
         gradient = dict(model.named_parameters())[key].grad
         assert gradient is not None, key
         assert (gradient - expected_gradient).norm() <= 1e-4 * expected_gradient.norm() + 1e-6, key
+
+
+def test_a_prompt_is_computed_once() -> None:
+    model = build("llama")
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids, mask, completion = shared([(9, 2), (9, 3), (9, 4)], model.config.vocab_size)
+    seen = []
+    hook = model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
+    packed_logps(model, ids, mask, completion)
+    hook.remove()
+    assert seen == [8 + 3 * 1 + 2 + 3 + 4]  # its last token predicts another one in each row, so it stands in each
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -77,7 +103,9 @@ def test_attention_stays_within_each_sequence(lengths: list[int], window: int | 
     tokens, heads, size = sum(lengths), 2, 4
     query = torch.randn(1, heads, tokens, size, generator=generator)
     key, value = torch.randn(2, 1, 1, tokens, size, generator=generator)
-    out = PackedRows(torch.tensor(lengths), tokens).attend(query, key, value, 0.5, window, None)
+    counted = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    rows = PackedRows(counted, torch.zeros_like(counted))
+    out = rows.attend(query, key, value, 0.5, window, None)
     start = 0
     for length in lengths:
         for place in range(length):

@@ -27,12 +27,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler
+from trl.trainer.utils import RepeatSampler, shuffle_sequence_dict, split_tensor_dict
 
 from explorl.metrics.tokens import branching_factor, token_entropy
 from explorl.rollout import Engine, PaddedRollouts, SamplingParams
 from explorl.strategies import Batch, ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import overrides
+from explorl.training.dealing import dealt
 from explorl.training.packed import packed_logps
 from explorl.training.shaping import Shaped, shape
 
@@ -67,6 +68,7 @@ class ExplorationTrainer(GRPOTrainer):
     entropy_coef: float
     _last_world_entropy: float
     _entropy_window_stats: Tensor | None
+    _buffered_inputs: list[dict[str, Any]] | None
 
     def __init__(
         self,
@@ -224,6 +226,7 @@ class ExplorationTrainer(GRPOTrainer):
                         attention_mask[rows],
                         logits_to_keep,
                         temperature=None if temperature is None else temperature[rows],
+                        head_temperature=self.temperature,
                     )
                 )
         return torch.cat([logps for logps, _ in parts]), torch.cat([entropy for _, entropy in parts]), None
@@ -231,6 +234,44 @@ class ExplorationTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         self._gathered_rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._gathered_rewards
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """The next micro-batch; a new generation batch where the last one is used up."""
+        if not self.model.training:
+            return self._generate_and_score_completions(generation_batch)
+        if self._step % (self.args.steps_per_generation * self.num_iterations) == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = self._micro_batches(self._generate_and_score_completions(generation_batch))
+        batch: dict[str, Any] = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return batch
+
+    def _micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """As many tokens in each; as many rows, where the loss divides by what is in a micro-batch."""
+        parts = self.args.steps_per_generation
+        if self.loss_type == "bnpo" or self._entropy_bonus_enabled:
+            return split_tensor_dict(shuffle_sequence_dict(batch), parts)
+        windows = max(parts // self.args.gradient_accumulation_steps, 1)
+        needed = self._needed(batch).cpu()
+        if needed.sum() < parts:  # every micro-batch gets a row, and all processes one at a time
+            needed.fill_(True)
+        if not needed.all():
+            assert self._records is not None
+            tokens = _counted(batch)[~needed]
+            entropy = _padded_to(self._records.entropy, tokens.size(1))[~needed]
+            batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
+        return dealt(batch, windows=windows, parts=parts // windows, needed=needed)
+
+    def _needed(self, batch: Mapping[str, Any]) -> Tensor:
+        """Which rows have a gradient; all of them, where something besides the advantage makes one.
+
+        What is logged of the others is in the engine's records, if those are of this very policy at temperature 1.
+        """
+        advantages = batch["advantages"]
+        rows = torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
+        reused = self.num_iterations > 1 or self.args.steps_per_generation > self.args.gradient_accumulation_steps
+        recorded = self._records is not None and self.temperature == 1.0 and self._row_temperature is None
+        if reused or not recorded or self.beta != 0.0 or any(overrides(s, "penalty") for s in self.strategies):
+            return rows
+        return rows & (advantages.abs().flatten(1).sum(1) > 0 if advantages.dim() > 1 else advantages != 0)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._forget_rollout()
@@ -413,12 +454,16 @@ class ExplorationTrainer(GRPOTrainer):
             "clip_ratio/region_mean": (low_clipped | high_clipped).float(),
             **({"kl": kl} if self.beta != 0.0 else {}),
         }
+        left_out = inputs.get("left_out", torch.zeros(2, device=logps.device))
         sums, counts = [], []
-        for value in values.values():  # a sequence-level ratio has one value a sequence
+        for name, value in values.items():  # a sequence-level ratio has one value a sequence
             per_sequence = value.size(1) == 1
-            sums.append((value.detach() if per_sequence else value.detach() * counted).sum())
+            total = (value.detach() if per_sequence else value.detach() * counted).sum()
+            sums.append(total + left_out[0] if name == "entropy" else total)
             counts.append(
-                torch.tensor(float(len(value)), device=value.device) if per_sequence else counted.sum().float()
+                torch.tensor(float(len(value)), device=value.device)
+                if per_sequence
+                else counted.sum().float() + left_out[1]
             )
         total_sums, total_counts = self.accelerator.reduce(torch.stack([torch.stack(sums), torch.stack(counts)]), "sum")
         for name, mean in zip(values, (total_sums / total_counts.clamp(min=1.0)).tolist(), strict=True):
@@ -456,12 +501,13 @@ class ExplorationTrainer(GRPOTrainer):
     def _normalised(self, token_loss: Tensor, mask: Tensor, inputs: dict[str, Any], mode: str) -> Tensor:
         """From token losses to one number, as TRL's loss types do it, scaled for gradient accumulation."""
         accumulated = self.current_gradient_accumulation_steps if mode == "train" else 1.0
+        rows = inputs.get("mean_rows", len(token_loss))
         if self.loss_type == "grpo":
-            return ((token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean() / accumulated
+            return ((token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).sum() / rows / accumulated
         if self.loss_type == "bnpo":
             return (token_loss * mask).sum() / mask.sum().clamp(min=1.0) / accumulated
         if self.loss_type == "dr_grpo":
-            return (token_loss * mask).sum() / (token_loss.size(0) * self.max_completion_length) / accumulated
+            return (token_loss * mask).sum() / (rows * self.max_completion_length) / accumulated
         # dapo: all tokens of the generation batch, rescaled to one accumulation window
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if mode == "train":

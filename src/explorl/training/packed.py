@@ -1,8 +1,9 @@
-"""Log-probabilities of completions without padding.
+"""Log-probabilities of completions without padding, and without a prompt's tokens twice.
 
-All tokens of a micro-batch stand in one row, so that no layer and no logit is computed for padding. Attention alone is
-computed on padded rows, where a causal kernel needs no mask: padding stands behind every token that counts. The result
-is that of a padded pass, with gradients.
+All tokens of a micro-batch stand in one row, so that no layer and no logit is computed for padding, and rows that
+follow each other with the same prompt share its tokens. Attention alone is computed on padded rows, where a causal
+kernel needs no mask: padding stands behind every token that counts. The result is that of a padded pass, with
+gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -23,15 +24,27 @@ from explorl.rollout.fused import Fusion
 
 
 class PackedRows:
-    """Attention within each of several sequences that stand in one row."""
+    """Attention within each of several sequences that stand in one row, where some share their beginning.
 
-    def __init__(self, lengths: Int[Tensor, " rows"], tokens: int) -> None:
+    Args:
+        counted: 1 on the tokens of each sequence.
+        shared: 1 on those that the sequence has in common with the one above it, at the same columns.
+    """
+
+    def __init__(self, counted: Bool[Tensor, "rows length"], shared: Bool[Tensor, "rows length"]) -> None:
+        self.kept = counted & ~shared
+        lengths = counted.sum(1)
         self.rows, self.longest = len(lengths), int(lengths.max())
-        starts = lengths.cumsum(0) - lengths
-        row = torch.repeat_interleave(torch.arange(self.rows, device=lengths.device), lengths, output_size=tokens)
-        self.positions = torch.arange(tokens, device=lengths.device) - starts[row]
-        self.slots = row * self.longest + self.positions
-        self.even = tokens == self.rows * self.longest
+        first = torch.cummax(torch.where(shared.any(1), 0, torch.arange(self.rows, device=lengths.device)), 0).values
+        number = self.kept.flatten().cumsum(0).view_as(counted) - 1  # a token's place in the packed row
+        number = torch.where(shared, number[first], number)
+        position = counted.cumsum(1) - 1
+        slot = torch.arange(self.rows, device=lengths.device).unsqueeze(1) * self.longest + position
+        self.positions = position[self.kept]
+        self.slots = slot[self.kept]
+        self.repeated, self.repeats = slot[counted & shared], number[counted & shared]
+        self.source = self.slots.new_zeros(self.rows * self.longest)  # of padding: any token
+        self.source[slot[counted]] = number[counted]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
@@ -51,15 +64,42 @@ class PackedRows:
         else:
             out = _capped_attention(query, key, value, mask, scale, cap)
         flat = out.transpose(1, 2).reshape(self.rows * self.longest, out.size(1), out.size(3))
-        return (flat if self.even else flat.index_select(0, self.slots)).unsqueeze(0)
+        return _Collected.apply(flat, self).unsqueeze(0)
 
     def _spread(self, tensor: Tensor) -> Tensor:
         """(1, heads, tokens, size) → (rows, heads, longest, size)."""
-        flat = tensor[0].transpose(0, 1)
-        if not self.even:
-            padded = flat.new_zeros(self.rows * self.longest, *flat.shape[1:])
-            flat = padded.index_copy(0, self.slots, flat)
+        flat = _Spread.apply(tensor[0].transpose(0, 1), self)
         return flat.reshape(self.rows, self.longest, *flat.shape[1:]).transpose(1, 2)
+
+
+class _Spread(torch.autograd.Function):
+    """From packed tokens to padded rows; the gradients of a shared token add up."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, rows: PackedRows) -> Tensor:
+        ctx.rows = rows
+        return tokens.index_select(0, rows.source)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        rows, gradient = ctx.rows, gradients[0]
+        total = gradient.index_select(0, rows.slots)
+        return total.index_add_(0, rows.repeats, gradient.index_select(0, rows.repeated)), None
+
+
+class _Collected(torch.autograd.Function):
+    """From padded rows to packed tokens; of a shared token, as its first row has it."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, rows: PackedRows) -> Tensor:
+        ctx.rows = rows
+        return padded.index_select(0, rows.slots)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        rows, gradient = ctx.rows, gradients[0]
+        padded = gradient.new_zeros(rows.rows * rows.longest, *gradient.shape[1:])
+        return padded.index_copy_(0, rows.slots, gradient), None
 
 
 def _capped_attention(
@@ -111,40 +151,82 @@ def packed_logps(
     completion: int,
     *,
     temperature: Float[Tensor, " batch"] | None = None,
+    head_temperature: float = 1.0,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
     """log π and entropy of the last `completion` positions; 0 where the mask is 0.
 
-    `model` carries TRL's fused head, which divides logits by the trainer's temperature; with `temperature`, one a row,
-    logits are computed and divided here.
+    `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one a row, what
+    the head reads is scaled so that each row has its own; where the head is not linear, logits are computed here.
     """
     counted = attention_mask.bool()
-    lengths = counted.sum(1)
-    tokens = int(lengths.sum())
-    rows = PackedRows(lengths, tokens)
+    rows = PackedRows(counted, _shared_prompts(input_ids, counted, completion))
     labels = input_ids.masked_fill(~counted, -100)
     labels[:, : input_ids.size(1) - completion] = -100
     following = torch.full_like(labels, -100)
     following[:, :-1] = labels[:, 1:]  # what stands at a place predicts the token after it
-    packed = {"input_ids": input_ids[counted].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
-    targets = following[counted]
+    packed = {"input_ids": input_ids[rows.kept].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
+    targets = following[rows.kept]
+    row_temperature = None if temperature is None else temperature.unsqueeze(1).expand_as(input_ids)[rows.kept]
     with packed_attention(model, rows), fused_norms(model):
-        if temperature is None:
-            output = model(**packed, shift_labels=targets.unsqueeze(0), fused_lm_head=True)
+        if row_temperature is None or _is_linear(model):
+            scale = None if row_temperature is None else head_temperature / row_temperature
+            with _scaled_states(model, scale):
+                output = model(**packed, shift_labels=targets.unsqueeze(0), fused_lm_head=True)
             logps, entropy = output.log_probs[0], output.entropy
             entropy = torch.zeros_like(logps) if entropy is None else entropy[0]
         else:
-            row_temperature = temperature.unsqueeze(1).expand_as(input_ids)[counted]
             logits = model(**packed, use_cache=False).logits[0].float() / row_temperature.unsqueeze(1)
             distribution = torch.log_softmax(logits, dim=-1)
             logps = distribution.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
             entropy = -(distribution.exp() * distribution).sum(-1)
     # A token's log-probability stands where it was predicted, one place before it.
-    places = counted.flatten().nonzero().squeeze(1)
-    kept = targets != -100
-    into = places[kept] + 1
+    places = rows.kept.flatten().nonzero().squeeze(1)
+    scored = targets != -100
+    into = places[scored] + 1
 
     def unpack(values: Tensor) -> Tensor:
-        flat = values.new_zeros(input_ids.numel()).index_copy(0, into, values[kept])
+        flat = values.new_zeros(input_ids.numel()).index_copy(0, into, values[scored])
         return flat.view_as(input_ids)[:, -completion:]
 
     return unpack(logps), unpack(entropy)
+
+
+def _causal(model: Any) -> Any:
+    """The model with the head, inside the wrappers of peft and of distributed training."""
+    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+
+
+def _is_linear(model: Any) -> bool:
+    """Whether scaled states give scaled logits."""
+    causal = _causal(model)
+    text = causal.config.get_text_config(decoder=True)
+    return causal.get_output_embeddings().bias is None and getattr(text, "final_logit_softcapping", None) is None
+
+
+@contextmanager
+def _scaled_states(model: Any, scale: Float[Tensor, " tokens"] | None) -> Iterator[None]:
+    """Multiplies what the head reads, token by token."""
+    if scale is None:
+        yield
+        return
+
+    def multiply(module: nn.Module, inputs: Any, output: Any) -> None:
+        states = output.last_hidden_state
+        output.last_hidden_state = states * scale.view(1, -1, 1).to(states.dtype)
+
+    hook = _causal(model).base_model.register_forward_hook(multiply)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _shared_prompts(
+    input_ids: Int[Tensor, "batch length"], counted: Bool[Tensor, "batch length"], completion: int
+) -> Bool[Tensor, "batch length"]:
+    """1 on prompt tokens of rows that have the prompt of the row above; but for the last, which predicts for each."""
+    prompt = input_ids.size(1) - completion
+    same = (input_ids[1:, :prompt] == input_ids[:-1, :prompt]) & (counted[1:, :prompt] == counted[:-1, :prompt])
+    shared = torch.zeros_like(counted)
+    shared[1:, : max(prompt - 1, 0)] = same.all(1, keepdim=True) & counted[1:, : max(prompt - 1, 0)]
+    return shared
