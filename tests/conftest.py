@@ -8,6 +8,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
+
 from pathlib import Path
 
 import pytest
@@ -16,8 +21,6 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tests run side by side, one process a core."""
-    import torch
-
     torch.set_num_threads(1)
 
 

@@ -78,7 +78,8 @@ def test_a_prompt_is_computed_once() -> None:
     model = build("llama")
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     ids, mask, completion = shared([(9, 2), (9, 3), (9, 4)], model.config.vocab_size)
-    seen = []
+    packed_logps(model, ids, mask, completion)  # the first call looks at the model
+    seen: list[int] = []
     hook = model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
     packed_logps(model, ids, mask, completion)
     hook.remove()

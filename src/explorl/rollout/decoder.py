@@ -23,6 +23,9 @@ from explorl.rollout.state import POSITION, TOKEN, State
 
 logger = logging.getLogger(__name__)
 
+PREFILL_BUCKET, PREFILL_TOKENS, PREFILL_GRAPHS = 16, 4096, 8
+"""Prompts of a shape that comes again run as a graph: lengths are multiples of the first, and there are at most so many
+tokens in one and so many graphs. More tokens keep the GPU busy without."""
 LENGTH_BUCKET = 256
 """Without our attention kernel a graph reads a fixed number of columns: a multiple of this."""
 
@@ -61,6 +64,7 @@ class Decoder:
         self.cache = cache_type(layers, plan.slots, plan.tokens, self.state, self.prompts)
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
+        self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         self._written_out = written_out(model, Probe, use_kernels)
         self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
         logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
@@ -68,6 +72,7 @@ class Decoder:
 
     def drop_graphs(self) -> None:
         self.graphs.clear()
+        self._prefills.clear()
         self._pool = None
 
     def fused(self) -> AbstractContextManager[None]:
@@ -98,10 +103,41 @@ class Decoder:
             self._prefill([entries[i] for i in batch], [prompts[i][:-1] for i in batch], length)
 
     def _prefill(self, entries: Sequence[int], prompts: Sequence[Sequence[int]], length: int) -> None:
+        graphs = self.use_graphs and self._written_out is not None and self.device.type == "cuda"
+        graphs = graphs and len(prompts) * length <= PREFILL_TOKENS
+        if graphs:
+            length = min(-(-length // PREFILL_BUCKET) * PREFILL_BUCKET, self.plan.prompt_tokens)
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self.device)
-        positions = torch.arange(length, device=self.device).expand(len(prompts), -1)
-        self.prompts.at = torch.tensor(entries, device=self.device)
-        self._logits(ids, positions, self.prompts)
+        at = torch.tensor(entries, device=self.device)
+        shape = len(prompts), length
+        if graphs and shape in self._prefills:  # it came before
+            graph = self._prefills[shape]
+            if graph is None and sum(kept is not None for kept in self._prefills.values()) < PREFILL_GRAPHS:
+                graph = self._prefills[shape] = self._capture_prefill(ids, at)
+            if graph is not None:
+                graph[1].copy_(ids)
+                graph[2].copy_(at)
+                return graph[0].replay()
+        self._prefills[shape] = None
+        self._prefill_eagerly(ids, at)
+
+    def _prefill_eagerly(self, ids: Tensor, at: Tensor) -> None:
+        positions = torch.arange(ids.shape[1], device=self.device).expand(len(ids), -1)
+        self.prompts.at = at
+        if self._written_out is not None:
+            self._written_out.hidden(ids, positions, self.prompts)
+        else:
+            self._logits(ids, positions, self.prompts)
+
+    def _capture_prefill(self, ids: Tensor, at: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        logger.info("capturing a graph for %d prompts of %d tokens", *ids.shape)
+        ids, at = ids.clone(), at.clone()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._prefill_eagerly(ids, at)
+        return graph, ids, at
 
     # Decoding
 

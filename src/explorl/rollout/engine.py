@@ -192,7 +192,12 @@ def _have_kernels(device: torch.device) -> bool:
 def model_signature(model: nn.Module) -> tuple[Any, ...]:
     """Changes where a captured graph would read the wrong memory or adapter; not where weights are updated in place."""
     modules: list[Any] = list(model.modules())
-    tensors = tuple((t.data_ptr(), t.dtype) for t in (*model.parameters(), *model.buffers()))
+    tensors = tuple(
+        (t.data_ptr(), t.dtype)
+        for module in modules
+        for t in (*module._parameters.values(), *module._buffers.values())
+        if t is not None
+    )
     adapters = tuple(
         (
             tuple(module.active_adapters),

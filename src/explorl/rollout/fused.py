@@ -154,12 +154,12 @@ class Fusion:
                 continue
 
             def new(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, _old: Any = old, **kwargs: Any) -> Any:
-                one = q.shape[2] == 1 and cos.shape[-1] == q.shape[-1] and cos.shape[0] in (1, len(q))
-                if args or kwargs or not one:
+                fits = cos.ndim == 3 and cos.shape[1:] == (q.shape[2], q.shape[3]) and cos.shape[0] in (1, len(q))
+                if args or kwargs or not fits:
                     return _old(q, k, cos, sin, *args, **kwargs)
                 return rotary(q, k, cos, sin)
 
-            inputs = [self._random(*shape) for shape in ((3, 4, 1, 16), (3, 2, 1, 16), (3, 1, 16), (3, 1, 16))]
+            inputs = [self._random(*shape) for shape in ((3, 4, 5, 16), (3, 2, 5, 16), (3, 5, 16), (3, 5, 16))]
             if _best(old, [lambda _, new=new: new], None, *inputs) is not None:
                 self.replacements.append((code, "apply_rotary_pos_emb", new))
 

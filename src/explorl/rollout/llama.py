@@ -75,8 +75,6 @@ class KernelOps(TorchOps):
         return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
 
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        if query.shape[2] > 1:
-            return super().rotate(query, key, cos, sin)
         return self.kernels.rotary(query, key, cos, sin)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -91,6 +89,10 @@ class LlamaForward:
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
+        return self.root.lm_head(self.hidden(ids, positions, cache)[:, -1])
+
+    def hidden(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """What the head reads, (rows, length, width)."""
         ops, body = self.ops, self.body
         rows, length = ids.shape
         x = body.embed_tokens(ids)
@@ -110,14 +112,11 @@ class LlamaForward:
             mixed = cache.attend(query, key, value, attn.scaling, window, None)
             x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)
             x, h = ops.add(x, ops.gate(mlp.gate_proj(h), mlp.up_proj(h)), mlp.down_proj, next_norm)
-        return self.root.lm_head(h[:, -1])
+        return h
 
 
-def written_out(model: nn.Module, probe: Any, use_kernels: bool) -> LlamaForward | None:
-    """The written-out forward pass of this model; None where it has none, or one that does not agree with it.
-
-    ``probe`` makes a cache that attends without keeping anything.
-    """
+def llama_like(model: nn.Module) -> Any:
+    """The model inside its wrappers, where it is one that can be written out and no hook would be passed by."""
     wrapped: Any = model
     root = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
     layers = getattr(getattr(root, "model", None), "layers", None)
@@ -127,7 +126,26 @@ def written_out(model: nn.Module, probe: Any, use_kernels: bool) -> LlamaForward
     for layer in layers:
         norms = layer.input_layernorm, layer.post_attention_layernorm
         passed += [layer, layer.self_attn, layer.mlp, *norms, layer.mlp.act_fn]
-    if any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in passed):
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in passed)
+    return None if hooked else root
+
+
+def agree(got: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two results are equal up to the rounding of weights of this type."""
+    error = float((got.float() - want.float()).norm() / want.float().norm())
+    close = error <= (1e-4 if dtype in (torch.float32, torch.float64) else 5e-2)
+    if not close:
+        logger.info("the written-out forward pass differs from the model's by %.1e; it is not used", error)
+    return close
+
+
+def written_out(model: nn.Module, probe: Any, use_kernels: bool) -> LlamaForward | None:
+    """The written-out forward pass of this model; None where it has none, or one that does not agree with it.
+
+    ``probe`` makes a cache that attends without keeping anything.
+    """
+    root = llama_like(model)
+    if root is None:
         return None
     device = next(model.parameters()).device
     forward = LlamaForward(root, KernelOps() if use_kernels else TorchOps())
@@ -146,8 +164,6 @@ def written_out(model: nn.Module, probe: Any, use_kernels: bool) -> LlamaForward
                 return None
             if got.shape != want.shape:
                 return None
-            error = float((got.float() - want.float()).norm() / want.float().norm())
-            if not error <= (1e-4 if want.dtype in (torch.float32, torch.float64) else 5e-2):
-                logger.info("the written-out forward pass differs from the model's by %.1e; it is not used", error)
+            if not agree(got, want, next(model.parameters()).dtype):
                 return None
     return forward

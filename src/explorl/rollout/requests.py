@@ -63,7 +63,15 @@ def prepare(
     if params.stop and tokenizer is None:
         raise ValueError(f"stop is {params.stop!r}, but the engine has no tokenizer; use stop_token_ids")
     prefix = _encode(tokenizer, params.prefix, special=False) if params.prefix else []
-    ids = [_tokens(i, prompt, tokenizer) + prefix for i, prompt in enumerate(prompts)]
+    texts: dict[str, list[int]] = {}  # a trainer gives each prompt once for every sample
+    ids = []
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            ids.append(_tokens(i, prompt, tokenizer) + prefix)
+            continue
+        if prompt not in texts:
+            texts[prompt] = _tokens(i, prompt, tokenizer) + prefix
+        ids.append(list(texts[prompt]))
     for i, tokens in enumerate(ids):
         _check(i, tokens, vocab, context)
     rows = dict(params.rows(len(ids), n))

@@ -33,7 +33,7 @@ from explorl.rollout.state import (
 from explorl.rollout.stops import StopStrings
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
-"""Decode steps between two looks at what has finished."""
+"""Decode steps between two looks at what has finished; twice as many where nobody waits for a seat."""
 STATE_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "bottom_p", "bottom_p_frequency")
 
 _REASONS: dict[int, FinishReason] = {STOPPED: "stop", BROKEN: "error"}
@@ -80,7 +80,10 @@ class Schedule:
             busy = np.flatnonzero(self.owner >= 0)
             held = self.steps[busy]
             left = self.requests.rows["max_tokens"][self.owner[busy]] - held
-            steps = int(min(SYNC_STEPS.get(self.kind, 1), left.max()))
+            patience = SYNC_STEPS.get(self.kind, 1)
+            if patience > 1 and not self.waiting:
+                patience *= 2
+            steps = int(min(patience, left.max()))
             even = bool((held == held[0]).all())
             decoder.run(layout, int(held.max()), even, steps, self.active)
             self._collect(layout.seats)
@@ -191,30 +194,30 @@ class Schedule:
             # Free rows are decoded along with somebody else's token, so theirs may be spoiled too.
             self.spoiled_rows.update(broken.tolist(), np.flatnonzero(self.rows.entry < 0).tolist())
             self.spoiled_entries.update(self.rows.entry[broken].tolist())
+        tokens, branching = ints[0].tolist(), ints[1]
         for i, seat in enumerate(done):
             length = cut.get(int(seat), int(self.steps[seat]))
-            self._finish(int(self.owner[seat]), int(status[seat]), ints[:, i, :length], reals[:, i, :length])
+            records = {"branching": branching[i, :length], "entropy": reals[2, i, :length]}
+            records |= {"logps": reals[0, i, :length], "sampling_logps": reals[1, i, :length]}
+            self._finish(int(self.owner[seat]), int(status[seat]), tokens[i][:length], records)
         state.ints[STATUS, where] = IDLE
         self.owner[done], self.steps[done] = -1, 0
         self.rows.leave(done)
 
-    def _finish(self, request: int, status: int, ints: torch.Tensor, reals: torch.Tensor) -> None:
+    def _finish(self, request: int, status: int, tokens: list[int], records: dict[str, torch.Tensor]) -> None:
         prompt, sample = divmod(request, self.requests.n)
         error = ""
         if status == BROKEN:
             error = (
-                f"the model's logits are not finite at step {ints.shape[-1]} of request {request} "
+                f"the model's logits are not finite at step {len(tokens)} of request {request} "
                 f"(prompt {prompt}, sample {sample}): NaN or infinite weights?"
             )
         rollout = Rollout(
             request=request,
             prompt_index=prompt,
             sample_index=sample,
-            token_ids=ints[0].tolist(),
-            logps=reals[0].clone(),
-            sampling_logps=reals[1].clone(),
-            entropy=reals[2].clone(),
-            branching=ints[1].long(),
+            token_ids=tokens,
+            **records,
             finish_reason=_REASONS.get(status, "length"),
             error=error,
             tokenizer=self.tokenizer,

@@ -65,7 +65,9 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 
 @triton.jit
-def _rotate(x, out, cos, sin, x_head, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr):
+def _rotate(
+    x, out, cos, sin, x_head, heads, HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr
+):  # fmt: skip
     head = tl.arange(0, HEADS)[:, None]
     at = tl.arange(0, PAD)[None, :]
     inside = (head < heads) & (at < HALF)
@@ -82,38 +84,45 @@ def _rotate(x, out, cos, sin, x_head, heads, HEADS: tl.constexpr, HALF: tl.const
 
 @triton.jit
 def _rotary_kernel(
-    query, key, cos, sin, query_out, key_out,
-    query_row, query_head, key_row, key_head, angle_row, query_heads, key_heads,
+    query, key, cos, sin, query_out, key_out, length,
+    query_row, query_head, query_token, key_row, key_head, key_token, angle_row, angle_token, query_heads, key_heads,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    cos += row * angle_row
-    sin += row * angle_row
+    place = tl.program_id(0).to(tl.int64)
+    row, token = place // length, place % length
+    cos += row * angle_row + token * angle_token
+    sin += row * angle_row + token * angle_token
     size: tl.constexpr = 2 * HALF
     _rotate(
-        query + row * query_row, query_out + row * query_heads * size, cos, sin, query_head, query_heads,
-        QUERY_HEADS, HALF, PAD,
+        query + row * query_row + token * query_token, query_out + place * query_heads * size, cos, sin,
+        query_head, query_heads, QUERY_HEADS, HALF, PAD,
     )  # fmt: skip
     _rotate(
-        key + row * key_row, key_out + row * key_heads * size, cos, sin, key_head, key_heads, KEY_HEADS, HALF, PAD
+        key + row * key_row + token * key_token, key_out + place * key_heads * size, cos, sin,
+        key_head, key_heads, KEY_HEADS, HALF, PAD,
     )  # fmt: skip
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary embedding (halves rotated against each other) of one token a row, (rows, heads, 1, size)."""
-    rows, query_heads, _, size = query.shape
+    """Rotary embedding (halves rotated against each other) of (rows, heads, tokens, size).
+
+    What is returned is laid out token by token.
+    """
+    rows, query_heads, length, size = query.shape
     key_heads = key.shape[1]
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
-    cos, sin = cos.expand(rows, 1, size), sin.expand(rows, 1, size)
-    query_out = torch.empty(rows, query_heads, 1, size, dtype=query.dtype, device=query.device)
-    key_out = torch.empty(rows, key_heads, 1, size, dtype=key.dtype, device=key.device)
-    _rotary_kernel[(rows,)](
-        query, key, cos, sin, query_out, key_out,
-        query.stride(0), query.stride(1), key.stride(0), key.stride(1), cos.stride(0), query_heads, key_heads,
+    cos, sin = (t.expand(rows, length, size) for t in (cos, sin))
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    query_out = torch.empty(rows, length, query_heads, size, dtype=query.dtype, device=query.device)
+    key_out = torch.empty(rows, length, key_heads, size, dtype=key.dtype, device=key.device)
+    _rotary_kernel[(rows * length,)](
+        query, key, cos, sin, query_out, key_out, length,
+        *query.stride()[:3], *key.stride()[:3], *cos.stride()[:2], query_heads, key_heads,
         QUERY_HEADS=triton.next_power_of_2(query_heads), KEY_HEADS=triton.next_power_of_2(key_heads), HALF=size // 2,
         PAD=triton.next_power_of_2(size // 2), num_warps=2,
     )  # fmt: skip
-    return query_out, key_out
+    return query_out.transpose(1, 2), key_out.transpose(1, 2)
 
 
 @triton.jit

@@ -80,6 +80,7 @@ def _mass(
 def _search(
     line, seen, penalty, vocab, top, rate, low, high, target,
     COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr,
+    BOUNDED: tl.constexpr,
 ):  # fmt: skip
     """The largest key k for which the tokens with keys in [max(k, low), high] weigh at least (or more than) target."""
     bits: tl.constexpr = 32 - SHIFT
@@ -102,7 +103,8 @@ def _search(
             weight = tl.exp((x - top) * rate)
             if COUNT:
                 weight = tl.where(offs < vocab, 1.0, 0.0)
-            weight = tl.where((key >= low) & (key <= high), weight, 0.0)
+            if BOUNDED:
+                weight = tl.where((key >= low) & (key <= high), weight, 0.0)
             sum_1 += tl.where(key >= first, weight, 0.0)
             sum_2 += tl.where(key >= second, weight, 0.0)
             sum_3 += tl.where(key >= third, weight, 0.0)
@@ -120,7 +122,7 @@ def _branching(line, vocab, top, total, mass, SHIFT: tl.constexpr, BLOCK: tl.con
     """Size of the smallest set of top tokens that holds ``mass`` of the total."""
     target = total * mass
     cut = _search(
-        line, line, 1.0, vocab, top, 1.0, -2147483648, 2147483647, target, False, False, SHIFT, BLOCK, False
+        line, line, 1.0, vocab, top, 1.0, -2147483648, 2147483647, target, False, False, SHIFT, BLOCK, False, False
     )  # fmt: skip
     above = tl.zeros([BLOCK], tl.float32)
     at = tl.zeros([BLOCK], tl.float32)
@@ -198,15 +200,18 @@ def _sample_kernel(
     if HAS_K:
         k = tl.load(ints + TOP_K * slots + row)
         cut = _search(
-            line, had, penalty, vocab, best, rate, low, high, k.to(tl.float32), True, False, SHIFT, BLOCK, REP
+            line, had, penalty, vocab, best, rate, low, high, k.to(tl.float32), True, False, SHIFT, BLOCK, REP, True
         )  # fmt: skip
         low = tl.where(k > 0, tl.maximum(low, cut), low)
     if HAS_P:
         p = tl.load(reals + TOP_P * slots + row)
-        held = _mass(line, had, penalty, vocab, best, rate, low, high, SHIFT, BLOCK, REP)
+        alone: tl.constexpr = not (REP or HAS_K)
+        held = policy_total
+        if not alone:
+            held = _mass(line, had, penalty, vocab, best, rate, low, high, SHIFT, BLOCK, REP)
         target = (held.to(tl.float64) * p).to(tl.float32)
         cut = _search(
-            line, had, penalty, vocab, best, rate, low, high, target, False, False, SHIFT, BLOCK, REP
+            line, had, penalty, vocab, best, rate, low, high, target, False, False, SHIFT, BLOCK, REP, not alone
         )  # fmt: skip
         low = tl.where(p < 1.0, tl.maximum(low, cut), low)
     if HAS_MIN:
@@ -217,10 +222,13 @@ def _sample_kernel(
         low = tl.where(least > 0.0, tl.maximum(low, floor), low)
     if HAS_BOTTOM:
         p = tl.load(reals + BOTTOM_P * slots + row)
-        held = _mass(line, had, penalty, vocab, best, rate, low, high, SHIFT, BLOCK, REP)
+        first: tl.constexpr = not (REP or HAS_K or HAS_P or HAS_MIN)  # then nothing is cut yet
+        held = policy_total
+        if not first:
+            held = _mass(line, had, penalty, vocab, best, rate, low, high, SHIFT, BLOCK, REP)
         target = (held.to(tl.float64) * tl.minimum(1.0 - p, 0.999999)).to(tl.float32)
         cut = _search(
-            line, had, penalty, vocab, best, rate, low, high, target, False, True, SHIFT, BLOCK, REP
+            line, had, penalty, vocab, best, rate, low, high, target, False, True, SHIFT, BLOCK, REP, not first
         )  # fmt: skip
         apply = p < 1.0
         if CHANCE:

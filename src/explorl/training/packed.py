@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 
 from explorl.rollout.attention import NAME, attending
 from explorl.rollout.fused import Fusion
+from explorl.training.llama_pass import LlamaPass, llama_pass
 
 
 class PackedRows:
@@ -44,13 +46,26 @@ class PackedRows:
         self.slots = slot[self.kept]
         self.repeated, self.repeats = slot[counted & shared], number[counted & shared]
         self.source = self.slots.new_zeros(self.rows * self.longest)  # of padding: any token
-        self.source[slot[counted]] = number[counted]
+        self._places = number[counted], slot[counted]
+        self.source[self._places[1]] = self._places[0]
+
+    @cached_property
+    def by_token(self) -> tuple[Int[Tensor, " places"], Int[Tensor, " tokens_and_one"]]:
+        """The slots of the first token, of the second, and so on; and where each token's begin in that list."""
+        token, slot = self._places
+        counts = torch.bincount(token, minlength=len(self.slots))
+        return slot[token.argsort(stable=True)], F.pad(counts.cumsum(0), (1, 0))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
         """(1, heads, tokens, size) → (1, tokens, heads, size)."""
-        query, key, value = (self._spread(tensor) for tensor in (query, key, value))
+        return self.attend_spread(self._spread(query), self._spread(key), self._spread(value), scale, window, cap)
+
+    def attend_spread(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        """(rows, heads, longest, size) → (1, tokens, heads, size)."""
         mask = None
         if window is not None and window < self.longest:
             place = torch.arange(self.longest, device=query.device)
@@ -65,6 +80,10 @@ class PackedRows:
             out = _capped_attention(query, key, value, mask, scale, cap)
         flat = out.transpose(1, 2).reshape(self.rows * self.longest, out.size(1), out.size(3))
         return _Collected.apply(flat, self).unsqueeze(0)
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Nothing is kept beyond the pass."""
+        return key, value
 
     def _spread(self, tensor: Tensor) -> Tensor:
         """(1, heads, tokens, size) → (rows, heads, longest, size)."""
@@ -113,11 +132,35 @@ def _capped_attention(
     return torch.softmax(scores.masked_fill(~mask, -torch.inf).float(), dim=-1).to(value.dtype) @ value
 
 
+_PASSES: WeakKeyDictionary[nn.Module, LlamaPass | None] = WeakKeyDictionary()
 _NORMS: WeakKeyDictionary[nn.Module, Fusion] = WeakKeyDictionary()
 
 
-def fused_norms(model: nn.Module) -> AbstractContextManager[None]:
-    """Runs RMS norms as one operation instead of six, where that gives what the module gives."""
+@contextmanager
+def fused(model: nn.Module, rows: PackedRows) -> Iterator[None]:
+    """Runs the model with its small operations fused, where that gives what the model gives."""
+    causal = _causal(model)
+    if causal not in _PASSES:
+        counted = torch.ones(3, 6, dtype=torch.bool, device=rows.positions.device).tril(3)
+        probe = PackedRows(counted, torch.zeros_like(counted))
+        with packed_attention(model, probe):
+            _PASSES[causal] = llama_pass(causal, probe)
+    written = _PASSES[causal]
+    if written is None:
+        with _fused_norms(causal):
+            yield
+        return
+    written.rows = rows
+    written.body.forward = written.forward
+    try:
+        yield
+    finally:
+        del written.body.forward
+        written.rows = None
+
+
+def _fused_norms(model: nn.Module) -> AbstractContextManager[None]:
+    """Runs RMS norms as one operation instead of six."""
     if model not in _NORMS:
         fusion = Fusion(model, next(model.parameters()).dtype, use_kernels=False)
         norms = [entry for entry in fusion.replacements if type(entry[0]).__name__.endswith("RMSNorm")]
@@ -167,7 +210,7 @@ def packed_logps(
     packed = {"input_ids": input_ids[rows.kept].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
     targets = following[rows.kept]
     row_temperature = None if temperature is None else temperature.unsqueeze(1).expand_as(input_ids)[rows.kept]
-    with packed_attention(model, rows), fused_norms(model):
+    with packed_attention(model, rows), fused(model, rows):
         if row_temperature is None or _is_linear(model):
             scale = None if row_temperature is None else head_temperature / row_temperature
             with _scaled_states(model, scale):
