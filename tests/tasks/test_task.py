@@ -30,11 +30,16 @@ def generated() -> Task:
 
 
 def test_registry_knows_the_nearest_name() -> None:
-    assert set(TASKS) == {"countdown", "countdown-mini"}
+    assert {"countdown", "countdown-mini", "math", "math:aime24", "choice", "code"} <= set(TASKS)
     assert all(get_task(name).name == name for name in TASKS)
+    assert get_task("math:amc23").dataset == "amc23"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="unknown task 'math:aime42'; did you mean 'math:aime2"):
+        get_task("math:aime42")
     with pytest.raises(ValueError, match="unknown task 'countdwn'; did you mean 'countdown'"):
         get_task("countdwn")
-    with pytest.raises(ValueError, match="unknown task 'chess'; known: countdown, countdown-mini"):
+    with pytest.raises(
+        ValueError, match="unknown task 'chess'; known: choice, code, countdown, countdown-mini, gym:<name>, math"
+    ):
         get_task("chess")
     with pytest.raises(ValueError, match="'sed'; did you mean 'seed'"):
         get_task("countdown", sed=3)
@@ -238,3 +243,17 @@ def test_a_task_without_reference_solutions_says_so() -> None:
 
     with pytest.raises(ValueError, match="has no reference solutions"):
         Silent(name="silent").examples(3)
+
+
+def test_a_batch_is_verified_once_for_all_reward_parts(mini: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    verify = type(mini).verify
+    monkeypatch.setattr(type(mini), "verify", lambda self, *a, **k: (calls.append(1), verify(self, *a, **k))[1])
+    row = mini.rows("train", limit=1)[0]
+    columns = {"id": [row["id"]] * 2, "data": [row["data"]] * 2, "opened": [False] * 2}
+    correctness, form = mini.reward_functions()
+    assert correctness(prompts=[row["prompt"]] * 2, completions=["a", CORRECT], **columns) == [0.0, 0.0]
+    assert form(prompts=[row["prompt"]] * 2, completions=["a", CORRECT], **columns) == [0.0, 1.0]
+    assert len(calls) == 2
+    assert form(prompts=[row["prompt"]] * 2, completions=["b", CORRECT], **columns) == [0.0, 1.0]
+    assert len(calls) == 4

@@ -6,19 +6,50 @@ from dataclasses import fields
 from typing import Any
 
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, opens_think, unknown
+from explorl.tasks.choice import Choice
+from explorl.tasks.code import Code
 from explorl.tasks.countdown import Countdown, CountdownMini
+from explorl.tasks.gym import Gym
+from explorl.tasks.math import Math
+from explorl.tasks.math_files import SOURCES
 
-__all__ = ["TASKS", "Countdown", "CountdownMini", "Problem", "Prompt", "Task", "Verdict", "get_task", "opens_think"]
+__all__ = [
+    "TASKS",
+    "Choice",
+    "Code",
+    "Countdown",
+    "CountdownMini",
+    "Gym",
+    "Math",
+    "Problem",
+    "Prompt",
+    "Task",
+    "Verdict",
+    "get_task",
+    "opens_think",
+]
 
-TASKS = {"countdown": Countdown, "countdown-mini": CountdownMini}
+TASKS: dict[str, type[Any]] = {
+    "countdown": Countdown,
+    "countdown-mini": CountdownMini,
+    "math": Math,
+    **{f"math:{dataset}": Math for dataset in SOURCES},
+    "choice": Choice,
+    "code": Code,
+}
+"""Tasks by name; and ``gym:<name>`` is any data set of reasoning-gym."""
 
 
 def get_task(name: str, **options: Any) -> Task:
     """The task of that name; the options are the fields of its class."""
-    if name not in TASKS:
-        raise unknown("task", name, TASKS)
-    known = {field.name for field in fields(TASKS[name])} - {"name"}
+    kind, _, detail = name.partition(":")
+    task = Gym if kind == "gym" else TASKS.get(name)
+    if task is None:
+        raise unknown("task", name, [*TASKS, "gym:<name>"])
+    known = {field.name for field in fields(task)} - {"name"}
     for option in options:
         if option not in known:
             raise unknown(f"option of task {name!r}:", option, known)
-    return TASKS[name](**options)
+    if kind == "math" and detail:
+        options = {"dataset": detail, **options}
+    return task(name=name, **options)

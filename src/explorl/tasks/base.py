@@ -63,14 +63,31 @@ class Task(ABC):
     def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
         """Judge a completion. ``opened``: the prompt has already opened ``<think>`` (see `opens_think`)."""
 
+    def verify_many(
+        self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool] | None = None
+    ) -> list[Verdict]:
+        """Judge completions, each by its problem; a task that runs programs or provers uses all cores for it."""
+        flags = [False] * len(completions) if opened is None else opened
+        return [
+            self.verify(completion, problem, opened=flag)
+            for completion, problem, flag in zip(completions, problems, flags, strict=True)
+        ]
+
     def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
         """``count`` examples for supervised fine-tuning: ``{"prompt": …, "completion": …}``."""
         raise ValueError(f"task {self.name!r} has no reference solutions; fine-tune on one that has, like 'countdown'")
 
     def rewards(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> dict[str, float]:
         """The value of each reward part, before its weight."""
-        verdict = self.verify(completion, problem, opened=opened)
-        return {"correctness": float(verdict.correct), "format": float(verdict.well_formed)}
+        return _parts(self.verify(completion, problem, opened=opened))
+
+    def rewards_many(
+        self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool]
+    ) -> list[dict[str, float]]:
+        """`rewards` of each completion, verified together."""
+        if type(self).rewards is not Task.rewards:
+            return [self.rewards(c, p, opened=o) for c, p, o in zip(completions, problems, opened, strict=True)]
+        return [_parts(verdict) for verdict in self.verify_many(completions, problems, opened=opened)]
 
     def reward(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> float:
         """R = Σ weight · part."""
@@ -93,9 +110,10 @@ class Task(ABC):
 
     def reward_functions(self) -> list[RewardFunction]:
         """One function a reward part, in the order of ``reward_parts``, whose values are their weights."""
-        return [self._reward_function(part) for part in self.reward_parts]
+        latest: dict[str, Any] = {}  # a trainer asks for all parts of a batch in turn; it is verified once
+        return [self._reward_function(part, latest) for part in self.reward_parts]
 
-    def _reward_function(self, part: str) -> RewardFunction:
+    def _reward_function(self, part: str, latest: dict[str, Any]) -> RewardFunction:
         def reward(
             prompts: Sequence[Prompt],
             completions: Sequence[str | list[Message]],
@@ -105,14 +123,20 @@ class Task(ABC):
             opened: Sequence[bool] | None = None,
             **columns: Any,
         ) -> list[float]:
-            is_open = [opens_think(prompt) for prompt in prompts] if opened is None else opened
-            return [
-                self.rewards(completion_text(completion), Problem(key, fields), opened=flag)[part]
-                for completion, key, fields, flag in zip(completions, id, data, is_open, strict=True)
-            ]
+            is_open = [opens_think(prompt) for prompt in prompts] if opened is None else list(opened)
+            texts = [completion_text(completion) for completion in completions]
+            batch = (texts, list(id), is_open)
+            if latest.get("batch") != batch:
+                problems = [Problem(key, fields) for key, fields in zip(id, data, strict=True)]
+                latest.update(batch=batch, rewards=self.rewards_many(texts, problems, opened=is_open))
+            return [parts[part] for parts in latest["rewards"]]
 
         reward.__name__ = part
         return reward
+
+
+def _parts(verdict: Verdict) -> dict[str, float]:
+    return {"correctness": float(verdict.correct), "format": float(verdict.well_formed)}
 
 
 def opens_think(prompt: Prompt) -> bool:

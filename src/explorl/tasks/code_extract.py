@@ -1,0 +1,99 @@
+"""Which part of a completion is the program: by lines and fences, never by running or parsing it.
+
+Nothing here raises, whatever the text, and nothing takes longer than a few passes over it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FENCE = "```"
+LANGUAGES = ("", "python", "python3", "py")
+_NEXT_STATEMENT = re.compile(r"""\n(?=[^\s#)\]}"'])""")
+"""Before a line that cannot belong to an indented body: it begins with neither space, comment, bracket nor quote."""
+_AFTER_FUNCTION = re.compile(r"\n(?=if __name__|print\(|assert\b|```|</?[a-z]+>)")
+_CODE_LINE = re.compile(r"^(?=(?:import|from|def|async def|class)\b|@)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fences:
+    """The fenced blocks of a text."""
+
+    blocks: list[str]
+    """Contents of the complete blocks of Python, in order."""
+    lines: int
+    """How many lines are fences, of whatever language."""
+
+
+def fences(text: str) -> Fences:
+    """Find the blocks. A fence that names a language opens a block, also where another is still open."""
+    blocks: list[str] = []
+    count = 0
+    content: list[str] | None = None
+    python, indent = False, ""
+    for line in text.split("\n"):
+        stripped = line.strip()
+        if not stripped.startswith(FENCE):
+            if content is not None:
+                content.append(line.removeprefix(indent))
+            continue
+        count += 1
+        language = stripped.strip("`").strip().lower()
+        if content is not None and not language:
+            if python:
+                blocks.append("\n".join(content))
+            content = None
+        else:
+            content, python = [], language in LANGUAGES
+            indent = line[: len(line) - len(line.lstrip())]
+    return Fences(blocks, count)
+
+
+def defines(source: str, name: str) -> bool:
+    """Whether a line of source defines that function, outside classes and other functions."""
+    return _definition(name).search(source) is not None
+
+
+def preamble(prompt: str, name: str) -> tuple[str, str]:
+    """A prompt in two: what comes before the function it asks for, and the function's head."""
+    matches = list(_definition(name).finditer(prompt))
+    start = matches[-1].start() if matches else 0
+    return prompt[:start], prompt[start:]
+
+
+def extract(text: str, prompt: str, name: str) -> str:
+    """The source of the function ``name``: the last block that defines it, or the text as the prompt's continuation."""
+    blocks = fences(text).blocks
+    for block in reversed(blocks):
+        if defines(block, name):
+            return block
+    body = blocks[-1] if blocks else text
+    if not body.strip():
+        return ""
+    indented = body.lstrip("\n")[:1] in (" ", "\t")
+    if not indented and defines(body, name):
+        return _function(body, name)
+    return preamble(prompt, name)[1].rstrip(" ") + _body(body, indented)
+
+
+def _definition(name: str) -> re.Pattern[str]:
+    return re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", re.MULTILINE)
+
+
+def _function(text: str, name: str) -> str:
+    """From the first line of code to the end of the function, without what talks about it or calls it."""
+    definition = _definition(name).search(text)
+    assert definition is not None
+    start = _CODE_LINE.search(text, 0, definition.end())
+    end = _AFTER_FUNCTION.search(text, definition.end())
+    return text[start.start() if start else definition.start() : end.start() if end else len(text)]
+
+
+def _body(text: str, indented: bool) -> str:
+    """The lines that continue a function's head."""
+    if not indented:  # a tokenizer may have eaten the first line's spaces
+        text = "    " + text.lstrip()
+    start = len(text) - len(text.lstrip())
+    end = _NEXT_STATEMENT.search(text, start)
+    return text[: end.start() if end else len(text)] + "\n"

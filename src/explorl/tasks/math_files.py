@@ -1,0 +1,125 @@
+"""Problems of the mathematics benchmarks, from JSONL files and from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from explorl.tasks.boxed import last_boxed, last_hash
+from explorl.tasks.draws import shuffled
+from explorl.tasks.jsonl import records, shortened
+
+
+class Question(NamedTuple):
+    """A question and its right answer."""
+
+    text: str
+    answer: str
+
+
+Splits = dict[str, list[Question]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the hub keeps a benchmark, and which of its splits is which of ours."""
+
+    hub_id: str
+    splits: Mapping[str, str]
+    config: str | None = None
+
+
+SOURCES: Mapping[str, Source] = {
+    "math500": Source("HuggingFaceH4/MATH-500", {"holdout": "test"}),
+    "aime24": Source("HuggingFaceH4/aime_2024", {"holdout": "train"}),
+    "aime25": Source("math-ai/aime25", {"holdout": "test"}),
+    "amc23": Source("math-ai/amc23", {"holdout": "test"}),
+    "minerva": Source("math-ai/minervamath", {"holdout": "test"}),
+    "gsm8k": Source("openai/gsm8k", {"train": "train", "holdout": "test"}, config="main"),
+}
+
+_EXAMPLE = r'{"question": "What is 6 · 7?", "answer": "42"}'
+
+
+def read_folder(folder: str | Path, dataset: str, *, seed: int = 0) -> Splits:
+    """The splits of a benchmark from a folder with ``<dataset>.jsonl``.
+
+    One that is for training too may have its holdout in ``<dataset>-test.jsonl``; without that file, a tenth of its
+    problems, drawn by seed, is held out.
+    """
+    file, test_file = Path(folder) / f"{dataset}.jsonl", Path(folder) / f"{dataset}-test.jsonl"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"no file {file.name} in {str(folder)!r}; give a folder with lines like {_EXAMPLE} in it"
+        )
+    questions = read_jsonl(file)
+    if "train" not in SOURCES[dataset].splits:
+        return {"holdout": questions}
+    if test_file.is_file():
+        return {"train": questions, "holdout": read_jsonl(test_file)}
+    questions = shuffled(Random(seed), questions)
+    held_out = -(-len(questions) // 10)
+    return {"train": questions[held_out:], "holdout": questions[:held_out]}
+
+
+def read_hub(dataset: str) -> Splits:
+    """The splits of a benchmark from the hub."""
+    import datasets  # here, because it takes seconds and nothing else needs it
+
+    source = SOURCES[dataset]
+    try:
+        loaded = {
+            split: datasets.load_dataset(source.hub_id, source.config, split=theirs)
+            for split, theirs in source.splits.items()
+        }
+    except OSError as error:
+        raise FileNotFoundError(
+            f"cannot load {source.hub_id} from the Hugging Face hub ({error}); give --data-dir (data_dir), a folder "
+            f"with {dataset}.jsonl in it"
+        ) from error
+    return {
+        split: [_question(row, f"{source.hub_id}, row {number}") for number, row in enumerate(rows, start=1)]
+        for split, rows in loaded.items()
+    }
+
+
+def read_jsonl(path: str | Path) -> list[Question]:
+    r"""Questions from a file with one JSON object a line.
+
+    The right answer is ``answer``, of which only what follows ``####`` counts if it has that, or else what the last
+    ``\boxed`` of ``solution`` holds.
+    """
+    questions = [_question(record, place) for record, place in records(Path(path), _EXAMPLE)]
+    if not questions:
+        raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
+    return questions
+
+
+def _question(record: Mapping[str, Any], place: str) -> Question:
+    text = record.get("question", record.get("problem"))
+    if text is None:
+        raise ValueError(f"{place}: no field 'question'; give a line like {_EXAMPLE}")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{place}: question is {shortened(text)}; give a text like 'What is 6 · 7?'")
+    return Question(text.strip(), _answer(record, place))
+
+
+def _answer(record: Mapping[str, Any], place: str) -> str:
+    answer, solution = record.get("answer"), record.get("solution")
+    if answer is None and isinstance(solution, str):
+        boxed = last_boxed(solution)[0]
+        if not boxed:
+            raise ValueError(f"{place}: no \\boxed in solution {shortened(solution)}; end it like \\boxed{{42}}")
+        return boxed
+    if answer is None:
+        raise ValueError(f"{place}: no field 'answer' or 'solution'; give a line like {_EXAMPLE}")
+    # bool is an int to Python, but true is no number to whoever wrote the file.
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return str(answer)
+    text = (last_hash(answer)[0] or answer).strip() if isinstance(answer, str) else ""
+    if not text:
+        raise ValueError(f"{place}: answer is {shortened(answer)}; give a text like '42'")
+    return text

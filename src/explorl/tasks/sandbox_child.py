@@ -1,0 +1,409 @@
+"""The inside of the sandbox: what `sandbox` starts in a fresh interpreter, once a program.
+
+Three processes. The *keeper* (this module's `main`) talks to `sandbox` and never runs the program. The *first process*
+of the new process namespace only waits: when it goes, the kernel kills all that is left in there. The *program* is its
+child. Where namespaces are not permitted the program is the keeper's own child.
+
+With an entry point the program only defines functions, and the keeper runs the tests. Its ``candidate`` sends each
+call's arguments to the program and gets a plain value back. The keeper reads the tests after the program's process has
+begun, so they are not in its memory; and it alone decides, so no exit, patched built-in or ``__eq__`` impresses it.
+"""
+
+from __future__ import annotations
+
+# Not signal, typing or json: importing them would take longer than the rest of a run.
+import _signal as signal  # type: ignore[import-not-found]
+import builtins
+import marshal
+import os
+import sys
+import time
+import types
+
+from explorl.tasks import sandbox_kernel as kernel
+from explorl.tasks.plain import decode, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+MEMORY_EXIT = 86
+"""Exit status of a program that ran out of memory."""
+MAX_FRAME = 1 << 22
+"""Longest reply of a program, in bytes."""
+_CALLS, _REPLIES, _READY = 3, 4, 5  # the program's descriptors, beside the standard three
+
+
+class Ended(BaseException):
+    """The program is gone, or its time is up. No ``except Exception`` in a test shall catch it."""
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def raised(reply: dict[str, Any]) -> Exception:
+    """The built-in exception that a reply names; those that steer loops, and strangers, become RuntimeError."""
+    name, text = str(reply.get("error")), str(reply.get("text"))[:1000]
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, StopIteration):
+        try:
+            return kind(text)
+        except TypeError:  # UnicodeDecodeError and the like want five arguments
+            pass
+    return RuntimeError(f"{name}: {text}")
+
+
+def described(error: BaseException) -> str:
+    """``AssertionError: text``, or only the name."""
+    try:
+        text = str(error)[:1000]
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# Frames on a pipe: eight bytes of length, then the message -----------------------------------------------------------
+
+
+def send(descriptor: int, body: bytes) -> None:
+    view = memoryview(len(body).to_bytes(8, "big") + body)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def receive(descriptor: int, most: int = 1 << 40) -> bytes:
+    """The next message; EOFError when there is none, ValueError when it is too long."""
+    length = int.from_bytes(_read(descriptor, 8), "big")
+    if length > most:
+        raise ValueError(f"a message of {length} bytes; {most} are allowed")
+    return _read(descriptor, length)
+
+
+def send_json(descriptor: int, message: Any) -> None:
+    import json
+
+    send(descriptor, json.dumps(message).encode())
+
+
+def receive_json(descriptor: int) -> Any:
+    """A message from the program, which may be anything."""
+    import json
+
+    return json.loads(receive(descriptor, MAX_FRAME))
+
+
+def _read(descriptor: int, length: int) -> bytes:
+    parts = []
+    while length:
+        part = os.read(descriptor, min(length, 1 << 20))
+        if not part:
+            raise EOFError("the other side is gone")
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+# The program ----------------------------------------------------------------------------------------------------------
+
+
+def _begin(request: dict[str, Any], descriptors: dict[int, int], uid: int) -> NoReturn:  # pragma: no cover
+    """Become the program, or its parent in namespaces. Whatever goes wrong, the keeper's code is not come back to."""
+    ready = descriptors[_READY]
+    try:
+        os.setsid()
+        kernel.drop_privileges(uid)
+        if "namespaces" in request["layers"]:
+            child = os.fork()
+            if child:
+                _wait_as_first(child)
+            os.setsid()
+            kernel.drop_privileges(uid)
+        _arrange(descriptors)
+        ready = _READY
+        _shut_in(request)
+        os.write(ready, b"ready")
+        os.close(ready)
+    except BaseException as error:
+        try:
+            os.write(ready, described(error).encode()[:1000])
+        finally:
+            os._exit(1)
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    _exit(_run if request["entry_point"] is None else _answer_calls, request, module.__dict__)
+
+
+def _wait_as_first(child: int) -> NoReturn:  # pragma: no cover (another process)
+    """Be the first process of the namespace: bury what dies, and go with the program."""
+    os.closerange(0, 1 << 16)
+    while True:
+        pid, code = os.wait()
+        if pid == child:
+            status = os.waitstatus_to_exitcode(code)
+            os._exit(status if status >= 0 else 128 - status)
+
+
+def _shut_in(request: dict[str, Any]) -> None:  # pragma: no cover (another process)
+    os.environ.clear()
+    os.chdir(request["folder"])
+    sys.argv[:] = ["program.py"]
+    sys.dont_write_bytecode = True
+    kernel.limit_resources(request["limits"])
+    if "landlock" in request["layers"]:
+        kernel.restrict_files(request["folder"])
+    if "seccomp" in request["layers"]:
+        kernel.refuse_calls(namespaces="namespaces" in request["layers"])
+
+
+def _arrange(descriptors: dict[int, int]) -> None:  # pragma: no cover (another process)
+    """Give the process these descriptors, by number, and no others."""
+    high = {number: os.dup2(descriptor, 100 + number) for number, descriptor in descriptors.items()}
+    for number, descriptor in high.items():
+        os.dup2(descriptor, number)
+    for number in range(max(high)):
+        if number not in high:
+            os.closerange(number, number + 1)
+    os.closerange(max(high) + 1, 1 << 16)
+
+
+def _run(request: dict[str, Any], namespace: dict[str, Any]) -> None:  # pragma: no cover (another process)
+    for part in ("preamble", "source"):
+        exec(compile(request[part], "<program>", "exec", dont_inherit=True), namespace)
+
+
+def _answer_calls(request: dict[str, Any], namespace: dict[str, Any]) -> None:  # pragma: no cover (another process)
+    """Define the functions, then serve the entry point to the keeper until it hangs up."""
+    try:
+        _run(request, namespace)
+        if request["entry_point"] not in namespace:
+            raise NameError(f"name {request['entry_point']!r} is not defined")
+    except BaseException as error:
+        send_json(_REPLIES, {"error": type(error).__name__, "text": described(error)})
+        raise
+    function = namespace[request["entry_point"]]
+    send_json(_REPLIES, {"value": None})
+    while True:
+        try:
+            args, kwargs = decode(receive_json(_CALLS))
+        except EOFError:
+            return
+        try:
+            reply = {"value": encode(function(*args, **kwargs))}
+        except BaseException as error:
+            reply = {"error": type(error).__name__, "text": described(error).partition(": ")[2]}
+        send_json(_REPLIES, reply)
+
+
+def _exit(body: Callable[..., None], *args: Any) -> NoReturn:  # pragma: no cover (another process)
+    """Call, and end the process as the interpreter would have."""
+    status = 1
+    try:
+        try:
+            body(*args)
+            status = 0
+        except SystemExit as stop:
+            if stop.code is None or isinstance(stop.code, int):
+                status = stop.code or 0
+            else:
+                print(stop.code, file=sys.stderr)
+        except BaseException as error:
+            status = MEMORY_EXIT if isinstance(error, MemoryError) else 1
+            traceback = error.__traceback__
+            while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+                traceback = traceback.tb_next
+            sys.__excepthook__(type(error), error.with_traceback(traceback), traceback)
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        if "atexit" in sys.modules:
+            sys.modules["atexit"]._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status & 255)
+
+
+# The keeper -----------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:  # pragma: no cover (another process)
+    """Run one request from standard input and answer on standard output."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    request = marshal.loads(receive(0))
+    answer = os.dup(1)
+    try:
+        result = _keep(request)
+    except (OSError, RuntimeError) as error:
+        result = {"status": "setup", "error": described(error)}
+    send(answer, repr(result).encode(errors="surrogatepass"))
+    os._exit(0)
+
+
+def _keep(request: dict[str, Any]) -> dict[str, Any]:  # pragma: no cover (another process)
+    limits, uid = request["limits"], kernel.spare_user()
+    namespaces = "namespaces" in request["layers"]
+    if namespaces:
+        kernel.enter_namespaces(limits["disk"], uid)
+        request["folder"] = "/tmp"
+        if os.geteuid() == 0 and not kernel.can_become(uid):
+            raise RuntimeError(f"user {uid} cannot read {os.__file__}")
+    else:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        if os.geteuid() == 0 and kernel.can_become(uid):
+            os.chown(request["folder"], uid, uid)
+
+    given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
+    os.write(given, request["stdin"].encode(errors="surrogatepass"))
+    os.lseek(given, 0, os.SEEK_SET)
+    calls_in, calls_out = os.pipe()
+    replies_in, replies_out = os.pipe()
+    ready_in, ready_out = os.pipe()
+    descriptors = {0: given, 1: out, 2: err, _CALLS: calls_in, _REPLIES: replies_out, _READY: ready_out}
+    if request["entry_point"] is None:
+        del descriptors[_CALLS], descriptors[_REPLIES]
+    else:
+        import json  # noqa: F401  (once, and not in both processes)
+
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _begin(request, descriptors, uid)
+    for descriptor in (calls_in, replies_out, ready_out, given):
+        os.close(descriptor)
+    if (state := os.read(ready_in, 1000)) != b"ready":
+        os.waitpid(child, 0)
+        raise RuntimeError(state.decode(errors="replace") or "the first process is gone")
+
+    late, testing = False, request["entry_point"] is not None
+
+    def expire(*_: object) -> None:
+        nonlocal late
+        late = True
+        os.kill(child, signal.SIGKILL)
+        if testing:
+            raise Ended
+
+    signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, limits["seconds"])
+    result: dict[str, Any] = {}
+    if testing:
+        candidate = _Candidate(calls_out, replies_in)
+        try:
+            _test(request, uid, candidate, result)
+        except Ended:
+            candidate.gone = True
+        testing = False
+        if late or candidate.gone:  # also where a test has caught it
+            result["status"] = "timeout" if late else "error"
+            result["error"] = "the program ended before the tests did"
+        os.kill(child, signal.SIGKILL)
+    _, code = os.waitpid(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if not namespaces:
+        _kill_orphans()
+    result["seconds"] = time.monotonic() - start
+    if request["entry_point"] is None:  # otherwise the tests have decided, however the program has ended
+        result["status"] = _status(os.waitstatus_to_exitcode(code), late)
+    for name, descriptor in (("stdout", out), ("stderr", err)):
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        result[name] = os.read(descriptor, limits["output"]).decode(errors="replace")
+    return result
+
+
+def _kill_orphans() -> None:  # pragma: no cover (another process)
+    """End what the program has left behind, where no namespace does it."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = file.read().split()
+        if not children:
+            return
+        for pid in map(int, children):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _status(code: int, late: bool) -> str:
+    """What became of a program, by its exit status: negative or from 128 on for a signal."""
+    number = -code if code < 0 else code - 128
+    if late or number == signal.SIGXCPU:
+        return "timeout"
+    if code == MEMORY_EXIT:
+        return "memory"
+    if number > 0:
+        return "killed"
+    return "error" if code else "ok"
+
+
+class _Candidate:  # pragma: no cover (another process)
+    """The program's function, as the tests call it."""
+
+    def __init__(self, calls: int, replies: int) -> None:
+        self.calls, self.replies = calls, replies
+        self.gone = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        message = encode((args, kwargs))
+        try:
+            send_json(self.calls, message)
+        except OSError as error:
+            self.gone = True
+            raise Ended from error
+        reply = self.reply()
+        if "value" in reply:
+            return reply["value"]
+        raise raised(reply)
+
+    def reply(self) -> dict[str, Any]:
+        """The next reply, with its value decoded. After one that is none, the program counts as gone."""
+        try:
+            reply = receive_json(self.replies)
+            return {"value": decode(reply["value"])} if "value" in reply else {"error": reply["error"], **reply}
+        except Exception as error:
+            self.gone = True
+            raise Ended from error
+
+
+def _test(request: dict[str, Any], uid: int, candidate: _Candidate, result: dict[str, Any]) -> None:  # pragma: no cover
+    """Run the tests, which come only now, against the program's function, and write what they say into ``result``."""
+    tests = receive(0).decode(errors="surrogatepass")
+    null = os.memfd_create("null")
+    for standard in (0, 1, 2):  # tests may print
+        os.dup2(null, standard)
+    kernel.drop_privileges(uid)
+    kernel.limit_resources(request["limits"])
+    if "seccomp" in request["layers"]:
+        kernel.refuse_calls(namespaces=True)  # the keeper must be able to kill
+
+    result["normal"] = normal_form(request["source"])
+    loaded = candidate.reply()
+    if "value" not in loaded:
+        result.update(status="error", error=str(loaded.get("text"))[:1000])
+        return
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    try:
+        exec(compile(request["preamble"], "<preamble>", "exec", dont_inherit=True), namespace)
+        namespace[request["entry_point"]] = candidate  # some tests call it by its own name
+        exec(compile(tests, "<tests>", "exec", dont_inherit=True), namespace)
+        namespace["check"](candidate)
+        result["status"] = "ok"
+    except Ended:
+        raise
+    except BaseException as error:
+        result.update(status="failed", error=described(error))
+
+
+def normal_form(source: str) -> str | None:
+    """Source without comments, docstrings, imports and ways of writing; None if it is no Python."""
+    import ast  # here, because a plain run does not need it
+
+    try:
+        tree = ast.parse(source)
+        tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        return ast.unparse(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None

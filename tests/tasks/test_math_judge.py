@@ -1,0 +1,358 @@
+"""The judge of mathematical answers: what is the same, in bounded time, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorl.tasks import math_judge
+from explorl.tasks.math_judge import Judge, Judgement, at_once, shared_judge
+from explorl.tasks.math_normal import MAX_LENGTH, mended, normal, numeral
+from explorl.tasks.math_worker import same, serve
+
+LIMIT = 1.0
+HANGS = "9^{9^{9^{9}}}"
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge(workers=2, limit=20.0) as shared:  # far more than they take, however busy the machine is
+        yield shared
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        (r"\frac{14}{3}", "14/3", True),
+        (r"\frac{14}{3}", "4.67", False),
+        ("2k+2", "2(k+1)", True),
+        ("2k+2", "2(k+2)", False),
+        ("p - q", "-q + p", True),
+        (r"3\sqrt{13}", r"\sqrt{117}", True),
+        ("x=5", "5", True),
+        ("5", "x = 5", True),
+        ("(3,4]", "[3,4)", False),
+        ("3, 5, 7", "7, 5, 3", True),
+        ("(6,31,-1)", "(6,-1,31)", False),
+        (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}", True),
+        (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", r"\begin{bmatrix} 0.2 \\ -3.6 \end{bmatrix}", True),
+        (r"\text{Evelyn}", "Evelyn", True),
+        (r"\text{Evelyn}", "Angela", False),
+        (r"90^\circ", "90", True),
+        ("0.5", r"50\%", True),
+        ("1.6", r"1.6 \mathrm{~cm}", True),
+        (r"\$32,\!348", r"32348 \text{ dollars}", True),
+        ("5", "5 or 7", False),
+        ("5", "the answer is 5", False),
+        ("5", r"foo \(5\) bar", False),
+        ("3", "1 2", False),  # a mixed number to math-verify
+        # what math-verify alone misreads
+        ("4.5e33", r"45 \times 10^{32} \text{ ergs}", True),
+        ("np.arcsin(10/13)", r"\arcsin\frac{10}{13}", True),
+        ("-1./3", r"-\frac{1}{3}", True),
+        # and what it takes for the same because both are small
+        ("1.325e-27", r"\frac{1}{10^{20}}", False),
+        ("1.325e-27", r"\frac{1325}{10^{30}}", True),
+        ("1.325e-27", r"p = 1.325 \cdot 10^{-27} \text{ kg}", True),
+        ("1.325e-27", "p", False),
+        (".0000672", r"\frac{67}{10^6}", False),
+        (".0000672", r"\frac{672}{10^7}", True),
+    ],
+)
+def test_sameness_by_hand(judge: Judge, gold: str, answer: str, expected: bool) -> None:
+    assert judge.judge(gold, answer).same is expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("27.0", "27", True), ("025", "25", True), ("25", "025.00", True), ("-7", "7", False), ("+2", "2", True),
+        ("58,500", "58500", True), ("58500", r"58{,}500", True), (r"11,\! 111,\! 111,\! 100", "11111111100", True),
+        ("0.3", "0.30001", False), ("4.5e33", r"4.5 \times 10^{33}", True), ("1e11", "10^{11}", True),
+        ("1.0e-5", "0.00001", True), ("2e27", "2e26", False), ("0.0000672", "0.000067", False),
+        (r"\dfrac{17}{50}", "17/50", True), (r"\frac 59", r"\tfrac59", True), (r"\frac{-3}{8}", r"-\frac{3}{8}", True),
+        (r"90^\circ", "90", True), (r"\$18.90", "18.9", True), (r"\text{(C)}", "C", True), ("42_{5}", "42_5", True),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})", True), (r"11\sqrt2", r"11 \sqrt{2}.", True),
+    ],
+)  # fmt: skip
+def test_the_fast_path_needs_no_worker(gold: str, answer: str, expected: bool) -> None:
+    assert at_once(gold, answer) == Judgement(expected)
+    with Judge() as idle:
+        assert idle.judge(gold, answer).same is expected
+        assert idle._pool == []
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("12", "1 2"), ("5", ""), ("5", "$$"), ("5", ".")])
+def test_what_is_no_number_is_not_made_one(gold: str, answer: str) -> None:
+    judgement = at_once(gold, answer)
+    assert judgement is not None
+    assert not judgement.same
+
+
+def test_an_answer_too_long_is_not_compared() -> None:
+    judgement = at_once("5", "5" + " " * MAX_LENGTH)
+    assert judgement == Judgement(False, "the answer is longer than 1,000 characters")
+    assert at_once("x", "x" * MAX_LENGTH) is None
+
+
+def test_a_hung_pair_costs_its_limit_and_nothing_else() -> None:
+    with Judge(workers=2, limit=LIMIT) as judge:
+        assert judge.judge("x+1", "1+x").same  # the workers have started
+        started = time.monotonic()
+        hung, right = judge.judge_many([("5", HANGS), ("2k+2", "2(k+1)")])
+        assert hung == Judgement(False, "the comparison took too long", hung.seconds)
+        assert LIMIT <= hung.seconds < LIMIT + 2
+        assert right.same
+        assert time.monotonic() - started < LIMIT + 10  # with the start of the second worker
+        begun = time.monotonic()
+        assert judge.judge("5", HANGS) == hung  # it is not tried again
+        assert time.monotonic() - begun < 0.5
+        assert judge.judge("y+1", "1+y").same
+
+
+@pytest.mark.parametrize("answer", [r"((((9!)!)!)!)", r"\sum_{k=1}^{10^{12}} \frac{1}{k}", "(" * 300 + "5" + ")" * 300])
+def test_other_ways_to_hang(answer: str) -> None:
+    with Judge(workers=1, limit=0.5) as judge:
+        judgement = judge.judge("5", answer)
+        assert not judgement.same
+        assert judgement.error == "the comparison took too long"
+        assert judgement.seconds < 2.5
+
+
+def test_a_worker_killed_while_idle_is_replaced() -> None:
+    with Judge(workers=1, limit=20.0) as judge:
+        assert judge.judge("x+1", "1+x").same
+        first = judge._pool[0].pid
+        os.kill(first, signal.SIGKILL)
+        assert judge.judge("y+1", "1+y").same
+        assert judge._pool[0].pid != first
+
+
+def test_a_pair_that_crashes_its_worker_twice_is_wrong() -> None:
+    with Judge(workers=1, limit=20.0) as judge:
+        assert judge.judge("x+1", "1+x").same
+        killed: list[int] = []
+
+        def kill_whoever_takes_it() -> None:
+            while len(killed) < 2:
+                for worker in list(judge._pool):
+                    if worker.pair == ("5", HANGS) and worker.pid not in killed:
+                        killed.append(worker.pid)
+                        os.kill(worker.pid, signal.SIGKILL)
+                threading.Event().wait(0.01)
+
+        killer = threading.Thread(target=kill_whoever_takes_it)
+        killer.start()
+        judgement = judge.judge("5", HANGS)
+        killer.join()
+        assert judgement == Judgement(False, "the comparison crashed", judgement.seconds)
+        assert judge.judge("y+1", "1+y").same
+
+
+def test_a_worker_ends_itself_when_nobody_is_left() -> None:
+    """The kernel's alarm ends it, even in one long C call."""
+    worker = subprocess.Popen(
+        [sys.executable, "-P", str(math_judge._WORKER), "0.3", str(2 << 30)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with worker.stdin, worker.stdout:
+        assert json.loads(worker.stdout.readline()) == {"ready": True}
+        worker.stdin.write(json.dumps({"gold": "5", "answer": HANGS}).encode() + b"\n")
+        worker.stdin.flush()
+        try:
+            assert worker.wait(timeout=30) == -signal.SIGALRM
+        finally:
+            worker.kill()
+
+
+def test_a_worker_ends_with_its_input_and_holds_no_torch() -> None:
+    script = (
+        "import runpy, sys; sys.argv = ['', '5', '4000000000']; sys.stdin = open('/dev/null');"
+        f"runpy.run_path({str(math_judge._WORKER)!r}, run_name='__main__');"
+        "import math; sys.exit('torch' in sys.modules or 'explorl' in sys.modules or not hasattr(math, 'sqrt'))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == {"ready": True}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not limit it")
+def test_memory_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "math_verify.py").write_text(
+        "LatexExtractionConfig = dict\n"
+        "def parse(text, *_, **__): return [len(bytearray(1 << 30 if 'z' in text else 1))]\n"
+        "def verify(*_, **__): print('noise'); return True\n"
+    )
+    (tmp_path / "sympy.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Judge(workers=1, limit=20.0, memory=500 << 20) as judge:
+        assert judge.judge("x+1", "1+x").same
+        assert judge.judge("x+1", "z") == Judgement(False, None, judge.judge("x+1", "z").seconds)
+    with Judge(workers=1, limit=20.0, memory=4 << 30) as judge:
+        assert judge.judge("x+1", "z").same
+
+
+def test_an_interrupted_judge_gives_no_stale_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Judge(workers=1, limit=20.0) as judge:
+        assert judge.judge("x+1", "1+x").same
+        with monkeypatch.context() as patch:
+            patch.setattr(Judge, "_replies", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                judge.judge("2k+2", "2(k+1)")
+        assert judge._pool == []
+        assert not judge.judge("2k+3", "2(k+1)").same
+
+
+def interrupted(judge: Judge) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_fork_has_workers_of_its_own(judge: Judge) -> None:
+    assert judge.judge("x+1", "1+x").same
+    pids = [worker.pid for worker in judge._pool]
+    child = os.fork()
+    if not child:
+        own = judge.judge("a+b", "b+a").same and not {worker.pid for worker in judge._pool} & set(pids)
+        judge.close()
+        os._exit(0 if own else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert judge.judge("c+b", "b+c").same
+    assert [worker.pid for worker in judge._pool][: len(pids)] == pids
+
+
+def test_threads_share_a_judge(judge: Judge) -> None:
+    results: dict[int, bool] = {}
+
+    def ask(number: int) -> None:
+        pairs = [(f"{number}x+{k}", f"{k}+{number}x") for k in range(2, 6)]
+        results[number] = all(judgement.same for judgement in judge.judge_many(pairs))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(2, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys(range(2, 6), True)
+
+
+def test_many_pairs_come_back_in_order(judge: Judge) -> None:
+    pairs = [(f"x+{n}", f"{n + n % 3 // 2}+x") for n in range(40)]
+    assert [judgement.same for judgement in judge.judge_many(pairs)] == [n % 3 != 2 for n in range(40)]
+    assert judge.judge_many([]) == []
+    assert judge.judge_many(iter([pairs[0], pairs[2], pairs[0]])) == [judge.judge(*pairs[i]) for i in (0, 2, 0)]
+
+
+def test_memory_of_judgements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_judge, "_REMEMBERED", 10)
+    with Judge() as judge:
+        for number in range(25):
+            assert judge.judge("5", str(number)).same is (number == 5)
+            assert len(judge._known) <= 10
+
+
+def test_math_verify_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Judge() as judge, pytest.raises(ImportError, match=r"needs math-verify \(not here\); pip install math-verify"):
+        judge.judge("x+1", "1+x")
+
+
+def test_a_worker_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(math_judge, "_WORKER", tmp_path / "broken.py")
+    with Judge() as judge, pytest.raises(RuntimeError, match=r"broken\.py does not start: it crashed, 3 times"):
+        judge.judge("x+1", "1+x")
+
+
+def test_a_reply_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os\nos.write(1, b'{\"ready\": true}\\n')\ninput()\n"
+        "os.write(1, b'{\"sa')\nos.read(0, 0)\nos.write(1, b'me\": true}\\n')\ninput()"
+    )
+    monkeypatch.setattr(math_judge, "_WORKER", tmp_path / "slow.py")
+    with Judge(workers=1, limit=20.0) as judge:
+        assert judge.judge("x+1", "1+x").same
+
+
+def test_bad_numbers_are_named() -> None:
+    with pytest.raises(ValueError, match="workers=0: give 1 or more"):
+        Judge(workers=0)
+    with pytest.raises(ValueError, match=r"limit=0\.0: give the seconds"):
+        Judge(limit=0.0)
+    with pytest.raises(ValueError, match="limit=nan"):
+        Judge(limit=float("nan"))
+    assert shared_judge(3, 2.5) is shared_judge(3, 2.5)
+    assert 1 <= Judge().workers <= 8
+
+
+def test_the_worker_in_this_process() -> None:
+    assert same("x+1", "1+x")
+    assert not same("x+1", "1+y")
+    assert same("5", "x = 5", shift=2)
+    assert not same("5", r"@@ \[5\] @@")  # a part of the box is not the answer
+    pairs = [{"gold": "x+1", "answer": "1+x"}, {"gold": "5", "answer": "6"}, {"no": "pair"}]
+    replies = io.BytesIO()
+    serve(io.BytesIO(b"".join(json.dumps(pair).encode() + b"\n" for pair in pairs)), replies, 60.0)
+    assert [json.loads(line) for line in replies.getvalue().splitlines()] == [
+        {"ready": True}, {"same": True}, {"same": False}, {"same": False},
+    ]  # fmt: skip
+
+
+def test_the_worker_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    replies = io.BytesIO()
+    serve(io.BytesIO(), replies, 60.0)
+    assert "math_verify" in json.loads(replies.getvalue())["missing"]
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False))
+def test_numerals_are_exact(number: object) -> None:
+    from decimal import Decimal, localcontext
+
+    with localcontext() as context:
+        context.prec = 1_000
+        assert isinstance(number, Decimal)
+        text = format(number, "E") if abs(number.adjusted()) > 400 else str(number)
+        read = numeral(text)
+        assert read is not None
+        assert Decimal(str(read)) == number
+        assert str(numeral(str(read))) == str(read) == normal(text)
+
+
+@given(st.integers(-(10**30), 10**30))
+def test_integers_with_and_without_separators(number: int) -> None:
+    assert (
+        normal(str(number))
+        == normal(f"{number:,}")
+        == normal(f"${number}.0$")
+        == normal(f"{number:,}".replace(",", " "))
+    )
+
+
+@given(st.text(max_size=200))
+def test_normal_forms_of_any_text(text: str) -> None:
+    assert normal(text) == normal(text)
+    assert isinstance(mended(text), str)
+    numeral(text)
+    judgement = at_once("7x+3", text)
+    assert judgement is None or not judgement.same
+
+
+@pytest.mark.parametrize(
+    "text", ["٣", "1e", "e5", ".", "-", "1,0000", "1.2.3", "10^-5x", "1 2", "", "1e9999999", "½", "５"]
+)
+def test_what_is_no_numeral(text: str) -> None:
+    assert numeral(text) is None

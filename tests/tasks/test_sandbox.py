@@ -1,0 +1,624 @@
+"""Programs that want out: what the sandbox promises, tried by programs that try to break it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from explorl.tasks import sandbox
+from explorl.tasks.plain import decode, encode
+from explorl.tasks.sandbox import Guarantees, Limits, SandboxError, capabilities, probe, run_many, run_python, run_tests
+from explorl.tasks.sandbox_child import _status, described, normal_form, raised, receive, receive_json, send, send_json
+from explorl.tasks.sandbox_kernel import CLONE_NEWUSER, CLONE_THREAD, filter_program, python_paths
+
+QUICK = Limits(seconds=0.7)
+ADD = "def add(a, b):\n    return a + b\n"
+CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate('a', 'b') == 'ab'\n"
+
+
+def permitted() -> list[sandbox.Layers]:
+    layers = []
+    for wanted in sandbox._LAYERS:
+        try:
+            probe(wanted)
+        except SandboxError:
+            continue
+        layers.append(wanted)
+    return layers
+
+
+PERMITTED = permitted()
+TRIED = [layers for layers in PERMITTED if layers in (PERMITTED[0], ("landlock", "seccomp"), ("seccomp",), ())]
+
+
+@pytest.fixture(params=TRIED, ids=lambda layers: "+".join(layers) or "limits")
+def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Guarantees:
+    """Each set of mechanisms that this system permits, in turn, as if it were the best."""
+    guarantees = probe(request.param)
+    monkeypatch.setattr(sandbox, "capabilities", lambda: guarantees)
+    return guarantees
+
+
+def fake(layers: sandbox.Layers) -> Guarantees:
+    return Guarantees(False, False, False, False, layers)
+
+
+# What a program may do ------------------------------------------------------------------------------------------------
+
+
+def test_runs_a_program(here: Guarantees) -> None:
+    source = (
+        "import sys, os, hashlib, json, random, typing\nprint(input() + 'ß')\nprint(sys.argv, dict(os.environ), "
+        "os.listdir('.'))\nopen('file', 'w').write('x')\nprint(os.listdir('.'), file=sys.stderr)"
+    )
+    outcome = run_python(source, stdin="Grüße\nmore")
+    assert outcome.status == "ok"
+    assert outcome.stdout == "Grüßeß\n['program.py'] {} []\n"
+    assert outcome.stderr == "['file']\n"
+    assert 0 < outcome.seconds < 10
+
+
+def test_threads_and_event_loops_work() -> None:
+    source = (
+        "import asyncio, threading\nasync def three():\n    await asyncio.sleep(0)\n    return 3\n"
+        "threading.Thread(target=lambda: print(asyncio.run(three()))).start()"
+    )
+    assert run_python(source).stdout == "3\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "end"),
+    [
+        ("1/0", "error", 'Traceback (most recent call last):\n  File "<program>", line 1, in <module>\n'),
+        ("1 +", "error", "SyntaxError: invalid syntax\n"),
+        ("import sys; sys.exit()", "ok", ""),
+        ("import sys; sys.exit(3)", "error", ""),
+        ("import sys; sys.exit('bye')", "error", "bye\n"),
+        ("import os; os._exit(0)", "ok", ""),
+        ("import ctypes; ctypes.string_at(0)", "killed", ""),
+        ("import atexit, sys; atexit.register(print, 'later', file=sys.stderr)", "ok", "later\n"),
+        ("class E(SystemExit):\n    def __str__(self): raise E\nraise E(E())", "error", ""),
+        ("import sys; print(sys.stdin.read())", "ok", ""),
+        ("x = '\ud800'", "error", ""),
+        ("\0", "error", ""),
+    ],
+)
+def test_how_programs_end(source: str, status: str, end: str) -> None:
+    outcome = run_python(source)
+    assert outcome.status == status, outcome
+    assert end in outcome.stderr
+    assert "sandbox" not in outcome.stderr
+
+
+def test_many_at_a_time() -> None:
+    outcomes = run_many([f"print({i})" for i in range(8)], workers=4)
+    assert [outcome.stdout for outcome in outcomes] == [f"{i}\n" for i in range(8)]
+    assert run_many([]) == []
+    with pytest.raises(ValueError, match="workers=0: give a count like 4"):
+        run_many(["1"], workers=0)
+
+
+@pytest.mark.parametrize("field", ["seconds", "memory", "output"])
+def test_limits_are_positive(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field}=0: give a positive number, like"):
+        Limits(**{field: 0})
+    with pytest.raises(ValueError, match=f"{field}=nan"):
+        Limits(**{field: float("nan")})
+
+
+# What it may not ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "limits", "status"),
+    [
+        ("while True: pass", QUICK, "timeout"),
+        ("while True: pass", Limits(cpu_seconds=1), "timeout"),
+        ("import time; time.sleep(100)", QUICK, "timeout"),
+        ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", QUICK, "timeout"),
+        ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", Limits(memory=200 << 20), "memory"),
+        ("x = 'x' * (1 << 40)", Limits(), "memory"),
+        ("while True: print('x' * 10_000)", Limits(), "error"),
+        ("f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", Limits(), "error"),
+        ("kept = [open('f', 'w') for _ in range(1000)]", Limits(), "error"),
+        ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", QUICK, "timeout"),
+        ("import os\nfor _ in range(100): os.fork()", QUICK, None),
+        (
+            "import threading, time\nfor _ in range(2000): threading.Thread(target=time.sleep, args=(9,)).start()",
+            QUICK,
+            None,
+        ),
+        ("def f(): f()\nf()", Limits(), "error"),
+    ],
+)
+def test_bombs(here: Guarantees, source: str, limits: Limits, status: str | None) -> None:
+    if not here.layers:
+        pytest.skip("nothing but limits here: not to be tried on somebody's machine")
+    start = time.monotonic()
+    outcome = run_python(source, limits=limits)
+    assert outcome.status == status or (status is None and outcome.status in ("error", "timeout"))
+    assert time.monotonic() - start < 10
+    assert len(outcome.stdout.encode()) <= limits.output
+    assert len(outcome.stderr.encode()) <= limits.output
+
+
+def test_disk_is_limited() -> None:
+    if "namespaces" not in capabilities().layers:
+        pytest.skip("only with namespaces")
+    outcome = run_python("for i in range(1000): open(str(i), 'wb').write(bytes(1 << 20))", limits=Limits(disk=4 << 20))
+    assert "No space left" in outcome.stderr
+
+
+def test_files_outside_are_out_of_reach(here: Guarantees, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    victim = tmp_path / "victim"
+    victim.write_text("secret")
+    victim.chmod(0o666)
+    source = f"""
+import os, shutil
+for action in (
+    lambda: print(open({str(victim)!r}).read()),
+    lambda: print(open("/etc/passwd").read()),
+    lambda: open({str(victim)!r}, "r+").write("overwritten"),
+    lambda: os.truncate({str(victim)!r}, 0),
+    lambda: os.chmod({str(victim)!r}, 0),
+    lambda: os.rename({str(victim)!r}, {str(victim)!r} + "2"),
+    lambda: os.link({str(victim)!r}, "mine"),
+    lambda: shutil.rmtree({str(tmp_path)!r}),
+    lambda: print(os.listdir({str(Path.home())!r} + "/.ssh")),
+    lambda: print(open({os.__file__!r}, "a")),
+):
+    try:
+        action()
+    except OSError:
+        pass
+"""
+    if not here.filesystem_isolated:
+        pytest.skip("the probe says that files are not isolated")
+    outcome = run_python(source)
+    assert outcome.status == "ok"
+    assert outcome.stdout == ""
+    assert victim.read_text() == "secret"
+    assert victim.stat().st_mode & 0o777 == 0o666
+
+
+def test_no_network(here: Guarantees) -> None:
+    if not here.network_isolated:
+        pytest.skip("the probe says that the network is not isolated")
+    source = """
+import socket
+for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+        try:
+            socket.socket(family, kind).connect(("127.0.0.1", 9))
+            print("out", family, kind)
+        except PermissionError:
+            pass
+"""
+    outcome = run_python(source)
+    assert (outcome.status, outcome.stdout) == ("ok", "")
+
+
+def test_other_processes_are_out_of_reach(here: Guarantees) -> None:
+    if not here.processes_isolated:
+        pytest.skip("the probe says that processes are not isolated")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        source = f"""
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+for pid in ({victim.pid}, {os.getpid()}, os.getppid(), -1):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass
+    libc.ptrace(16, pid, 0, 0)
+try:
+    os.killpg({os.getpgrp()}, signal.SIGKILL)
+except OSError:
+    pass
+print("alive")
+"""
+        outcome = run_python(source)
+        assert victim.poll() is None
+        victim.communicate(b"\n")
+        assert victim.returncode == 0
+    assert outcome.stdout == "alive\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "os.execv('/bin/true', ['true'])",
+        "os.memfd_create('x')",
+        "os.chroot('.')",
+        "os.open('/proc/self/mem', os.O_RDWR)",
+        "check(libc.unshare(0x10000000))",
+        "check(libc.mount(b'none', b'/tmp', b'tmpfs', 0, 0))",
+        "check(libc.syscall(ctypes.c_long(425), 1, 0))",
+        "check(libc.prctl(1, 0, 0, 0, 0))",
+        "check(libc.setuid(0))",
+        "os.nice(-5)",
+        "os.setgroups([0])",
+        "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        "resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    ],
+)
+def test_refused_calls(call: str) -> None:
+    if "seccomp" not in capabilities().layers:
+        pytest.skip("seccomp is not permitted here")
+    source = f"""
+import ctypes, os, resource
+libc = ctypes.CDLL(None, use_errno=True)
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+try:
+    {call}
+    print("done", os.getuid())
+except (OSError, ValueError):
+    print("refused")
+"""
+    outcome = run_python(source)
+    if "setuid" in call and os.getuid() == 0 and not capabilities().separate_user:
+        pytest.skip("root stays root here")
+    assert outcome.stdout == "refused\n", outcome
+
+
+def test_no_inherited_descriptors(here: Guarantees, tmp_path: Path) -> None:
+    with (tmp_path / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        source = (
+            "import os\nfor number in range(64):\n    try: os.fstat(number); print(number)\n    except OSError: pass"
+        )
+        assert run_python(source).stdout.split() == ["0", "1", "2"]
+
+
+def test_nothing_survives(here: Guarantees, tmp_path: Path) -> None:
+    """A child that leaves the session, ignores signals and loses its parents holds a pipe: its end is the child's."""
+    if not here.layers:
+        pytest.skip("nothing but limits here")
+    name = f"explorl-survivor-{os.getpid()}-{time.monotonic_ns()}"
+    source = f"""
+import ctypes, os, signal, time
+def daemon():
+    os.setsid()
+    for number in range(1, 32):
+        try: signal.signal(number, signal.SIG_IGN)
+        except (OSError, ValueError): pass
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(15, b"{name[-15:]}", 0, 0, 0)
+        time.sleep(100)
+    os._exit(0)
+try:
+    if os.fork() == 0:
+        daemon()
+    os.wait()
+except PermissionError:
+    pass
+"""
+    assert run_python(source).status == "ok"
+    names = [path.read_text().strip() for path in Path("/proc").glob("[0-9]*/comm") if path.exists()]
+    assert name[-15:] not in names
+
+
+def test_folder_is_removed_whatever_is_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not any("namespaces" not in layers for layers in PERMITTED):
+        pytest.skip("always in namespaces here")
+    layers = next(layers for layers in PERMITTED if "namespaces" not in layers)
+    monkeypatch.setattr(sandbox, "capabilities", lambda: fake(layers))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o755)
+    source = (
+        "import os\nos.mkdir('a'); open('a/f', 'w').close(); os.mkdir('b'); os.mkdir('b/c', 0)\n"
+        "for _ in range(1200): os.mkdir('d'); os.chdir('d')"
+    )
+    assert run_python(source).status == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+# Tests decide, and nobody else ----------------------------------------------------------------------------------------
+
+
+def test_tests_pass_and_fail(here: Guarantees) -> None:
+    tested = run_tests(ADD, CHECK, entry_point="add")
+    assert (tested.status, tested.error) == ("ok", None)
+    assert tested.normal == "def add(a, b):\n    return a + b"
+    tested = run_tests("def add(a, b):\n    return 3", CHECK, entry_point="add")
+    assert (tested.status, tested.error) == ("failed", "AssertionError")
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "error"),
+    [
+        ("import os; os._exit(0)", "error", "the program ended before the tests did"),
+        ("import sys; sys.exit(0)", "error", "SystemExit: 0"),
+        ("def add(a, b):\n    import os; os._exit(0)", "error", "the program ended before the tests did"),
+        ("def add(a, b):\n    raise SystemExit(0)", "failed", "RuntimeError: SystemExit: 0"),
+        ("def add(a, b):\n    raise StopIteration", "failed", "RuntimeError: StopIteration: "),
+        ("def add(a, b):\n    raise KeyError(a)", "failed", "KeyError: '1'"),
+        ("class E(Exception): pass\ndef add(a, b):\n    raise E('e')", "failed", "RuntimeError: E: e"),
+        # A value that equals everything is not a plain value.
+        (
+            "class Yes:\n    def __eq__(self, other): return True\ndef add(a, b): return Yes()",
+            "failed",
+            "TypeError: a value of type 'Yes'; only plain values can be compared",
+        ),
+        ("class Yes(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Yes(7)", "failed", None),
+        # Patched built-ins are the program's own.
+        (
+            "import builtins\nbuiltins.AssertionError = None\nbuiltins.isinstance = lambda *_: True\ndef add(*_): 0",
+            None,
+            None,
+        ),
+        ("import sys, json\njson.dumps = lambda *_: '{\"value\": 3}'\ndef add(a, b): return 0", "failed", None),
+        # Neither answers nor exit codes can be written to anybody.
+        ("import os\nfor fd in range(64):\n    try: os.write(fd, b'ok' * 99)\n    except OSError: pass", None, None),
+        ("import os\nos.write(4, b'\\xff' * 8 + b'{}')\ndef add(a, b): return 3", None, None),
+        ("import os\nos.write(4, bytes(7) + b'\\2[]')\ndef add(a, b): return 3", None, None),
+        ("import os\nos.close(3)\ndef add(a, b): return 3", None, None),
+        ("def sub(a, b): return a", "error", "NameError: name 'add' is not defined"),
+        ("add = 3", "failed", "TypeError: 'int' object is not callable"),
+        ("def add(a, b:", "error", "SyntaxError"),
+        ("1/0", "error", "ZeroDivisionError: division by zero"),
+        ("def add(a, b):\n    x = []\n    x.append(x)\n    return x", "failed", "RecursionError"),
+        ("def add(a, b): return 'x' * (1 << 23)", None, None),
+        ("x = " + "(" * 150 + ")" * 150 + "\ndef add(a, b): return 0", "failed", None),
+        ("x = " + "-" * 50_000 + "1", None, None),
+    ],
+)
+def test_success_cannot_be_faked(source: str, status: str | None, error: str | None) -> None:
+    tested = run_tests(source, CHECK, entry_point="add", limits=Limits(seconds=5))
+    assert tested.status != "ok"
+    assert status is None or tested.status == status
+    assert error is None or error in (tested.error or "")
+
+
+def test_late_programs_fail_even_if_the_test_catches_all() -> None:
+    tests = "def check(candidate):\n    try: candidate(1, 2)\n    except: pass\n"
+    assert run_tests("def add(a, b):\n    while True: 0", tests, entry_point="add", limits=QUICK).status == "timeout"
+    assert run_tests("def add(a, b):\n    import os; os._exit(0)", tests, entry_point="add").status == "error"
+    tests = "def check(candidate):\n    while True: pass"
+    assert run_tests(ADD, tests, entry_point="add", limits=QUICK).status == "timeout"
+
+
+def test_the_program_never_sees_the_tests() -> None:
+    """It searches all that it can reach, its memory included, for a word of the tests."""
+    source = """
+import gc, sys
+def add(a, b):
+    seen = []
+    frame = sys._getframe()
+    while frame:
+        seen.append(repr({**frame.f_globals, **frame.f_locals})); frame = frame.f_back
+    seen += [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple, str))][:20000]
+    try:
+        for line in open("/proc/self/maps"):
+            low, high = (int(part, 16) for part in line.split()[0].split("-"))
+            if "rw" in line:
+                memory = open("/proc/self/mem", "rb"); memory.seek(low); seen.append(repr(memory.read(high - low)))
+    except OSError:
+        pass
+    return any("xy" + str("zzy") in text for text in seen)
+"""
+    tests = "def check(candidate):\n    magic = 'xyzzy'\n    assert candidate(1, 2) is False\n"
+    assert run_tests(source, tests, entry_point="add").status == "ok"
+
+
+def test_preamble_is_for_both() -> None:
+    tests = "def check(candidate):\n    print('not in the answer')\n    assert candidate(2) == double(2) == f(2)\n"
+    preamble = "def double(x):\n    return 2 * x\n"
+    tested = run_tests("def f(x):\n    return double(x)", tests, entry_point="f", preamble=preamble)
+    assert tested.status == "ok"
+
+
+def test_broken_tests_are_not_passed() -> None:
+    for tests in ("", "def check(:", "raise SystemExit(0)", "def check(candidate): raise SystemExit(0)", "1/0"):
+        assert run_tests(ADD, tests, entry_point="add").status == "failed"
+    assert run_tests(ADD, "def check(f):\n    f(object(), 1)", entry_point="add").status == "failed"
+
+
+# Guarantees -----------------------------------------------------------------------------------------------------------
+
+
+def test_guarantees_say_what_was_tried() -> None:
+    best = capabilities()
+    assert best is capabilities()
+    assert best.layers == PERMITTED[0]
+    if "namespaces" in best.layers:
+        assert best.network_isolated
+        assert best.filesystem_isolated
+        assert best.processes_isolated
+        assert best.separate_user
+    if () in PERMITTED:
+        assert not probe(()).network_isolated or not probe(()).processes_isolated
+
+
+def test_setup_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = "printf x >&2; exit 1"
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    monkeypatch.setattr(sandbox, "_BOOTSTRAP", refuse)
+    with pytest.raises(SandboxError, match="no answer"):
+        probe(())
+    capabilities.cache_clear()
+    with pytest.raises(SandboxError, match="no Python can be started in a sandbox; namespaces"):
+        capabilities()
+    capabilities.cache_clear()
+
+
+def test_keeper_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_BOOTSTRAP", "import time; time.sleep(100)")
+    monkeypatch.setattr(sandbox, "_GRACE", 0.0)
+    assert sandbox._run(sandbox._request("1", limits=QUICK), None, ())["status"] == "timeout"
+    monkeypatch.setattr(sandbox, "_BOOTSTRAP", "import os; os.kill(os.getpid(), 9)")
+    assert sandbox._run(sandbox._request("1", limits=QUICK), None, ())["status"] == "killed"
+
+
+def test_setup_refusal_names_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = repr({"status": "setup", "error": "unshare: Operation not permitted"})
+    monkeypatch.setattr(sandbox, "_BOOTSTRAP", f"import sys; sys.stdout.write('12345678' + {answer!r})")
+    with pytest.raises(SandboxError, match="unshare"):
+        probe(("namespaces",))
+    monkeypatch.setattr(sandbox, "_BOOTSTRAP", "import sys; sys.stdout.write('12345678' + repr({'status': 'error'}))")
+    with pytest.raises(SandboxError, match="the probe ended with error"):
+        probe(())
+
+
+def test_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities.cache_clear()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(OSError, match="the sandbox needs Linux, this is darwin"):
+        capabilities()
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+    | st.complex_numbers(allow_nan=False) | st.builds(range, st.integers(-9, 9)),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner)
+    | st.sets(st.integers()) | st.frozensets(st.text() | st.tuples(st.integers())),
+)  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(plain | st.integers(20_000, 20_010).map(lambda n: 1 << n))
+def test_plain_values_come_back(value: object) -> None:
+    back = decode(json.loads(json.dumps(encode(value))))
+    assert back == value
+    assert type(back) is type(value)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+@example({"int": "x"})
+@example({"dict": [[[], 1]]})
+@example({"set": [[[]]]})
+@example({"range": [1, 2, 0]})
+@example({"tuple": 3})
+@example({})
+def test_decoding_gives_plain_values_or_raises(data: object) -> None:
+    try:
+        value = decode(data)
+    except (ValueError, TypeError):
+        return
+    assert type(value).__module__ == "builtins"
+
+
+def test_subclasses_become_plain() -> None:
+    class Five(int):
+        pass
+
+    assert type(decode(encode(Five(5)))) is int
+    assert decode(encode(bytearray(b"ab"))) == bytearray(b"ab")
+    with pytest.raises(TypeError, match="of type 'object'"):
+        encode(object())
+
+
+@given(st.text(), st.text())
+def test_exceptions_are_built_in_and_steer_nothing(name: str, text: str) -> None:
+    for kind in (name, "ValueError", "StopIteration", "SystemExit", "UnicodeDecodeError", "Warning", "print"):
+        error = raised({"error": kind, "text": text})
+        assert isinstance(error, Exception)
+        assert not isinstance(error, StopIteration)
+    assert type(raised({"error": "ValueError", "text": text})) is ValueError
+
+
+def test_errors_in_errors() -> None:
+    class Bad(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert described(Bad()) == "Bad"
+    assert described(ValueError("x")) == "ValueError: x"
+
+
+def test_frames() -> None:
+    reading, writing = os.pipe()
+    send(writing, b"abc")
+    send_json(writing, {"a": [1]})
+    send(writing, bytes(100))
+    assert receive(reading) == b"abc"
+    assert receive_json(reading) == {"a": [1]}
+    with pytest.raises(ValueError, match="100 bytes; 99 are allowed"):
+        receive(reading, 99)
+    os.read(reading, 100)
+    os.write(writing, b"short")
+    os.close(writing)
+    with pytest.raises(EOFError):
+        receive(reading)
+    os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("code", "late", "status"),
+    [
+        *[(0, False, "ok"), (1, False, "error"), (86, False, "memory"), (-9, True, "timeout"), (0, True, "timeout")],
+        *[(-11, False, "killed"), (139, False, "killed"), (-24, False, "timeout"), (152, False, "timeout")],
+    ],
+)
+def test_statuses(code: int, late: bool, status: str) -> None:
+    assert _status(code, late) == status
+
+
+def test_normal_form() -> None:
+    one = 'import math\ndef f( x ):\n    """Doc."""\n    # why\n    return (x+1)\n'
+    assert normal_form(one) == "def f(x):\n    return x + 1"
+    assert normal_form('class A:\n    "doc"\n') == "class A:\n    pass"
+    assert normal_form("def f(:") is None
+    assert normal_form("\0") is None
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_filter_decides_as_written(machine: str, namespaces: bool) -> None:
+    """The filter is run by a small interpreter of its language, call by call."""
+    program = filter_program(machine, namespaces=namespaces)
+    assert len(program) < 4096
+    audit, column = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}[machine]
+
+    def verdict(number: int, argument: int = 0, architecture: int = audit) -> int:
+        data = {0: number, 4: architecture, 16: argument}
+        value, at = 0, 0
+        while True:
+            code, yes, no, constant = program[at]
+            at += 1
+            if code == 0x06:
+                return constant
+            if code == 0x20:
+                value = data[constant]
+            else:
+                taken = {0x15: value == constant, 0x35: value >= constant, 0x45: bool(value & constant)}[code]
+                at += yes if taken else no
+
+    allow, refuse = 0x7FFF0000, 0x00050001
+    numbers = {"read": (0, 63), "socket": (41, 198), "execve": (59, 221), "kill": (62, 129), "mount": (165, 40)}
+    number = {name: pair[column] for name, pair in numbers.items()}
+    assert verdict(number["read"]) == allow
+    assert verdict(number["socket"]) == verdict(number["execve"]) == verdict(number["mount"]) == refuse
+    assert verdict(number["kill"]) == (allow if namespaces else refuse)
+    assert verdict(number["read"], architecture=0x40000003) == 0x80000000
+    clone, prlimit, prctl = ((56, 220)[column], (302, 261)[column], (157, 167)[column])
+    assert verdict(clone, CLONE_THREAD) == allow
+    assert verdict(clone, 17) == (allow if namespaces else refuse)
+    if namespaces:
+        assert verdict(clone, CLONE_NEWUSER | 17) == refuse
+    assert verdict(435) == 0x00050026
+    assert verdict(prlimit, 0) == allow
+    assert verdict(prlimit, 1) == refuse
+    assert [verdict(prctl, option) for option in (1, 4, 15)] == [refuse, refuse, allow]
+    if machine == "x86_64":
+        assert verdict(0x40000000 + 41) == refuse
+
+
+def test_python_finds_its_library() -> None:
+    paths = python_paths()
+    assert any(os.__file__.startswith(path) for path in paths)
+    assert all(os.path.isdir(path) for path in paths)
