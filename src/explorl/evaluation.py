@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from explorl.metrics import Interval, Table, bootstrap_mean, pass_at_k
+from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
+from explorl.protocols import PROTOCOLS, Protocol, protocol
 from explorl.rollout import Engine, Rollout, SamplingParams, reference
 from explorl.store import write_json, write_parquet
 from explorl.tasks import Problem, Task, opens_think
 
-
-@dataclass(frozen=True)
-class Protocol:
-    """How completions are drawn for an evaluation, and how many."""
-
-    samples: int
-    sampling: SamplingParams
-    source: str
-
-
-PROTOCOLS: Mapping[str, Protocol] = {
-    "mecklenburg": Protocol(
-        5,
-        SamplingParams(temperature=0.3, top_p=0.8, top_k=20, repetition_penalty=1.1, max_tokens=1024),
-        "Mecklenburg 2025, §4: mean correctness of five samples",
-    ),
-    "deng": Protocol(
-        8,
-        SamplingParams(temperature=0.6, top_p=0.95, max_tokens=8192),
-        "Deng et al. 2025, §2.4: temperature 0.6, top-p 0.95",
-    ),
-    "plain": Protocol(
-        8, SamplingParams(temperature=1.0, max_tokens=1024), "the policy as it is: temperature 1, nothing cut"
-    ),
-}
+__all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template", "protocol"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +31,8 @@ class Evaluation:
     problem_ids: list[str]
     rows: dict[str, list[Any]]
     """One entry a completion, problem by problem."""
+    measures: tuple[str, ...] = ()
+    """What the protocol's source reports, such as "maj@k"; k is the number of samples."""
 
     @property
     def correct(self) -> np.ndarray:
@@ -67,6 +46,29 @@ class Evaluation:
     def pass_at(self, k: int) -> Interval:
         """Mean pass@k with a 95 % bootstrap interval over problems."""
         return bootstrap_mean(self.per_problem(k))
+
+    @property
+    def answers(self) -> list[list[str | None]]:
+        """problems × samples."""
+        answers, n = self.rows["answer"], self.samples
+        return [answers[start : start + n] for start in range(0, len(answers), n)]
+
+    def measure_per_problem(self, name: str) -> np.ndarray:
+        """pass@k, avg@k (of the first k samples) or maj@k of each problem; "k" itself is the number of samples."""
+        kind, _, number = name.partition("@")
+        if kind not in ("pass", "avg", "maj") or not (number == "k" or number.isdecimal()):
+            raise ValueError(f"unknown measure {name!r}; use pass@1, avg@8 or maj@k, say")
+        k = self.samples if number == "k" else int(number)
+        if kind == "pass":
+            return self.per_problem(k)
+        return np.asarray(avg_at_k(self.correct, k) if kind == "avg" else maj_at_k(self.answers, self.correct, k))
+
+    def measured(self) -> dict[str, Interval]:
+        """The measures of the protocol's source, under names such as "maj@8"."""
+        return {
+            name.replace("@k", f"@{self.samples}"): bootstrap_mean(self.measure_per_problem(name))
+            for name in self.measures
+        }
 
     @property
     def ks(self) -> list[int]:
@@ -83,6 +85,7 @@ class Evaluation:
             "samples": self.samples,
             "sampling": {key: value for key, value in asdict(self.sampling).items() if value not in ((), "", None)},
             "pass_at_k": {str(k): asdict(self.pass_at(k)) for k in self.ks},
+            "measures": {name: asdict(value) for name, value in self.measured().items()},
             "well_formed": float(np.mean(self.rows["well_formed"])),
             "truncated": float(np.mean([reason == "length" for reason in self.rows["finish_reason"]])),
             "mean_tokens": float(np.mean(self.rows["tokens"])),
@@ -98,7 +101,8 @@ class Evaluation:
     def table(self) -> Table:
         """pass@k with intervals, and what the completions look like."""
         summary = self.summary()
-        rows: list[list[Any]] = [[f"pass@{k}", self.pass_at(k)] for k in self.ks]
+        scores = {**self.measured(), **{f"pass@{k}": self.pass_at(k) for k in self.ks}}
+        rows: list[list[Any]] = [[name, value] for name, value in scores.items()]
         rows += [
             [name.replace("_", " "), summary[name]]
             for name in ("well_formed", "truncated", "mean_tokens", "entropy", "branching")
@@ -112,18 +116,6 @@ class Evaluation:
         """Writes `name`.json (the summary) and `name`.parquet (every completion)."""
         write_parquet(folder / f"{name}.parquet", self.rows)
         write_json(folder / f"{name}.json", self.summary())
-
-
-def protocol(name: str, **changes: Any) -> Protocol:
-    """A protocol by name; `samples` and any sampling parameter may be changed."""
-    if name not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {name!r}; known are {', '.join(PROTOCOLS)}")
-    chosen = PROTOCOLS[name]
-    changes = {key: value for key, value in changes.items() if value is not None}
-    samples = changes.pop("samples", chosen.samples)
-    if samples < 1:
-        raise ValueError(f"samples is {samples}; ask for 1 or more")
-    return Protocol(samples, replace(chosen.sampling, **changes), chosen.source)
 
 
 def fitting_template(task: Task, tokenizer: Any, template: str | None = None) -> str | None:
@@ -146,10 +138,11 @@ def evaluate(
     engine: Literal["explorl", "generate"] = "explorl",
     on_progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Draws `how.samples` completions of each problem, `batch_size` at a time, and verifies them.
+    """Draws the protocol's number of completions of each problem, `batch_size` at a time, and verifies them.
 
     `engine="generate"` samples by `model.generate`, the reference; it records neither entropy nor branching factor.
     """
+    samples = how.samples_for(task)
     if not problems:
         raise ValueError(f"there are no problems to evaluate {policy.name} on; ask task {task.name} for 1 or more")
     prompts = [task.prompt(problem, template) for problem in problems]
@@ -164,13 +157,13 @@ def evaluate(
     if engine == "explorl":
         tick = None if on_progress is None else lambda _: on_progress(1)
         sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
-        completions = sampler.generate(prompts, how.samples, params, on_finish=tick).check()
+        completions = sampler.generate(prompts, samples, params, on_finish=tick).check()
     else:
         completions = reference.generate(
             policy.model,
             policy.tokenizer,
             prompts,
-            how.samples,
+            samples,
             params,
             batch_size=batch_size or 64,
             on_batch=on_progress,
@@ -193,7 +186,8 @@ def evaluate(
         )  # fmt: skip
         for key, value in zip(rows, values, strict=True):
             rows[key].append(value)
-    return Evaluation(task.name, policy.name, name, how.samples, how.sampling, [p.id for p in problems], rows)
+    ids = [problem.id for problem in problems]
+    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures)
 
 
 def _mean(completion: Rollout | reference.Completion, measure: str) -> float | None:

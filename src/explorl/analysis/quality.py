@@ -1,0 +1,61 @@
+"""How the quality of responses changes during training (Deng et al. 2025, §3.2.2 and Figure 3d)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from explorl.metrics import Cell, Table, format_violations, language_mixing, trigram_redundancy
+from explorl.scores import REPETITIVE
+from explorl.store import RunStore, StoreError
+
+
+@dataclass(frozen=True)
+class StepQuality:
+    """Counts over the rollouts of one training step."""
+
+    step: int
+    responses: int
+    format_violations: int
+    """Responses with no answer mark, or with more than one."""
+    repetitive: int
+    """Responses whose 3-gram redundancy is above 0.31."""
+    language_mixing: int
+    """Responses with a CJK character."""
+    redundancy: float
+    """Mean 3-gram redundancy."""
+
+
+def quality_by_step(store: RunStore, *, mark: str = "<answer>") -> list[StepQuality]:
+    r"""Counts of what is wrong with a run's rollouts, step by step; ``mark`` is ``\boxed{`` for mathematics."""
+    import pyarrow.parquet as pq
+
+    files = sorted(store.rollouts.glob("step-*.parquet"))
+    if not files:
+        raise StoreError(f"{store.rollouts} has no rollouts; they are kept where training.save_rollouts is true")
+    steps = []
+    for path in files:
+        with pq.ParquetFile(path) as file:
+            texts = file.read(columns=["completion"])["completion"].to_pylist()
+        redundancy = np.array([trigram_redundancy(text) for text in texts])
+        steps.append(
+            StepQuality(
+                step=int(path.stem.removeprefix("step-")),
+                responses=len(texts),
+                format_violations=sum(format_violations(text, mark) > 0 for text in texts),
+                repetitive=int((redundancy > REPETITIVE).sum()),
+                language_mixing=sum(language_mixing(text) > 0 for text in texts),
+                redundancy=float(redundancy.mean()) if len(texts) else 0.0,
+            )
+        )
+    return steps
+
+
+def quality_table(steps: list[StepQuality]) -> Table:
+    """One row a step."""
+    rows: list[list[Cell]] = [
+        [s.step, s.responses, s.format_violations, s.repetitive, s.language_mixing, s.redundancy] for s in steps
+    ]
+    columns = ["step", "responses", "format violations", "repetitive", "language mixing", "3-gram redundancy"]
+    return Table(columns, rows, title="quality of responses by training step")

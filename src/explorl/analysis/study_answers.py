@@ -1,0 +1,164 @@
+"""What the policies of a study wrote: where their errors lie, and rollouts to look at."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from explorl.tasks.expression import ExpressionError, Tree, parse
+from explorl.tasks.tags import last_answer
+
+STEPS, PROMPTS, TOKENS = 4, 3, 60_000
+"""Rollouts to look at: steps of a run, prompts of a step, and tokens in all."""
+TOKEN_COLUMNS = {"entropy": "entropy", "logp": "logp", "advantage": "token_advantage", "weight": "token_weight"}
+SIGNS = {"+": "+", "-": "−", "*": "×", "/": "÷"}
+KINDS = (
+    (r"it gives .*, not ", "it gives another number"),
+    (r".* is not given, or not that often", "a number is not given, or not that often"),
+    (r"not an expression: ", "not an expression"),
+    (r"no <answer>", "no answer"),
+    (r"it states another result", "it states another result"),
+)
+"""What the errors of a task are told as, their numbers left out."""
+MOST_KINDS = 8
+
+
+# ---------------------------------------------------------------------------- errors
+def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Right and wrong answers by the problem's number of operands and by the answer's operation; wrong ones by kind.
+
+    The first two are Mecklenburg's Figure 6, and there for Countdown only.
+    """
+    import pyarrow.parquet as pq
+
+    operands: dict[str, Counter[str]] = {}
+    operations: dict[str, Counter[str]] = {}
+    kinds: Counter[str] = Counter()
+    for path in evaluations:
+        rows = pq.read_table(path, columns=["problem", "completion", "correct", "error"]).to_pydict()
+        for problem, completion, correct, error in zip(*rows.values(), strict=True):
+            outcome = "correct" if correct else "wrong"
+            if problem.startswith("countdown:"):
+                operands.setdefault(operand_count(problem), Counter())[outcome] += 1
+                operations.setdefault(operation(completion), Counter())[outcome] += 1
+            if not correct:
+                kinds[kind(error)] += 1
+    order = [*SIGNS.values(), "mixed", "none"]
+    common = dict(kinds.most_common(MOST_KINDS))
+    rest = sum(kinds.values()) - sum(common.values())
+    return {
+        "by operands": {key: _counts(operands[key]) for key in sorted(operands, key=int)},
+        "by operation": {key: _counts(operations[key]) for key in sorted(operations, key=order.index)},
+        "by kind": {**common, **({"other": rest} if rest else {})},
+    }
+
+
+def operand_count(problem: str) -> str:
+    """How many numbers a Countdown problem gives, from its id: ``countdown:3-5-7=24`` has 3."""
+    return str(problem.removeprefix("countdown:").partition("=")[0].count("-") + 1)
+
+
+def operation(completion: str) -> str:
+    """The operation of the last answer: one of + − × ÷, mixed, or none where there is no answer to read."""
+    answer = last_answer(completion)
+    try:
+        tree = parse((answer or "").partition("=")[0])
+    except ExpressionError:
+        return "none"
+    signs = _operators(tree)
+    return "mixed" if len(signs) > 1 else SIGNS[signs.pop()] if signs else "none"
+
+
+def kind(error: str | None) -> str:
+    """An error without its numbers."""
+    text = error or "wrong"
+    return next((name for pattern, name in KINDS if re.match(pattern, text)), text[:60])
+
+
+def _operators(tree: Tree) -> set[str]:
+    return set() if isinstance(tree, int) else {tree[0]} | _operators(tree[1]) | _operators(tree[2])
+
+
+def _counts(outcomes: Counter[str]) -> dict[str, int]:
+    return {"correct": outcomes["correct"], "wrong": outcomes["wrong"]}
+
+
+# ---------------------------------------------------------------------------- rollouts
+def sampled_rollouts(
+    runs: Mapping[str, Path], *, seed: int, limit: int, iterations: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Answers to a few prompts at a few steps, evenly spread, of a run of each arm; the same prompts where it can be.
+
+    `limit` is the longest completion in tokens: what reaches it was cut off. Each prompt has its share of `TOKENS`;
+    where not all its answers fit in, right and wrong ones take turns.
+    """
+    chosen: list[dict[str, Any]] = []
+    wanted: dict[int, list[str]] = {}
+    share = TOKENS // max(1, len(runs) * STEPS * PROMPTS)
+    for arm, folder in runs.items():
+        files = {int(path.stem.removeprefix("step-")): path for path in (folder / "rollouts").glob("step-*.parquet")}
+        for place, step in enumerate(evenly(sorted(files), STEPS)):
+            rows = _rows(files[step])
+            prompts = list(dict.fromkeys(row["prompt"] for row in rows))
+            same = [prompt for prompt in wanted.get(place, []) if prompt in prompts]
+            picked = [*same, *(prompt for prompt in evenly(prompts, PROMPTS) if prompt not in same)][:PROMPTS]
+            wanted.setdefault(place, picked)
+            for prompt in picked:
+                answers = _fitting([_answer(row, limit) for row in rows if row["prompt"] == prompt], share)
+                count = math.ceil(step / iterations[arm])
+                chosen.append({"arm": arm, "seed": seed, "step": count, "prompt": prompt, "answers": answers})
+    return chosen
+
+
+def evenly(items: Sequence[Any], count: int) -> list[Any]:
+    """Up to `count` items, the first and the last among them, the others evenly between."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path).to_pylist()
+
+
+def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    from explorl.tasks import Task
+
+    tokens = row.get("tokens") or [row["completion"]]
+    parts = {key.removeprefix("reward/"): value for key, value in row.items() if key.startswith("reward/")}
+    reward = sum(Task.reward_parts.get(name, 1.0) * (value or 0.0) for name, value in parts.items())
+    return {
+        "tokens": tokens,
+        **{name: _rounded(row.get(column), len(tokens)) for name, column in TOKEN_COLUMNS.items()},
+        "correct": (parts.get("correctness") or 0.0) >= 1,
+        "reward": round(reward, 4),
+        "finish": None if not row.get("tokens") else "length" if len(tokens) >= limit else "stop",
+    }
+
+
+def _rounded(values: Sequence[float | None] | None, count: int) -> list[float | None]:
+    """Four significant digits are enough to look at."""
+    if values is None:
+        return [None] * count
+    return [float(f"{v:.4g}") if v is not None and math.isfinite(v) else None for v in values]
+
+
+def _fitting(answers: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
+    """Answers within a share of the tokens, at least one; right and wrong ones by turns, in their old order."""
+    right, wrong = ([place for place, one in enumerate(answers) if one["correct"] is flag] for flag in (True, False))
+    longest = max(len(right), len(wrong))
+    turns = [places[i] for i in range(longest) for places in (right, wrong) if i < len(places)]
+    kept: list[int] = []
+    used = 0
+    for place in turns:
+        used += len(answers[place]["tokens"])
+        if kept and used > share:
+            break
+        kept.append(place)
+    return [answers[place] for place in sorted(kept)]

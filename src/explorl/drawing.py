@@ -1,0 +1,149 @@
+"""Draws and verifies the completions of one model on one task, a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from explorl.evaluation_store import Rows
+from explorl.metrics import format_violations, language_mixing, trigram_redundancy
+from explorl.models import Policy
+from explorl.numbering import WIDTH, block_seed, seed_at
+from explorl.protocols import Protocol
+from explorl.rollout import Engine, Rollout, reference
+from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some problems × some samples of one block."""
+
+    problems: slice
+    samples: slice
+
+
+class Job:
+    """One model on one task."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        task: Task,
+        problems: Sequence[Problem],
+        how: Protocol,
+        template: str | None,
+        seed: int,
+    ) -> None:
+        self.policy, self.engine, self.task, self.problems = policy, engine, task, problems
+        self.sampling, self.seed, self.samples = how.sampling, seed, how.samples_for(task)
+        self.prompts = [task.prompt(problem, template) for problem in problems]
+        self.limits = [self._limit(prompt) for prompt in self.prompts]
+        self.answer_mark = _answer_mark(task, _shown(self.prompts[0]))
+        self.opened = [_opened(policy.tokenizer, prompt, self.sampling.prefix) for prompt in self.prompts]
+
+    def chunks(self, problems: int) -> list[Chunk]:
+        """All chunks, the first samples of all problems first."""
+        return [
+            Chunk(slice(i, min(i + problems, len(self.problems))), slice(j, min(j + WIDTH, self.samples)))
+            for j in range(0, self.samples, WIDTH)
+            for i in range(0, len(self.problems), problems)
+        ]
+
+    def draw(self, chunk: Chunk, wanted: np.ndarray, records: bool, tick: Callable[[int], None]) -> Rows:
+        """Samples and verifies the wanted completions of a chunk.
+
+        The others get one token, which keeps the numbering and costs next to nothing.
+        """
+        asked = np.flatnonzero(wanted.any(axis=1))
+        first, last = chunk.problems.start + int(asked[0]), chunk.problems.start + int(asked[-1]) + 1
+        live = np.zeros((last - first, WIDTH), dtype=bool)
+        live[:, : wanted.shape[1]] = wanted[asked[0] : asked[-1] + 1]
+        limits = np.where(live, np.asarray(self.limits[first:last])[:, None], 1)
+        base = chunk.samples.start
+        params = replace(
+            self.sampling,
+            max_tokens=limits.ravel().tolist(),
+            seed=seed_at(block_seed(self.seed, base // WIDTH), first * WIDTH),
+        )
+        finished = self.engine.generate(
+            self.prompts[first:last],
+            WIDTH,
+            params,
+            on_finish=lambda rollout: tick(1) if live[rollout.prompt_index, rollout.sample_index] else None,
+        ).check()
+        kept = [rollout for rollout in finished if live[rollout.prompt_index, rollout.sample_index]]
+        places = [first + rollout.prompt_index for rollout in kept]
+        numbers = [base + rollout.sample_index for rollout in kept]
+        return self._rows(kept, places, numbers, records)
+
+    def _rows(self, kept: Sequence[Rollout], places: list[int], numbers: list[int], records: bool) -> Rows:
+        texts = [rollout.text for rollout in kept]
+        verdicts = self._verify(texts, places)
+        rows: Rows = {
+            "problem_index": places,
+            "problem": [self.problems[place].id for place in places],
+            "sample": numbers,
+            "prompt": [_shown(self.prompts[place]) for place in places],
+            "completion": texts,
+            "tokens": [len(rollout) for rollout in kept],
+            "finish_reason": [rollout.finish_reason for rollout in kept],
+            "correct": [verdict.correct for verdict in verdicts],
+            "well_formed": [verdict.well_formed for verdict in verdicts],
+            "answer": [verdict.answer for verdict in verdicts],
+            "error": [verdict.error for verdict in verdicts],
+            "entropy": [float(rollout.entropy.mean()) for rollout in kept],
+            "branching": [float(rollout.branching.float().mean()) for rollout in kept],
+            "format_violations": [format_violations(text, self.answer_mark) for text in texts],
+            "redundancy": [trigram_redundancy(text) for text in texts],
+            "cjk": [language_mixing(text) for text in texts],
+        }
+        if records:
+            rows["token_ids"] = [rollout.token_ids for rollout in kept]
+            rows["token_entropy"] = [rollout.entropy.tolist() for rollout in kept]
+            rows["token_branching"] = [rollout.branching.tolist() for rollout in kept]
+            rows["token_logps"] = [rollout.logps.tolist() for rollout in kept]
+        return rows
+
+    def _verify(self, texts: list[str], places: list[int]) -> list[Verdict]:
+        problems = [self.problems[place] for place in places]
+        opened = [self.opened[place] for place in places]
+        many = getattr(self.task, "verify_many", None)
+        if many is not None:
+            return list(many(texts, problems, opened=opened))
+        judged = zip(texts, problems, opened, strict=True)
+        return [self.task.verify(text, problem, opened=is_open) for text, problem, is_open in judged]
+
+    def _limit(self, prompt: Prompt) -> int:
+        """Most tokens of a completion: the protocol's, or what the model's context leaves."""
+        limit = int(np.max(self.sampling.max_tokens))
+        context = getattr(self.policy.model.config, "max_position_embeddings", None)
+        if context is None:
+            return limit
+        prefix = self.policy.tokenizer(self.sampling.prefix, add_special_tokens=False)["input_ids"]
+        length = len(reference.prompt_token_ids(self.policy.tokenizer, prompt)) + len(prefix)
+        if length >= context:
+            raise ValueError(
+                f"a prompt of {length} tokens does not fit into the context of {self.policy.name}: {context}"
+            )
+        return min(limit, context - length)
+
+
+def _answer_mark(task: Task, prompt: str) -> str:
+    """What an answer begins with: as the task says, or as its prompt asks for it."""
+    asked = {r"\boxed": r"\boxed{", "####": "####"}
+    return getattr(task, "answer_mark", None) or next((asked[form] for form in asked if form in prompt), "<answer>")
+
+
+def _shown(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def _opened(tokenizer: Any, prompt: Prompt, prefix: str) -> bool:
+    """Whether the prompt, as the model sees it, ends with an open ``<think>``."""
+    if not isinstance(prompt, str):
+        prompt = str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
+    return opens_think(prompt + prefix)

@@ -1,0 +1,312 @@
+"""Evaluations of many models on many tasks: resumable, in several processes, with hundreds of samples a problem.
+
+What is sampled stays sampled: asking for more samples or more problems draws only those that are missing, and they are
+the ones that a single call for all of them would have drawn (see `explorl.numbering`); statistics of their tokens may
+differ in the last bits, as sums do that are taken over batches of another size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+from explorl.drawing import Chunk, Job
+from explorl.evaluation import Evaluation, fitting_template
+from explorl.evaluation_store import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
+from explorl.metrics import Interval
+from explorl.models import Policy, load_policy
+from explorl.protocols import Protocol, protocol, task_label
+from explorl.rollout import Engine
+from explorl.scores import as_json, scores, table, unsolved
+from explorl.store import write_json
+from explorl.tasks import Task, get_task
+
+RECORD_BYTES = 2 << 30
+"""Token records are kept by default where they take no more than this before compression."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one evaluation is, in completions of this process's share."""
+
+    model: str
+    task: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One model on one task."""
+
+    folder: Path
+    drawn: int
+    """Completions that this call drew; the others were there already."""
+    missing: int
+    """Completions that other processes still have to draw."""
+    evaluation: Evaluation | None
+    """None where something is missing."""
+    scores: Mapping[str, Interval | None]
+
+
+def run_evaluation(
+    models: Sequence[str | Policy] | Mapping[str, str | Policy],
+    tasks: Sequence[str | Task],
+    how: Protocol,
+    out: str | Path,
+    *,
+    name: str = "custom",
+    split: str = "holdout",
+    limit: int | None = None,
+    template: str | None = None,
+    seed: int = 0,
+    shard: tuple[int, int] | None = None,
+    chunk: int = 32,
+    token_records: bool | None = None,
+    batch_size: int | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    task_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Evaluated]:
+    """Evaluates every model on every task, each into ``out/<model>-<task>-<name>``, and goes on where a call ended.
+
+    Args:
+        models: Names that `load_policy` knows or policies; a mapping gives them labels of your own.
+        tasks: Names that `get_task` knows (with ``task_options``) or tasks.
+        how: The protocol, and ``name`` what it is called.
+        shard: (index, count): draw only this process's chunks. None is torchrun's RANK and WORLD_SIZE, or all.
+        chunk: Problems that are sampled and stored at a time, with up to 16 samples each.
+        token_records: Keep ids, entropy, branching factor and log-probability of every token; None is yes up to 2 GiB.
+
+    In several processes, the one that finishes last scores them all; an earlier one reports what is still missing.
+    """
+    index, count = _shard(shard)
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}; sample 1 problem or more at a time, such as 32")
+    chosen = [get_task(task, **(task_options or {})) if isinstance(task, str) else task for task in tasks]
+    results = []
+    for label, model in _labelled(models).items():
+        policy = load_policy(model, dtype=dtype, device=_device()) if isinstance(model, str) else model
+        engine, mark = Engine(policy.model, policy.tokenizer, batch_size=batch_size), fingerprint(policy)
+        for task in chosen:
+            problems = task.problems(split, limit=limit)
+            if not problems:
+                raise ValueError(
+                    f"task {task.name} has no problems in split {split!r}; it has {', '.join(task.splits)}"
+                )
+            fitting = fitting_template(task, policy.tokenizer, template)
+            job = Job(policy, engine, task, problems, how, fitting, seed)
+            store = EvaluationFolder(Path(out) / f"{_file_name(label)}-{task_label(task)}-{name}")
+            identity = {
+                "model": label,
+                "fingerprint": mark,
+                "task": task_label(task),
+                "split": split,
+                "template": fitting,
+                "protocol": name,
+                "sampling": {key: value for key, value in asdict(how.sampling).items() if key != "seed"},
+                "seed": seed,
+                "answer_mark": job.answer_mark,
+                "token_records": _records(store, job, token_records),
+            }
+            store.claim(identity)
+            results.append(_fill(store, job, job.chunks(chunk)[index::count], how, on_progress))
+        engine.release()
+        del policy, engine, job  # the next model needs the memory
+    return results
+
+
+def _fill(
+    store: EvaluationFolder,
+    job: Job,
+    chunks: Sequence[Chunk],
+    how: Protocol,
+    on_progress: Callable[[Progress], None] | None,
+) -> Evaluated:
+    """Draws what is missing of these chunks, and scores the evaluation where nothing is missing any more."""
+    identity = store.identity()
+    ids = [problem.id for problem in job.problems]
+    have = store.have(ids, job.samples)
+    share = np.zeros_like(have)
+    for chunk in chunks:
+        share[chunk.problems, chunk.samples] = True
+    done, total, drawn = int((have & share).sum()), int(share.sum()), 0
+
+    def tick(advance: int) -> None:
+        nonlocal done
+        done += advance
+        if on_progress is not None:
+            on_progress(Progress(identity["model"], identity["task"], done, total))
+
+    tick(0)
+    for chunk in chunks:
+        wanted = ~have[chunk.problems, chunk.samples]
+        if wanted.any():
+            rows = job.draw(chunk, wanted, identity["token_records"], tick)
+            store.write(rows)
+            drawn += len(rows["sample"])
+    missing = int((~store.have(ids, job.samples)).sum())
+    if missing:
+        return Evaluated(store.folder, drawn, missing, None, {})
+    evaluation = evaluation_of(identity, store.read(len(ids), job.samples), job.samples, how.measures)
+    return Evaluated(store.folder, drawn, 0, evaluation, _summarise(store, evaluation, how.source))
+
+
+def _summarise(store: EvaluationFolder, evaluation: Evaluation, source: str) -> dict[str, Interval | None]:
+    found = scores(evaluation)
+    write_json(
+        store.summary_path,
+        {
+            **store.identity(),
+            "source": source,
+            "measures": list(evaluation.measures),
+            "problems": len(evaluation.problem_ids),
+            "samples": evaluation.samples,
+            "scores": as_json(found),
+            "unsolvable": unsolved(evaluation),
+        },
+    )
+    for ending in ("json", "csv", "tex"):
+        table(evaluation, found).write(store.folder / f"table.{ending}")
+    return found
+
+
+def _records(store: EvaluationFolder, job: Job, asked: bool | None) -> bool:
+    """Whether token records are kept: as asked, as in the folder, or where they are small."""
+    if asked is not None:
+        return asked
+    if store.identity_path.exists():
+        return bool(store.identity()["token_records"])
+    return sum(job.limits) * job.samples * 4 * len(TOKEN_COLUMNS) <= RECORD_BYTES
+
+
+def fingerprint(policy: Policy) -> str:
+    """Hash of the weights, their names and types, and of what the tokenizer makes of messages."""
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{len(policy.tokenizer)} {getattr(policy.tokenizer, 'chat_template', None)}".encode())
+    for name, tensor in sorted(policy.model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """ "0/4" as (0, 4)."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if found is None:
+        raise ValueError(f"shard is {text!r}; use index/count, such as 0/4 for the first of four")
+    return _shard((int(found[1]), int(found[2])))
+
+
+def parse_models(texts: Sequence[str]) -> dict[str, str]:
+    """Labels and models of ["start=tiny", "runs/a/model"]; a run's model is labelled with the run."""
+    labelled: dict[str, str] = {}
+    for text in texts:
+        label, _, model = text.rpartition("=")
+        label = label or _label(model)
+        if label in labelled:
+            raise ValueError(f"{labelled[label]} and {model} are both called {label!r}; write another={model}")
+        labelled[label] = model
+    return labelled
+
+
+def evaluate_command(
+    models: Sequence[str],
+    tasks: Sequence[str],
+    protocol_name: str,
+    out: Path,
+    *,
+    console: Console,
+    changes: Mapping[str, Any] | None = None,
+    shard: str | None = None,
+    json_file: Path | None = None,
+    **options: Any,
+) -> list[Evaluated]:
+    """The body of `explorl eval`: a bar for each evaluation, then its table and folder.
+
+    ``changes`` alter the protocol (samples, temperature, …); ``options`` go to `run_evaluation`. ``json_file`` gets the
+    summary, or a list of them where there are several.
+    """
+    from explorl.training.stored import progress_bar
+
+    with progress_bar(console) as progress:
+        bars: dict[tuple[str, str], Any] = {}
+
+        def show(now: Progress) -> None:
+            key = now.model, now.task
+            if key not in bars:
+                bars[key] = progress.add_task(f"{now.model} {now.task}", total=now.total, note="")
+            progress.update(bars[key], completed=now.done)
+
+        results = run_evaluation(
+            parse_models(models),
+            tasks,
+            protocol(protocol_name, **(changes or {})),
+            out,
+            name=protocol_name,
+            shard=None if shard is None else parse_shard(shard),
+            on_progress=show,
+            **options,
+        )
+    for result in results:
+        if result.evaluation is None:
+            console.print(f"{result.folder}: {result.missing} completions are left to other processes", soft_wrap=True)
+            continue
+        table(result.evaluation, result.scores).print(console)
+        console.print(f"completions: {result.folder}", soft_wrap=True)
+    if json_file is not None:
+        summaries = [EvaluationFolder(r.folder).summary() for r in results if r.evaluation is not None]
+        write_json(json_file, summaries[0] if len(results) == 1 and summaries else summaries)
+    return results
+
+
+def _labelled(models: Sequence[str | Policy] | Mapping[str, str | Policy]) -> Mapping[str, str | Policy]:
+    if isinstance(models, Mapping):
+        return models
+    labelled: dict[str, str | Policy] = {}
+    for model in models:
+        label = _label(model if isinstance(model, str) else model.name)
+        if label in labelled:
+            raise ValueError(f"two models are called {label!r}; give a mapping of label to model")
+        labelled[label] = model
+    return labelled
+
+
+def _label(name: str) -> str:
+    """What a model is called in tables: a hub id without its owner, a run's model or checkpoint with the run's name."""
+    parts = Path(name).parts
+    if len(parts) > 1 and (parts[-1] == "model" or parts[-1].startswith("checkpoint-")):
+        run = parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else parts[-2]
+        return run if parts[-1] == "model" else f"{run}-{parts[-1]}"
+    return parts[-1]
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", label).strip("-.") or "model"
+
+
+def _shard(shard: tuple[int, int] | None) -> tuple[int, int]:
+    if shard is None:
+        shard = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    index, count = shard
+    if not 0 <= index < count:
+        raise ValueError(f"shard is {index}/{count}; the first of {max(count, 1)} is 0/{max(count, 1)}")
+    return index, count
+
+
+def _device() -> str | None:
+    """The device of torchrun's LOCAL_RANK, where there are several."""
+    import torch
+
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None

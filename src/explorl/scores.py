@@ -1,0 +1,118 @@
+"""Everything that is measured on an evaluation's completions, by problem and as a mean with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from explorl.evaluation import Evaluation
+from explorl.metrics import Cell, Interval, Table, answer_diversity, bootstrap_mean
+from explorl.metrics.bootstrap import CHUNK
+
+REPETITIVE = 0.31
+"""3-gram redundancy above which a completion counts as repetitive (Deng et al. 2025 §4.4.1)."""
+
+LABELS: Mapping[str, str] = {
+    "distinct_answers": "distinct answers a problem",
+    "distinct_correct_answers": "distinct right answers a problem",
+    "unsolvable": "unsolvable problems",
+    "well_formed": "well formed (share)",
+    "truncated": "truncated (share)",
+    "mean_tokens": "tokens a completion",
+    "entropy": "token entropy (nats)",
+    "branching": "branching factor (tokens)",
+    "format_violations": "format violations (share)",
+    "redundancy": "3-gram redundancy",
+    "repetitive": f"redundancy > {REPETITIVE} (share)",
+    "language_mixing": "language mixing (share)",
+}
+"""What each measure is called where people read it; pass@k, avg@k and maj@k are called just that."""
+
+
+def per_problem(evaluation: Evaluation) -> dict[str, np.ndarray]:
+    """One value a problem of every measure whose mean over problems is the score.
+
+    What the text looks like is there where it was recorded: `format_violations`, `redundancy`, `cjk` in ``rows``.
+    """
+    rows, shape = evaluation.rows, evaluation.correct.shape
+    values: dict[str, np.ndarray] = {}
+    for name in evaluation.measures:
+        values[name.replace("@k", f"@{evaluation.samples}")] = evaluation.measure_per_problem(name)
+    for kind in ("pass", "maj"):
+        for k in evaluation.ks:
+            if kind == "pass" or k > 1:  # the majority of one is that one
+                values.setdefault(f"{kind}@{k}", evaluation.measure_per_problem(f"{kind}@{k}"))
+    values.setdefault(f"avg@{evaluation.samples}", evaluation.measure_per_problem("avg@k"))
+    diversity = answer_diversity(evaluation.answers, evaluation.correct)
+    values["distinct_answers"] = diversity.distinct.astype(float)
+    values["distinct_correct_answers"] = diversity.correct.astype(float)
+
+    def mean(column: Any) -> np.ndarray:
+        return np.asarray(column, dtype=float).reshape(shape).mean(axis=1)
+
+    values["well_formed"] = mean(rows["well_formed"])
+    values["truncated"] = mean([reason == "length" for reason in rows["finish_reason"]])
+    values["mean_tokens"] = mean(rows["tokens"])
+    if "redundancy" in rows:
+        values["format_violations"] = mean(np.asarray(rows["format_violations"]) > 0)
+        values["redundancy"] = mean(rows["redundancy"])
+        values["repetitive"] = mean(np.asarray(rows["redundancy"]) > REPETITIVE)
+        values["language_mixing"] = mean(np.asarray(rows["cjk"]) > 0)
+    return values
+
+
+def unsolved(evaluation: Evaluation) -> list[str]:
+    """Ids of the problems with no right answer among all samples."""
+    rows = zip(evaluation.problem_ids, evaluation.correct, strict=True)
+    return [problem for problem, correct in rows if not correct.any()]
+
+
+def scores(evaluation: Evaluation, values: Mapping[str, np.ndarray] | None = None) -> dict[str, Interval | None]:
+    """Every measure with its 95 % interval over problems; those of the protocol's source come first.
+
+    ``values`` are what `per_problem` gave, where that is known already.
+
+    `entropy` and `branching` are means over all sampled tokens, None where they were not recorded; `unsolvable` is a
+    number of problems.
+    """
+    values = per_problem(evaluation) if values is None else values
+    found: dict[str, Interval | None] = {name: bootstrap_mean(each) for name, each in values.items()}
+    share, count = bootstrap_mean(~evaluation.correct.any(axis=1)), len(evaluation.problem_ids)
+    found["unsolvable"] = Interval(share.mean * count, share.low * count, share.high * count)
+    tokens = np.asarray(evaluation.rows["tokens"], dtype=float)
+    for name in ("entropy", "branching"):
+        means = evaluation.rows[name]
+        found[name] = None if None in means else _token_mean(np.asarray(means), tokens, evaluation.correct.shape)
+    first = [name for name in found if name not in LABELS]
+    return {name: found[name] for name in [*first, *(name for name in LABELS if name in found)]}
+
+
+def table(evaluation: Evaluation, found: Mapping[str, Interval | None] | None = None) -> Table:
+    """The scores as a table of one row a measure."""
+    found = scores(evaluation) if found is None else found
+    cells: list[list[Cell]] = [[LABELS.get(name, name), value] for name, value in found.items()]
+    problems, samples = len(evaluation.problem_ids), evaluation.samples
+    title = f"{evaluation.model} on {evaluation.task}: {problems} problems × {samples} samples, {evaluation.protocol}"
+    return Table(["measure", "value"], cells, title=title)
+
+
+def as_json(found: Mapping[str, Interval | None]) -> dict[str, Any]:
+    """The scores as plain values."""
+    return {name: None if value is None else asdict(value) for name, value in found.items()}
+
+
+def _token_mean(values: np.ndarray, tokens: np.ndarray, shape: tuple[int, ...]) -> Interval:
+    """Mean over tokens with its bootstrap interval: a ratio of two sums over the same resampled problems."""
+    total, count = (values * tokens).reshape(shape).sum(axis=1), tokens.reshape(shape).sum(axis=1)
+    rng, resamples = np.random.default_rng(0), 10_000
+    ratios = np.empty(resamples)
+    step = max(1, CHUNK // len(total))
+    for start in range(0, resamples, step):
+        part = ratios[start : start + step]
+        drawn = rng.integers(0, len(total), (len(part), len(total)))
+        part[:] = total[drawn].sum(axis=1) / count[drawn].sum(axis=1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return Interval(float(total.sum() / count.sum()), float(low), float(high))
