@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +22,21 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run("--help", capsys=capsys)
     assert code == 0
-    for command in ("quickstart", "train", "sft", "eval", "strategies", "models", "config"):
+    commands = [
+        "quickstart",
+        "train",
+        "sft",
+        "eval",
+        "compare",
+        "judge",
+        "study",
+        "report",
+        "watch",
+        "strategies",
+        "models",
+        "config",
+    ]
+    for command in commands:
         assert command in out
 
 
@@ -58,9 +73,65 @@ def test_eval_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path
     )  # fmt: skip
     assert code == 0
     summary = json.loads(file.read_text())
-    assert summary["pass_at_k"].keys() == {"1", "2"}
-    assert f"{summary['pass_at_k']['2']['mean']:.3f}" in out
-    assert (tmp_path / "runs" / "tiny-countdown-mini-deng.parquet").exists()
+    assert {"pass@1", "pass@2"} <= summary["scores"].keys()
+    assert f"{summary['scores']['pass@2']['mean']:.3f}" in out
+    assert list((tmp_path / "runs" / "tiny-countdown-mini-deng" / "samples").glob("*.parquet"))
+    again = run(
+        "eval", "--model", "a=tiny", "--model", "b=tiny", "--task", "countdown-mini", "--samples", "2", "--limit", "4",
+        "--max-tokens", "48", "--json", str(file), "--out", str(tmp_path / "runs"), capsys=capsys,
+    )  # fmt: skip
+    assert again[0] == 0
+    assert [entry["model"] for entry in json.loads(file.read_text())] == ["a", "b"]
+    folders = [str(tmp_path / "runs" / f"{name}-countdown-mini-plain") for name in "ab"]
+    code, out, _ = run("compare", *folders, "--out", str(tmp_path / "compared"), capsys=capsys)
+    assert code == 0
+    assert "pass@1" in out
+    assert (tmp_path / "compared" / "comparison.json").exists()
+
+
+def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder, file = tmp_path / "quick", tmp_path / "scores.json"
+    arguments = ("quickstart", "--run", str(folder), "--steps", "2", "--problems", "8", "--jobs", "2")
+    code, out, _ = run(*arguments, "--json", str(file), capsys=capsys)
+    assert code == 0
+    assert "GRPO + PPL" in out
+    assert "report.html" in out
+    assert "Explorl quickstart" in (folder / "report.html").read_text()
+    found = json.loads((folder / "quickstart.json").read_text())
+    assert found["gains"].keys() == {"plain GRPO", "GRPO + PPL shaping"}
+    assert found["evaluations"]["start"]["problems"] == 8
+    results = json.loads((folder / "results.json").read_text())
+    rollout = next(entry for entry in results["rollouts"] if entry["arm"] == "plain GRPO")["answers"][0]
+    assert len(rollout["tokens"]) == len(rollout["entropy"]) == len(rollout["advantage"]) > 1
+
+    before = (folder / "report.html").stat().st_mtime_ns
+    assert "done" in run("study", "status", str(folder), capsys=capsys)[1]
+    assert "plain GRPO" in run("watch", str(folder), "--once", capsys=capsys)[1]
+    assert run("report", str(folder), capsys=capsys)[0] == 0
+    assert (folder / "report.html").stat().st_mtime_ns > before
+    assert run(*arguments, capsys=capsys)[0] == 0  # nothing is trained again
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("study", "nothing.yaml"), "nothing.yaml"),
+        (("study", "status"), "takes the study's folder"),
+        (("study", "a.yaml", "b.yaml"), "takes one file"),
+        (("watch", "nothing", "--once"), "nothing"),
+        (("report", "nothing"), "nothing"),
+        (("compare", "nothing", "nowhere"), "nothing"),
+        (("judge", "nothing", "--url", "http://127.0.0.1:9/v1", "--model", "m"), "nothing"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    arguments: tuple[str, ...], word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(*arguments, capsys=capsys)
+    assert code == 2
+    assert "Traceback" not in err
+    assert word in err
 
 
 def test_bad_input_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

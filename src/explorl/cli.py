@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from explorl.config import Config, ConfigError, load_config, presets
+from explorl.judge import JudgeError
 from explorl.models import ModelError
-from explorl.store import RunStore, StoreError, write_json
+from explorl.store import RunStore, StoreError
 
 app = typer.Typer(
     name="explorl",
@@ -66,13 +67,14 @@ def quickstart(
         int | None, typer.Option(help="Optimizer steps an arm; the preset's number by default.", min=1)
     ] = None,
     problems: Annotated[int, typer.Option(help="Held-out problems of the evaluation.", min=1)] = 512,
+    jobs: Annotated[int | None, typer.Option(help="Arms side by side; by default one a GPU or core.", min=1)] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Train the embedded policy with plain GRPO and with PPL shaping, and compare them: minutes on a CPU."""
     from explorl.quickstart import quickstart as run_quickstart
     from explorl.quickstart import table
 
-    result = run_quickstart(run, seed=seed, steps=steps, problems=problems, console=console)
+    result = run_quickstart(run, seed=seed, steps=steps, problems=problems, jobs=jobs, console=console)
     scores = table(result)
     scores.print(console)
     if json_file is not None:
@@ -121,13 +123,20 @@ def sft(
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Option(help="tiny, smollm2-135m, a folder or a hub id.")],
-    task: Annotated[str, typer.Option(help="countdown or countdown-mini.")],
-    protocol: Annotated[str, typer.Option(help="mecklenburg, deng or plain; the options below change it.")] = "plain",
+    model: Annotated[
+        list[str], typer.Option(help="tiny, smollm2-135m, a folder or a hub id; label=model names it. May be repeated.")
+    ],
+    task: Annotated[
+        list[str],
+        typer.Option(help="countdown, countdown-mini, math:aime24, choice, code, gym:<name>, … May be repeated."),
+    ],
+    protocol: Annotated[
+        str, typer.Option(help="How to sample: plain, deng, mecklenburg, …; the options below change it.")
+    ] = "plain",
     samples: Annotated[int | None, typer.Option(help="Completions a problem.", min=1)] = None,
     limit: Annotated[int | None, typer.Option(help="So many problems only.", min=1)] = None,
     split: Annotated[str, typer.Option(help="Which problems: holdout, train or sft.")] = "holdout",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with the task's JSONL files.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the tasks' files.")] = None,
     template: Annotated[
         str | None, typer.Option(help="Prompt template; by default the one that fits the model.")
     ] = None,
@@ -141,49 +150,132 @@ def evaluate(
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     seed: Annotated[int, typer.Option()] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the completions (parquet) and the summary.")] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="0/4: the first of four processes that share the work in one folder.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(help="Problems sampled and stored at a time.", min=1)] = 32,
+    token_records: Annotated[
+        bool | None, typer.Option(help="Keep what was recorded of every token; up to 2 GiB by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder; each model and task gets one in it.")] = Path("runs/evaluations"),
     json_file: JsonFile = None,
 ) -> None:
-    """Sample, verify and score a policy; pass@k is unbiased, with intervals over problems."""
-    from explorl import evaluation
-    from explorl.models import load_policy
-    from explorl.tasks import get_task
-    from explorl.training.stored import progress_bar
+    """Sample, verify and score policies; what was sampled stays, and a later call draws only what is missing."""
+    from explorl.harness import evaluate_command
 
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
-    how = evaluation.protocol(
+    changes = {
+        "samples": samples,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "repetition_penalty": repetition_penalty,
+        "max_tokens": max_tokens,
+    }
+    evaluate_command(
+        model,
+        task,
         protocol,
-        samples=samples,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
+        out,
+        console=console,
+        changes={key: value for key, value in changes.items() if value is not None},
+        shard=shard,
+        json_file=json_file,
+        split=split,
+        limit=limit,
+        template=template,
+        seed=seed,
+        chunk=chunk,
+        token_records=token_records,
+        batch_size=batch_size,
+        dtype=dtype,
+        task_options={} if data_dir is None else {"data_dir": data_dir},
     )
-    chosen = get_task(task, **({} if data_dir is None else {"data_dir": data_dir}))
-    problems = chosen.problems(split, limit=limit)
-    policy = load_policy(model, dtype=dtype)  # type: ignore[arg-type]
-    with progress_bar(console) as progress:
-        bar = progress.add_task(f"{task}", total=len(problems) * how.samples, note="")
-        result = evaluation.evaluate(
-            policy,
-            chosen,
-            problems,
-            how,
-            name=protocol,
-            template=evaluation.fitting_template(chosen, policy.tokenizer, template),
-            seed=seed,
-            batch_size=batch_size,
-            on_progress=lambda done: progress.update(bar, advance=done),
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Evaluations of two or more models on the same problems.")],
+    out: Annotated[Path, typer.Option(help="Folder for figures and comparison.json.")] = Path("runs/comparison"),
+    name: Annotated[list[str], typer.Option(help="What to call each, in their order. May be repeated.")] = [],  # noqa: B006
+    common: Annotated[bool, typer.Option(help="Compare on the problems that all of them have.")] = False,
+) -> None:
+    """Set evaluations side by side: pass@k, maj@k, diversity, unsolvable problems, entropy, branching, quality."""
+    from explorl.compare import compare_command
+
+    compare_command(folders, out, console=console, names=name or None, common=common)
+
+
+@app.command()
+def judge(
+    folder: Annotated[Path, typer.Argument(help="An evaluation that `explorl eval` has written.")],
+    url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint, such as http://localhost:8000/v1.")],
+    model: Annotated[str, typer.Option(help="The judge's name there.")],
+    per_problem: Annotated[int, typer.Option(help="Responses of each problem to judge.", min=1)] = 1,
+    api_key_variable: Annotated[
+        str, typer.Option(help="Environment variable that holds the endpoint's key, if it wants one.")
+    ] = "OPENAI_API_KEY",
+) -> None:
+    """Ask a language model which responses hold irrelevant content. Nothing else in Explorl asks one."""
+    from explorl.judge import Judge, judge_evaluation
+
+    asked = Judge(url, model, api_key=os.environ.get(api_key_variable))
+    share = judge_evaluation(folder, asked, per_problem=per_problem)
+    console.print(f"irrelevant content: {share:.1%}; opinions: {folder / 'judged.json'}", soft_wrap=True)
+
+
+@app.command()
+def study(
+    what: Annotated[list[str], typer.Argument(help="FILE.yaml to run a study; or: status FOLDER.")],
+    profile: Annotated[str | None, typer.Option(help="A profile of the file, such as tiny or gpu.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="So many seeds, from 0 on.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs side by side; by default one a GPU or core.", min=1)] = None,
+    only: Annotated[list[str], typer.Option(help="Run this arm only. May be repeated.")] = [],  # noqa: B006
+    run: Annotated[Path | None, typer.Option(help="Folder of the study; by default runs/<name>-<profile>.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Run arms × seeds under one budget and compare them with intervals. What is done is not done again."""
+    from explorl.study import run_study, study_status
+
+    if what[0] == "status":
+        if len(what) != 2:
+            raise ConfigError("`explorl study status` takes the study's folder, such as runs/deng-tiny")
+        found = study_status(what[1])
+    elif len(what) != 1:
+        raise ConfigError(f"`explorl study` takes one file; {len(what)} words were given: {' '.join(what)}")
+    else:
+        outcome = run_study(
+            what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, console=console
         )
-    name = f"{Path(model).name}-{task}-{protocol}"
-    folder = out or Path("runs/evaluations")
-    result.save(folder, name)
-    result.table().print(console)
+        found = outcome.table
+        console.print(outcome.results["verdict"], highlight=False)
+        console.print(f"report: [bold]{outcome.folder / 'report.html'}[/bold]", soft_wrap=True)
+    found.print(console)
     if json_file is not None:
-        write_json(json_file, result.summary())
-    console.print(f"completions: {folder / name}.parquet", soft_wrap=True)
+        found.write(json_file)
+    if what[0] != "status" and outcome.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="Folder of a study.")]) -> None:
+    """Make a study's table and report again from its runs, finished or not."""
+    from explorl.study import write_results
+
+    write_results(folder)
+    console.print(f"report: [bold]{folder / 'report.html'}[/bold]", soft_wrap=True)
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Folder of a study or of a run.")],
+    once: Annotated[bool, typer.Option(help="Print it once and return.")] = False,
+) -> None:
+    """Show the curves of a running study or run."""
+    from explorl.watch import watch as look
+
+    look(folder, once=once, console=console)
 
 
 @app.command()
@@ -275,13 +367,13 @@ def main(argv: list[str] | None = None) -> Any:
     """Entry point: bad input is one clear message and exit code 2."""
     try:
         app(argv)
-    except (ConfigError, StoreError, ModelError, ValueError, FileNotFoundError) as error:
+    except (ConfigError, StoreError, ModelError, JudgeError, ValueError, FileNotFoundError) as error:
         if os.environ.get("EXPLORL_DEBUG"):
             traceback.print_exc()
         print(f"explorl: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("explorl: interrupted; a run goes on with `explorl train --resume RUN`", file=sys.stderr)
+        print("explorl: interrupted; the same command goes on (a run with `train --resume RUN`)", file=sys.stderr)
         sys.exit(130)
 
 

@@ -102,6 +102,8 @@ class TrainingSettings(Section):
     checkpoint_every: Count = 25
     keep_checkpoints: Count = 2
     save_rollouts: bool = True
+    token_records: Annotated[int, Field(ge=0)] = 4
+    """So many prompts of each step are saved with what was recorded of every token."""
     report_to: list[str] = []
     """Trackers of the transformers Trainer, such as tensorboard or trackio."""
 

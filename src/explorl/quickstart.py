@@ -1,26 +1,27 @@
-"""The shortest way to see it work: GRPO on the embedded policy, plain and with a strategy, side by side."""
+"""The shortest way to see it work: GRPO on the embedded policy, plain and with a strategy, side by side.
+
+It is a study of two arms and one seed, in a folder like that of any other.
+"""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
 from rich.console import Console
 
-from explorl.config import Config, load_config
-from explorl.evaluation import Evaluation, evaluate, protocol
+from explorl.config import load_config
+from explorl.evaluation import Evaluation, protocol
 from explorl.metrics import Cell, Interval, Table, paired_difference
-from explorl.models import load_policy
-from explorl.report.figures import learning_curves
-from explorl.report.page import write_page
-from explorl.store import RunStore, StoreError, write_json
-from explorl.tasks import get_task
-from explorl.training.run import accuracy_curve, finished, run_grpo
-from explorl.training.stored import progress_bar
+from explorl.store import StoreError, write_json, write_text
+from explorl.study import run_study
+from explorl.study_arm import run_folder
+from explorl.study_file import Study
 
-ARMS = {"plain GRPO": [], "GRPO + PPL shaping": ["ppl_shaping"]}
+ARMS: dict[str, list[str]] = {"plain GRPO": [], "GRPO + PPL shaping": ["ppl_shaping"]}
 
 
 @dataclass(frozen=True)
@@ -35,61 +36,83 @@ class Result:
 
 
 def quickstart(
-    folder: Path, *, seed: int = 0, steps: int | None = None, problems: int = 512, samples: int = 8, console: Console
+    folder: Path,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    problems: int = 512,
+    samples: int = 8,
+    jobs: int | None = None,
+    console: Console,
 ) -> Result:
     """Evaluates, trains two arms from the same checkpoint on the same prompts, evaluates both, writes the report.
 
     An arm that is already in `folder` is not trained again, and one that was interrupted goes on.
     """
     began = time.monotonic()
-    evaluations = {"start": _evaluate("tiny", "start", seed, problems, samples, folder, console)}
-    for name, strategies in ARMS.items():
-        values: dict[str, object] = {"seed": seed, "strategies": strategies}
-        if steps is not None:
-            values["training"] = {"steps": steps}
-        config = load_config(preset="tiny", values=values)
-        store = _arm(folder / name.replace(" ", "-").replace("+", "and").lower(), config)
-        if finished(store):
-            console.print(f"{name}: already trained, in {store.folder}")
-        else:
-            run_grpo(config, store, console=console, label=name)
-        evaluations[name] = _evaluate(str(store.folder / "model"), name, seed, problems, samples, folder, console)
-    ks = (1, samples)
+    file = folder.with_name(f"{folder.name}.yaml")
+    text = yaml.safe_dump(study_file(steps, problems, samples), sort_keys=False)
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
+    outcome = run_study(file, seeds=[seed], folder=folder, jobs=jobs, console=console)
+    if outcome.failed:
+        raise StoreError(f"{', '.join(outcome.failed)} failed; see error.txt and log.txt under {folder / 'arms'}")
+    study = Study.read(folder)
+    evaluations: dict[str, Evaluation] = {}
+    for arm in study.arms:
+        found = sorted((run_folder(folder, arm.slug, seed) / "evaluations").glob("step-*.parquet"))
+        evaluations.setdefault("start", _evaluation(found[0], arm.config))
+        evaluations[arm.name] = _evaluation(found[-1], arm.config)
     gains = {
-        name: {k: paired_difference(evaluations[name].per_problem(k), evaluations["start"].per_problem(k)) for k in ks}
+        name: {
+            k: paired_difference(evaluations[name].per_problem(k), evaluations["start"].per_problem(k))
+            for k in (1, samples)
+        }
         for name in ARMS
     }
     seconds = time.monotonic() - began
-    report = _report(folder, evaluations, gains, seconds)
-    return Result(evaluations, gains, report, seconds)
+    write_json(
+        folder / "quickstart.json",
+        {
+            "seconds": seconds,
+            "evaluations": {name: evaluation.summary() for name, evaluation in evaluations.items()},
+            "gains": {
+                name: {f"pass@{k}": {"mean": i.mean, "low": i.low, "high": i.high} for k, i in by_k.items()}
+                for name, by_k in gains.items()
+            },
+        },
+    )
+    return Result(evaluations, gains, folder / "report.html", seconds)
 
 
-def _arm(folder: Path, config: Config) -> RunStore:
-    if not (folder / "config.yaml").exists():
-        return RunStore.create(folder, config.dump())
-    store = RunStore.open(folder)
-    if store.config() != config.dump():
-        raise StoreError(f"{folder} holds a run with another configuration; remove it or give another --run folder")
-    return store
+def study_file(steps: int | None, problems: int, samples: int) -> dict[str, Any]:
+    """The quickstart as a study."""
+    steps = steps or load_config(preset="tiny").training.steps
+    return {
+        "name": "quickstart",
+        "title": "Explorl quickstart",
+        "description": (
+            "The embedded policy on Countdown with three numbers, trained by GRPO, plain and with a strategy. "
+            "One seed: it shows that it works, not which arm is better."
+        ),
+        "base": {"preset": "tiny"},
+        "baseline": "plain GRPO",
+        "arms": {name: {"strategies": strategies} for name, strategies in ARMS.items()},
+        "budget": {"steps": steps},
+        "evaluation": {"protocol": "plain", "every": max(1, steps // 2), "problems": problems, "samples": samples},
+    }
 
 
-def _evaluate(
-    model: str, name: str, seed: int, problems: int, samples: int, folder: Path, console: Console
-) -> Evaluation:
-    task = get_task("countdown-mini")
-    with progress_bar(console) as progress:
-        bar = progress.add_task(f"evaluate {name}", total=problems * samples, note="")
-        result = evaluate(
-            load_policy(model),
-            task,
-            task.problems("holdout", limit=problems),
-            protocol("plain", samples=samples, max_tokens=64),
-            name="plain",
-            seed=seed,
-            on_progress=lambda done: progress.update(bar, advance=done),
-        )
-    result.save(folder / "evaluations", name.replace(" ", "-").replace("+", "and").lower())
-    return result
+def _evaluation(path: Path, config: dict[str, Any]) -> Evaluation:
+    """An evaluation as a run has stored it."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(path).to_pydict()
+    samples = config["evaluation"]["samples"]
+    settings = load_config(values=config)
+    how = protocol(settings.evaluation.protocol, samples=samples, max_tokens=settings.rollout.max_tokens)
+    ids = rows["problem"][::samples]
+    return Evaluation(settings.task.name, "tiny", settings.evaluation.protocol, samples, how.sampling, ids, rows)
 
 
 def table(result: Result) -> Table:
@@ -101,61 +124,3 @@ def table(result: Result) -> Table:
         gains = [result.gains[name][k] if name in result.gains else None for k in ks]
         rows.append([name, *(evaluation.pass_at(k) for k in ks), *gains])
     return Table(columns, rows, title="Countdown with three numbers, tiny policy", number=".1%")
-
-
-def _report(
-    folder: Path, evaluations: dict[str, Evaluation], gains: dict[str, dict[int, Interval]], seconds: float
-) -> Path:
-    stores = {name: RunStore.open(folder / name.replace(" ", "-").replace("+", "and").lower()) for name in ARMS}
-    start = next(iter(evaluations.values()))
-    path = folder / "report.html"
-    result = Result(evaluations, gains, path, seconds)
-    scores = table(result)
-    write_json(
-        folder / "results.json",
-        {
-            "seconds": seconds,
-            "evaluations": {name: evaluation.summary() for name, evaluation in evaluations.items()},
-            "gains": {
-                name: {f"pass@{k}": {"mean": i.mean, "low": i.low, "high": i.high} for k, i in by_k.items()}
-                for name, by_k in gains.items()
-            },
-        },
-    )
-    examples = [
-        {"label": name, "text": "\n\n".join(_example(evaluation, index) for index in (0, 1, 2))}
-        for name, evaluation in evaluations.items()
-    ]
-    plain = gains["plain GRPO"][1]
-    write_page(
-        path,
-        title="Explorl quickstart",
-        summary=(
-            f"Plain GRPO changed the tiny policy's pass@1 on held-out puzzles by {plain.mean * 100:+.1f} points "
-            f"(95 % interval {plain.low * 100:+.1f} to {plain.high * 100:+.1f})."
-        ),
-        table={"columns": scores.columns, "rows": [[_cell(cell) for cell in row] for row in scores.rows]},
-        note=(
-            f"{len(start.problem_ids)} held-out problems × {start.samples} samples at temperature 1; intervals are "
-            "95 % bootstrap over problems, gains are paired. One seed: it shows that it works, not which arm is better."
-        ),
-        figure=learning_curves({name: accuracy_curve(store) for name, store in stores.items()}),
-        caption="Correct rollouts during training: thin as measured, thick the mean of the last eight steps.",
-        examples=examples,
-        provenance=json.dumps(
-            json.loads(stores["plain GRPO"].provenance_path.read_text(encoding="utf-8"))[-1], indent=2
-        ),
-    )
-    return path
-
-
-def _cell(cell: object) -> str:
-    if isinstance(cell, Interval):
-        return f"{cell:.1%}"
-    return "" if cell is None else str(cell)
-
-
-def _example(evaluation: Evaluation, problem: int) -> str:
-    row = problem * evaluation.samples
-    verdict = "correct" if evaluation.rows["correct"][row] else f"wrong: {evaluation.rows['error'][row]}"
-    return f"{evaluation.rows['prompt'][row]}{evaluation.rows['completion'][row]}\n→ {verdict}"

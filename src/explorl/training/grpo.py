@@ -54,6 +54,7 @@ class ExplorationTrainer(GRPOTrainer):
             your own or weights that are sharded over processes, and else "explorl".
         packed: compute log-probabilities without padding. None is yes, but for gradient checkpointing.
         on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
+        token_records: so many prompts of each batch come to `on_rollouts` with what was recorded of every token.
 
     All other arguments are those of `GRPOTrainer`. The loss types are grpo, bnpo, dr_grpo and dapo.
     """
@@ -81,6 +82,7 @@ class ExplorationTrainer(GRPOTrainer):
         engine: Literal["explorl", "generate", "vllm"] | None = None,
         packed: bool | None = None,
         on_rollouts: Callable[[int, dict[str, list[Any]]], None] | None = None,
+        token_records: int = 0,
         **options: Any,
     ) -> None:
         self.strategies: list[Strategy] = build_all(strategies)
@@ -108,7 +110,8 @@ class ExplorationTrainer(GRPOTrainer):
             self._warn(warning)
         if self.beta == 0.0 and any(isinstance(strategy, ReferenceReset) for strategy in self.strategies):
             self._warn("reference_reset empties only the optimizer's state: beta is 0; set it above 0, say to 0.001")
-        self._on_rollouts = on_rollouts
+        self._on_rollouts, self._token_records = on_rollouts, token_records
+        self._token_texts: dict[int, str] = {}
         self._forget_rollout()
         self._gathered_rewards: Tensor | None = None
         self._mean_reward = math.nan
@@ -397,7 +400,40 @@ class ExplorationTrainer(GRPOTrainer):
             "completion": [prompt_text(completion) for completion in latest["completion"]],
             "advantage": latest["advantages"],
             **rewards,
+            **self._token_columns(output, count),
         }
+
+    def _token_columns(self, output: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
+        """Tokens, entropy, log π, advantage and weight of the first prompts' answers; None for the others."""
+        rows = min(self._token_records * self.num_generations, len(output["completion_ids"]))
+        if rows == 0 or self._records is None:
+            return {}
+        mask = _counted(output)[:rows]
+        lengths = mask.sum(1).tolist()
+        advantages = output["advantages"][:rows]
+        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+        weights = (
+            output["token_weights"][:rows] if "token_weights" in output else torch.ones_like(mask, dtype=torch.float)
+        )
+        if "loss_mask" in output:
+            weights = weights * output["loss_mask"][:rows]
+        columns = {
+            "entropy": self._records.entropy[:rows],
+            "logp": self._records.logps[:rows],
+            "token_advantage": advantages.expand(mask.shape),
+            "token_weight": weights,
+        }
+        found: dict[str, list[Any]] = {"tokens": []}
+        for ids, length in zip(output["completion_ids"][:rows].tolist(), lengths, strict=True):
+            found["tokens"].append([self._token_text(token) for token in ids[:length]])
+        for name, values in columns.items():
+            found[name] = [row[:length] for row, length in zip(values.tolist(), lengths, strict=True)]
+        return {name: [*values, *[None] * (count - rows)] for name, values in found.items()}
+
+    def _token_text(self, token: int) -> str:
+        if token not in self._token_texts:
+            self._token_texts[token] = self._tokenizer.decode([token])
+        return self._token_texts[token]
 
     # ---------------------------------------------------------------- loss
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:

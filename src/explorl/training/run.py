@@ -72,9 +72,12 @@ def run_grpo(
     *,
     console: Console,
     label: str = "GRPO",
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[int], bool | None] | None = None,
 ) -> Path:
-    """Trains from the last checkpoint on, or from the start; returns the folder of the trained policy."""
+    """Trains from the last checkpoint on, or from the start; returns the folder of the trained policy.
+
+    Training ends early where `on_step`, called after each step, returns True.
+    """
     from datasets import Dataset
 
     checkpoint = store.last_checkpoint()
@@ -103,6 +106,7 @@ def run_grpo(
             strategies=config.strategies,
             engine=config.rollout.engine,
             on_rollouts=save_rollouts,
+            token_records=config.training.token_records if config.training.save_rollouts else 0,
             callbacks=callbacks,
         )
         trainer.store = store

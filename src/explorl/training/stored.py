@@ -94,14 +94,15 @@ def progress_bar(console: Console) -> Progress:
 
 
 class Periodically(TrainerCallback):
-    """Calls a function each so many steps."""
+    """Calls a function each so many steps; where it returns True, training ends."""
 
-    def __init__(self, every: int, function: Callable[[int], None]) -> None:
+    def __init__(self, every: int, function: Callable[[int], bool | None]) -> None:
         self.every, self.function = every, function
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every and state.global_step % self.every == 0 and state.is_world_process_zero:
-            self.function(state.global_step)
+        due = self.every and state.global_step % self.every == 0 and state.is_world_process_zero
+        if due and self.function(state.global_step):
+            control.should_training_stop = True
 
 
 def save_model(store: RunStore, trainer: Any, tokenizer: Any) -> Path:

@@ -1,0 +1,263 @@
+// The rollout browser: what is shown follows from `view`, and `view` is kept in the address's hash.
+(() => {
+  "use strict";
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const rollouts = read("rollout-data");
+  const measures = read("measure-data");
+  const $ = (id) => document.getElementById(id);
+  const browser = $("browser");
+  if (!browser || !rollouts.length) return;
+  const root = $("rollouts");
+  const LEVELS = ["arm", "seed", "step"];
+  let view = {};
+
+  const make = (name, className, text) => {
+    const element = document.createElement(name);
+    if (className) element.className = className;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  };
+  const unique = (values) => [...new Set(values)];
+  const under = (upto) => rollouts.filter((rollout) => LEVELS.slice(0, upto).every((key) => rollout[key] === view[key]));
+  const number = (value) => {
+    if (value === null || value === undefined) return "–";
+    const text = Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(3);
+    return text.replace("-", "−");
+  };
+  const brief = (value) => number(value).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+
+  // ------------------------------------------------------------------ what is shown
+  function nearest(options, wanted) {
+    if (options.includes(wanted)) return wanted;
+    if (typeof wanted !== "number") return options[0];
+    return options.reduce((best, option) => (Math.abs(option - wanted) < Math.abs(best - wanted) ? option : best));
+  }
+
+  /** Takes a wanted view, and shows the nearest that there is. */
+  function show(wanted) {
+    const options = {};
+    view = { ...view, ...wanted };
+    LEVELS.forEach((key, depth) => {
+      options[key] = unique(under(depth).map((rollout) => rollout[key]));
+      if (key !== "arm") options[key].sort((a, b) => a - b);
+      view[key] = nearest(options[key], view[key]);
+    });
+    const here = under(LEVELS.length);
+    const same = wanted.prompt === undefined ? here.findIndex((rollout) => rollout.prompt === view.text) : -1;
+    view.prompt = same >= 0 ? same : Math.min(Math.max(view.prompt || 0, 0), here.length - 1);
+    view.text = here[view.prompt].prompt;
+    if (!measures.some((measure) => measure.key === view.by)) view.by = measures.length ? measures[0].key : "";
+    LEVELS.forEach((key) => fill($(key), options[key].map((value) => [String(value), String(value)]), String(view[key])));
+    fill($("prompt"), titles(here).map((text, index) => [String(index), `${index + 1}. ${text}`]), String(view.prompt));
+    draw(here[view.prompt]);
+    shade();
+    remember();
+  }
+
+  /** The prompts on a line each, from the word where they begin to differ. */
+  function titles(here) {
+    const texts = here.map((rollout) => rollout.prompt.replace(/\s+/g, " ").trim());
+    let same = 0;
+    while (same < texts[0].length && texts.every((text) => text[same] === texts[0][same])) same += 1;
+    const start = same < texts[0].length ? texts[0].lastIndexOf(" ", same) + 1 : 0;
+    return texts.map((text) => {
+      const rest = (start ? "… " : "") + text.slice(start);
+      return rest.length > 90 ? rest.slice(0, 89) + "…" : rest;
+    });
+  }
+
+  function fill(select, pairs, chosen) {
+    select.replaceChildren(...pairs.map(([value, text]) => {
+      const option = make("option", "", text);
+      option.value = value;
+      return option;
+    }));
+    select.value = chosen;
+  }
+
+  function draw(rollout) {
+    $("prompt-text").textContent = rollout.prompt;
+    const right = [], wrong = [];
+    rollout.answers.forEach((answer, index) => (answer.correct ? right : wrong).push(card(answer, index)));
+    const unscored = rollout.answers.some((answer) => answer.correct === null);
+    column("correct", `Correct (${right.length})`, right);
+    column("wrong", `Wrong${unscored ? " or not scored" : ""} (${wrong.length})`, wrong);
+    $("readout").replaceChildren(make("span", "mark", "Point at a token, or move to it with the arrow keys, to read its numbers."));
+  }
+
+  function column(id, heading, cards) {
+    $(`${id}-heading`).textContent = heading;
+    $(id).replaceChildren(...(cards.length ? cards : [make("p", "quiet", "None.")]));
+  }
+
+  function card(answer, index) {
+    const box = make("article", "answer");
+    box.tabIndex = 0;
+    box.answer = answer;
+    const verdict = answer.correct === null ? "not scored" : answer.correct ? "correct" : "wrong";
+    box.setAttribute("aria-label", `Answer ${index + 1}, ${verdict}`);
+    const facts = [`Answer ${index + 1}`, `${answer.correct ? "✓" : answer.correct === null ? "?" : "✗"} ${verdict}`, `reward ${brief(answer.reward)}`, `${answer.tokens.length} tokens`];
+    if (answer.finish) facts.push({ stop: "ended", length: "cut off" }[answer.finish] || answer.finish);
+    box.append(make("header", "", facts.join(" · ")));
+    const text = make("div", "tokens");
+    answer.tokens.forEach((token, place) => {
+      const span = make("span", "token");
+      span.tabIndex = -1;
+      span.place = place;
+      if (token === "") span.append(make("span", "mark", "∅"));
+      token.split(/(\n)/).forEach((part) => {
+        if (part === "\n") span.append(make("span", "mark", "↵"), "\n");
+        else if (part) span.append(part);
+      });
+      text.append(span);
+    });
+    box.append(text);
+    return box;
+  }
+
+  // ------------------------------------------------------------------ shading
+  function value(answer, measure, place) {
+    const record = answer[measure.key];
+    const raw = Array.isArray(record) ? record[place] : record;
+    if (raw === null || raw === undefined) return null;
+    return measure.exponential ? Math.exp(raw) : raw;
+  }
+
+  /** How strongly a value shades its token, from −1 to 1. */
+  function strength(x, { scale, low, high, centre }) {
+    const share = scale === "diverging" ? (x - centre) / (high - centre) : scale === "reversed" ? (high - x) / (high - low) : (x - low) / (high - low);
+    return Math.min(1, Math.max(scale === "diverging" ? -1 : 0, share));
+  }
+
+  function shade() {
+    const measure = measures.find(({ key }) => key === view.by);
+    if (!measure) return;
+    browser.querySelectorAll("input[name=shade]").forEach((input) => { input.checked = input.value === view.by; });
+    browser.querySelectorAll(".answer").forEach((box) => box.querySelectorAll(".token").forEach((span) => {
+      const x = value(box.answer, measure, span.place);
+      const t = x === null ? 0 : strength(x, measure);
+      const tone = measure.scale !== "diverging" ? "--shade" : t < 0 ? "--below" : "--above";
+      span.classList.toggle("none", x === null);
+      span.style.setProperty("--tone", `var(${tone})`);
+      span.style.setProperty("--share", (Math.abs(t) ** 0.7).toFixed(3));
+    }));
+    const unit = measure.unit ? ` ${measure.unit}` : "";
+    $("scale-low").textContent = `${measure.label} ${measure.scale === "diverging" ? "≤ " : ""}${brief(measure.low)}`;
+    $("scale-high").textContent = `${measure.exponential ? "" : "≥ "}${brief(measure.high)}${unit}`;
+    $("scale-bar").className = measure.scale;
+  }
+
+  function tell(span) {
+    const answer = span.closest(".answer").answer;
+    browser.querySelectorAll(".token.shown").forEach((other) => other.classList.remove("shown"));
+    span.classList.add("shown");
+    const parts = [make("code", "", JSON.stringify(answer.tokens[span.place])), make("span", "mark", `token ${span.place + 1} of ${answer.tokens.length}`)];
+    for (const measure of measures) {
+      const x = value(answer, measure, span.place);
+      const part = make("span", "", `${measure.label} `);
+      part.append(make("b", "", number(x)), x !== null && measure.unit ? ` ${measure.unit}` : "");
+      parts.push(part);
+    }
+    $("readout").replaceChildren(...parts);
+  }
+
+  // ------------------------------------------------------------------ the address
+  function remember() {
+    const { arm, seed, step, prompt, by } = view;
+    const hash = "#" + new URLSearchParams({ arm, seed, step, prompt, by });
+    $("link").href = hash;
+    if (!asked) return; // a page that was merely opened keeps its address
+    try {
+      history.replaceState(null, "", hash);
+    } catch { // some browsers refuse this for a file
+      location.hash = hash;
+    }
+  }
+
+  function recalled() {
+    const given = new URLSearchParams(location.hash.slice(1));
+    if (!given.has("arm")) return null;
+    const wanted = { arm: given.get("arm"), by: given.get("by"), prompt: Number(given.get("prompt")) || 0 };
+    for (const key of ["seed", "step"]) if (given.has(key)) wanted[key] = Number(given.get(key));
+    return wanted;
+  }
+
+  // ------------------------------------------------------------------ what the reader does
+  let asked = false;
+  function want(wanted) {
+    asked = true;
+    show(wanted);
+  }
+
+  function other(list, now, by) {
+    return list[Math.min(Math.max(list.indexOf(now) + by, 0), list.length - 1)];
+  }
+
+  function step(by) {
+    want({ step: other(unique(under(2).map((rollout) => rollout.step)).sort((a, b) => a - b), view.step, by) });
+  }
+
+  function answer(by) {
+    const boxes = [...browser.querySelectorAll(".answer")];
+    const now = document.activeElement.closest(".answer");
+    const next = now ? other(boxes, now, by) : boxes[0];
+    if (next) next.focus();
+  }
+
+  function token(by) {
+    const box = document.activeElement.closest(".answer");
+    if (!box) return false;
+    const spans = [...box.querySelectorAll(".token")];
+    const next = document.activeElement.classList.contains("token") ? other(spans, document.activeElement, by) : spans[0];
+    if (next) next.focus();
+    return true;
+  }
+
+  const KEYS = {
+    j: () => answer(1), ArrowDown: () => answer(1), k: () => answer(-1), ArrowUp: () => answer(-1),
+    ArrowRight: () => token(1), ArrowLeft: () => token(-1),
+    n: () => want({ prompt: view.prompt + 1 }), p: () => want({ prompt: view.prompt - 1 }),
+    "]": () => step(1), "[": () => step(-1), "?": () => $("help").showModal(),
+  };
+  measures.slice(0, 9).forEach(({ key }, index) => { KEYS[index + 1] = () => want({ by: key }); });
+
+  /** Keys act where the browser has the focus, or where nothing has it and the browser is in sight. */
+  function listening(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return false;
+    if (root.contains(document.activeElement)) {
+      const takes = document.activeElement.matches("select, input, pre");
+      return !(takes && (event.key.startsWith("Arrow") || document.activeElement.matches("select")));
+    }
+    const { top, bottom } = browser.getBoundingClientRect();
+    return document.activeElement === document.body && !event.key.startsWith("Arrow") && top < innerHeight && bottom > 0;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (!Object.hasOwn(KEYS, event.key) || !listening(event)) return;
+    const inside = document.activeElement.closest(".answer");
+    if (KEYS[event.key]() === false) return;
+    event.preventDefault();
+    if (inside && !inside.isConnected) root.focus({ preventScroll: true }); // the answer that had the focus is gone
+  });
+  for (const key of LEVELS) $(key).addEventListener("change", (event) => want({ [key]: key === "arm" ? event.target.value : Number(event.target.value) }));
+  $("prompt").addEventListener("change", (event) => want({ prompt: Number(event.target.value) }));
+  browser.addEventListener("change", (event) => { if (event.target.name === "shade") want({ by: event.target.value }); });
+  for (const kind of ["mouseover", "focusin"]) {
+    browser.addEventListener(kind, (event) => {
+      const span = event.target.closest(".token");
+      if (span) tell(span);
+    });
+  }
+  $("help-button").addEventListener("click", () => $("help").showModal());
+  window.addEventListener("hashchange", () => {
+    const wanted = recalled();
+    if (wanted) want(wanted);
+  });
+
+  browser.hidden = false;
+  const wanted = recalled();
+  asked = wanted !== null;
+  const last = rollouts.reduce((best, rollout) => Math.max(best, rollout.step), 0);
+  show(wanted || { step: last });
+  if (wanted) root.scrollIntoView();
+})();

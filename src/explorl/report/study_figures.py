@@ -1,0 +1,326 @@
+"""Figures of a study as SVG text that takes its colours and fonts from the page it is put into."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from html import escape
+from typing import Any, ParamSpec
+
+from explorl.report.figures import smoothed
+
+P = ParamSpec("P")
+
+PANEL = (4.8, 3.1)
+"""Inches of a panel: so narrow that its letters stay readable on a phone."""
+POINTS = 200
+"""Points of a curve that are drawn; of a longer one, so many at even distances."""
+
+_INK, _LINE, _GOOD, _BAD = "#000001", "#000002", "#000003", "#000004"
+_ARM_COLOURS = 7
+_VARIABLES = {
+    _INK: "currentColor", _LINE: "var(--line)", _GOOD: "var(--good)", _BAD: "var(--bad)", "#000005": "var(--paper)",
+} | {f"#0001{index:02x}": f"var(--arm-{index})" for index in range(_ARM_COLOURS)}  # fmt: skip
+_MARKERS = "os^DvPX*"
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+_RC = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "explorl",
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _LINE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "hatch.linewidth": 0.8,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an arm is drawn in every figure: colour, dash (None: no line) and marker, any of which tells it apart."""
+
+    colour: str
+    dash: Any
+    marker: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve, with its band where there is one. None stands for a value that was not measured."""
+
+    x: Sequence[float | None]
+    mean: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+    def thinned(self) -> Series:
+        """At most `POINTS` points, the last among them."""
+        count = len(self.x)
+        if count <= POINTS:
+            return self
+        kept = sorted({round(index * (count - 1) / (POINTS - 1)) for index in range(POINTS)})
+        pick = [[values[i] for i in kept if i < len(values)] for values in (self.x, self.mean, self.low, self.high)]
+        return Series(*pick)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: whose it is, its segments from the left, and what is written behind it."""
+
+    arm: str
+    segments: Sequence[float]
+    note: str = ""
+
+
+def _styled(draw: Callable[P, str]) -> Callable[P, str]:
+    """Draws with the settings above, and leaves matplotlib's own as they were."""
+
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> str:
+        import matplotlib
+
+        with matplotlib.rc_context(_RC):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+def looks(arms: Sequence[str], baseline: str | None) -> dict[str, Look]:
+    """A look for each arm; the baseline is drawn in ink, and so is the start that arms are compared with."""
+    found: dict[str, Look] = {}
+    others = 0
+    for name in arms:
+        if name == baseline:
+            found[name] = Look(_INK, "-", "o")
+            continue
+        found[name] = Look(
+            f"#0001{others % _ARM_COLOURS:02x}",
+            _DASHES[(others + 1) % len(_DASHES)],
+            _MARKERS[(others + 1) % len(_MARKERS)],
+        )
+        others += 1
+    return found | ({} if "start" in found else {"start": Look(_INK, None, "+")})
+
+
+def swatch(look: Look) -> str:
+    """A short piece of an arm's line with its marker, for legends; without ids, as a page has many of them."""
+    from matplotlib.markers import MarkerStyle
+
+    marker = MarkerStyle(look.marker)
+    shape: Any = marker.get_path().transformed(marker.get_transform())
+    corners = "".join(
+        "M" + "L".join(f"{18 + 7 * x:.1f} {7 - 7 * y:.1f}" for x, y in polygon)
+        for polygon in shape.to_polygons(closed_only=False)
+    )
+    line = ""
+    if look.dash is not None:
+        dashes = "" if look.dash == "-" else " ".join(f"{2 * part:g}" for part in look.dash[1])
+        line = f'<path d="M1 7H35" stroke-width="2" stroke-dasharray="{dashes}"/>'
+    colour = _VARIABLES[look.colour]
+    return (
+        f'<svg aria-hidden="true" viewBox="0 0 36 14" style="stroke: {colour}; fill: {colour}">'
+        f'{line}<path d="{corners}"/></svg>'
+    )
+
+
+@_styled
+def lines(
+    series: Mapping[str, Series],
+    arm_looks: Mapping[str, Look],
+    *,
+    identifier: str,
+    label: str,
+    x: str,
+    y: str,
+    powers_of_two: bool = False,
+) -> str:
+    """A line an arm with its band."""
+    figure = _figure(PANEL)
+    axes = figure.subplots()
+    strength = min(0.16, 0.6 / max(1, len(series)))  # many bands above one another would hide the lines
+    for name, curve in series.items():
+        look, points = arm_looks[name], curve.thinned()
+        xs, mean = _array(points.x), _array(points.mean)
+        _line(axes, xs, mean, look)
+        low, high = _array(points.low), _array(points.high)
+        if len(low) == len(high) == len(xs):
+            axes.fill_between(xs, low, high, color=look.colour, alpha=strength, linewidth=0)
+    if powers_of_two:
+        ticks = sorted({int(k) for curve in series.values() for k in curve.x if k is not None and k >= 1})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(k) for k in ticks])
+        axes.minorticks_off()
+    return _finished(figure, axes, identifier, label, x, y)
+
+
+@_styled
+def plane(
+    paths: Mapping[str, tuple[Sequence[float | None], Sequence[float | None]]],
+    arm_looks: Mapping[str, Look],
+    *,
+    identifier: str,
+    label: str,
+    x: str,
+    y: str,
+) -> str:
+    """The way of each arm through a plane, smoothed: from an open circle to a large filled marker."""
+    figure = _figure((PANEL[0], 3.6))
+    axes = figure.subplots()
+    for name, (first, second) in paths.items():
+        look = arm_looks[name]
+        points = [(a, b) for a, b in zip(first, second, strict=False) if a is not None and b is not None]
+        if not points:
+            continue
+        way = [smoothed(values, math.ceil(len(points) / 12)) for values in zip(*points, strict=True)]
+        xs, ys = zip(*_evenly(list(zip(*way, strict=True))), strict=True)
+        axes.plot(xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9)
+        axes.plot(xs[:1], ys[:1], color=look.colour, marker="o", markersize=7, markerfacecolor="none")
+        axes.plot(xs[-1:], ys[-1:], color=look.colour, marker=look.marker, markersize=9)
+    return _finished(figure, axes, identifier, label, x, y)
+
+
+@_styled
+def regions(
+    counts: Sequence[tuple[Sequence[str], int]],
+    arms: Sequence[str],
+    arm_looks: Mapping[str, Look],
+    *,
+    identifier: str,
+    label: str,
+) -> str:
+    """A bar for each region of overlapping sets, with the markers of its arms on the left."""
+    figure = _figure((PANEL[0], 0.75 + 0.27 * len(counts)))
+    width = min(0.09 * len(arms), 0.5)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[width, 1 - width])
+    for row, (members, count) in enumerate(counts):
+        for column, name in enumerate(arms):
+            look = arm_looks[name]
+            if name in members:
+                left.plot([column], [row], color=look.colour, marker=look.marker, markersize=7, markeredgewidth=1.6)
+            else:
+                left.plot([column], [row], color=_LINE, marker=".", markersize=5)
+        right.barh([row], [count], height=0.62, color=_GOOD)
+        _behind(right, f"{count}", count, row)
+    left.set_xlim(-0.6, len(arms) - 0.4)
+    left.set_axis_off()
+    right.set_ylim(len(counts) - 0.4, -0.6)
+    right.set_yticks([])
+    right.set_xlim(0, max([count for _, count in counts], default=1) * 1.15 or 1)
+    return _finished(figure, right, identifier, label, "problems unsolved in all samples", "", grid="x", whole=True)
+
+
+@_styled
+def bars(
+    groups: Mapping[str, Sequence[Bar]], arm_looks: Mapping[str, Look], *, identifier: str, label: str, x: str
+) -> str:
+    """Stacked bars in groups, a bar an arm: the first segment plain, the second hatched."""
+    rows = sum(len(group) for group in groups.values())
+    figure = _figure((PANEL[0], 0.7 + 0.21 * rows + 0.3 * len(groups)))
+    axes = figure.subplots()
+    place, ends = 0.0, [1.0]
+    for title, group in groups.items():
+        axes.annotate(
+            _short(title), (0, place), xytext=(4, 0), textcoords="offset points", va="center", fontweight="bold",
+            parse_math=False,
+        )  # fmt: skip
+        place += 0.95
+        for bar in group:
+            look, left = arm_looks[bar.arm], 0.0
+            for width, colour, hatch in zip(bar.segments, (_GOOD, _BAD), ("", "////"), strict=False):
+                fill = {"facecolor": colour} if not hatch else {"facecolor": "none", "edgecolor": colour}
+                axes.barh([place], [width], left=left, height=0.62, hatch=hatch, linewidth=0.8, **fill)
+                left += width
+            ends.append(left)
+            axes.plot(
+                [-0.035], [place], transform=axes.get_yaxis_transform(), clip_on=False, color=look.colour,
+                marker=look.marker, markersize=6, markeredgewidth=1.4,
+            )  # fmt: skip
+            _behind(axes, bar.note, left, place)
+            place += 0.75
+        place += 0.45
+    axes.set_ylim(place - 0.3, -0.7)
+    axes.set_yticks([])
+    axes.set_xlim(0, max(ends) * 1.14)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= max(ends) * 1.001])
+    return _finished(figure, axes, identifier, label, x, "", grid="x")
+
+
+def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look) -> None:
+    axes.plot(
+        xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9, marker=look.marker, markersize=5,
+        markevery=max(1, math.ceil(len(xs) / 9)),
+    )  # fmt: skip
+
+
+def _behind(axes: Any, text: str, x: float, y: float) -> None:
+    axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, parse_math=False)
+
+
+def _array(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def _evenly(points: Sequence[Any]) -> list[Any]:
+    if len(points) <= POINTS:
+        return list(points)
+    return [points[round(index * (len(points) - 1) / (POINTS - 1))] for index in range(POINTS)]
+
+
+def _short(text: str, length: int = 44) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def _finished(
+    figure: Any, axes: Any, identifier: str, label: str, x: str, y: str, grid: str = "both", whole: bool = False
+) -> str:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.grid(axis=grid, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.margins(y=0.06)
+    return _svg(figure, identifier, label)
+
+
+def _svg(figure: Any, identifier: str, label: str = "") -> str:
+    """The figure as an SVG element for a page: no outside reference, own ids, the page's colours and font."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a glyph that matplotlib's own font lacks is drawn by the reader's
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<[^>]*>", lambda tag: _tag(tag[0], identifier), svg)
+    described = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
+    svg = re.sub(r"\n\s*", "\n", svg)
+    return svg.replace("<svg", f'<svg {described} fill="currentColor" stroke-linejoin="round"', 1)
+
+
+def _tag(tag: str, identifier: str) -> str:
+    if tag.startswith("<svg"):
+        box = re.search(r'viewBox="[^"]*"', tag)
+        return f"<svg {box[0]}>" if box else "<svg>"
+    tag = tag.replace("xlink:href", "href")
+    tag = re.sub(r'\bid="', f'id="{identifier}-', tag)
+    tag = re.sub(r'(url\(|href=")#', rf"\1#{identifier}-", tag)
+    tag = re.sub(r"font-family: [^;\"]*;?", "", tag)
+    tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)
+    return re.sub(r"#[0-9a-f]{6}", lambda colour: _VARIABLES.get(colour[0], "currentColor"), tag)

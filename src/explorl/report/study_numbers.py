@@ -1,0 +1,81 @@
+"""How a study's numbers are written: by their unit, with their interval, and with a mark where a difference is real."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOTHING = "–"
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A difference that is no chance: where it goes as a sign, what that means as a word; colour is not needed."""
+
+    sign: str
+    word: str
+
+
+def finite(value: Any) -> float | None:
+    """The number, or None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def scaled(value: Any, unit: str) -> float | None:
+    """The number as it is shown: shares become percent."""
+    number = finite(value)
+    return None if number is None else number * 100 if unit == "%" else number
+
+
+def written(value: Any, unit: str = "", *, signed: bool = False) -> str:
+    """A number in the decimals that its unit deserves, without the unit."""
+    number = scaled(value, unit)
+    if number is None:
+        return NOTHING
+    size = abs(number)
+    plus = "+" if signed else ""
+    if unit == "%":
+        text = f"{number:{plus}.1f}"
+    elif unit == "nats":
+        text = f"{number:{plus}.3f}"
+    elif size >= 1e6:
+        text = f"{number / 1e6:{plus}.2f} M"
+    elif size >= 100:
+        text = f"{number:{plus},.0f}"
+    elif unit in ("s", "steps", "tokens"):
+        text = f"{number:{plus}.1f}"
+    else:
+        text = f"{number:{plus}.3g}"
+    return text.replace("-", "−")
+
+
+def spoken(value: Any, unit: str = "") -> str:
+    """A number with its unit, for a sentence."""
+    text = written(value, unit)
+    return f"{text} {unit}" if unit and text != NOTHING else text
+
+
+def interval(values: Mapping[str, Any] | None, unit: str = "", *, signed: bool = False) -> str:
+    """``[low, high]``, empty where there is none."""
+    if not values or finite(values.get("low")) is None or finite(values.get("high")) is None:
+        return ""
+    return f"[{written(values['low'], unit, signed=signed)}, {written(values['high'], unit, signed=signed)}]"
+
+
+def mark(difference: Mapping[str, Any] | None, higher_is_better: bool | None) -> Mark | None:
+    """The mark of a difference whose interval excludes zero and whose corrected p is below 0.05; one seed has no p."""
+    if not difference:
+        return None
+    low, high = finite(difference.get("low")), finite(difference.get("high"))
+    p = finite(difference.get("p_corrected"))
+    if low is None or high is None or low <= 0 <= high or p is None or p >= ALPHA:
+        return None
+    up = low > 0
+    if higher_is_better is None:
+        return Mark("▲" if up else "▼", "higher" if up else "lower")
+    return Mark("▲" if up else "▼", "better" if up == higher_is_better else "worse")

@@ -1,0 +1,121 @@
+"""The page of a study: one HTML file with tables, figures and the rollout browser; it refers to nothing outside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from explorl.report import study_sections as sections
+from explorl.report.study_figures import looks, swatch
+from explorl.report.study_numbers import spoken
+from explorl.report.study_rollouts import compact, measures, script_json, trimmed
+from explorl.store import write_text
+
+
+def write_report(path: Path, results: Mapping[str, Any], *, max_bytes: int = 5_000_000) -> None:
+    """Writes the page of a study's results in at most `max_bytes`: where they are too many, rollouts are left out."""
+    content = _content(results)
+    rollouts = compact(results.get("rollouts") or [])
+    # one rollout, so that the browser's controls are counted; the spare bytes are for longer numbers in its notes
+    rest = len(_bytes(_render(content, rollouts, rollouts[:1]))) - len(_bytes(script_json(rollouts[:1]))) + 1000
+    if rest > max_bytes:
+        raise ValueError(
+            f"the report of {results.get('title')!r} takes {rest:,} bytes without any rollout, more than "
+            f"max_bytes={max_bytes:,}; allow more, for instance max_bytes={2 * rest:,}"
+        )
+    kept = trimmed(rollouts, max_bytes - rest)
+    # a lone surrogate, which a byte-level tokenizer can leave behind, has no UTF-8
+    write_text(path, _bytes(_render(content, rollouts, kept)).decode("utf-8"))
+
+
+def _content(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything on the page but the rollouts."""
+    arms: Sequence[Mapping[str, Any]] = results.get("arms") or []
+    names = [arm["name"] for arm in arms]
+    arm_looks = looks(names, results.get("baseline"))
+    return {
+        "title": results.get("title") or "Study",
+        "verdict": results.get("verdict") or "",
+        "description": results.get("description") or "",
+        "baseline": results.get("baseline") or "",
+        "facts": _facts(results),
+        "note": _note(results),
+        "swatches": {name: swatch(look) for name, look in arm_looks.items()},
+        "summary": sections.summary(results),
+        "figures": [
+            ("curves", "Learning curves", "learning curve", sections.learning_curves(arms, arm_looks)),
+            ("pass-at-k", "pass@k", "pass@k curve", sections.pass_at_k(arms, arm_looks)),
+            ("plane", "Entropy and accuracy", "entropy with accuracy", sections.entropy_plane(arms, arm_looks)),
+            ("unsolvable", "What stays unsolved", "unsolvable set", sections.unsolvable(results, arm_looks)),
+            ("errors", "Errors", "error breakdown", sections.errors(arms, arm_looks)),
+            ("logs", "Strategy logs", "strategy log", sections.strategy_logs(arms, arm_looks)),
+        ],
+        "unsolvable": sections.unsolvable_counts(arms),
+        "changes": sections.changes(arms),
+        "config": results.get("config") or "",
+        "provenance": sections.provenance(results.get("provenance")),
+    }
+
+
+def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    problems, samples = results.get("problems"), results.get("samples")
+    facts = {
+        "task": results.get("task"),
+        "model": results.get("model"),
+        "baseline": results.get("baseline"),
+        "steps": results.get("steps"),
+        "evaluation": f"{problems} problems × {samples} samples" if problems and samples else None,
+        "target": None if results.get("target") is None else spoken(results["target"], "%"),
+        "date": results.get("date"),
+        "explorl": results.get("version"),
+        "commit": results.get("commit"),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _note(results: Mapping[str, Any]) -> str:
+    effect = results.get("minimum_detectable_effect")
+    if effect is None:
+        return ""
+    return f"A study of this size finds differences in pass@1 from about {spoken(effect, '%')[:-2]} points upwards."
+
+
+def _render(content: Mapping[str, Any], rollouts: Sequence[Any], kept: Sequence[dict[str, Any]]) -> str:
+    import jinja2
+
+    script = _file("study.js")
+    shown, answers = len(kept), sum(len(rollout["answers"]) for rollout in kept)
+    there, all_answers = len(rollouts), sum(len(rollout["answers"]) for rollout in rollouts)
+    trimmed_note = (
+        f"To keep this page small, {shown} of {there} prompts with {answers} of {all_answers} answers are shown, "
+        "chosen evenly over arms, seeds and steps; the run folders hold all of them."
+        if answers < all_answers or shown < there
+        else ""
+    )
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_file("study.html")).render(
+        **content,
+        css=_file("study.css"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode(),
+        trimmed_note=trimmed_note,
+        rollout_count=len(kept),
+        measures=measures(kept),
+        measures_json=script_json([asdict(measure) for measure in measures(kept)]),
+        rollouts_json=script_json(list(kept)),
+    )
+
+
+def _file(name: str) -> str:
+    return (resources.files("explorl.report") / name).read_text(encoding="utf-8")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")

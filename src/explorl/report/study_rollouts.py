@@ -1,0 +1,172 @@
+"""What the rollout browser is given: token records made small, trimmed evenly to the room there is, safe in a page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from explorl.report.study_numbers import finite
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that every token has, and the scale in which it shades the token.
+
+    ``sequential`` shades more the further a value lies above ``low``, ``reversed`` the further it lies below ``high``,
+    ``diverging`` in two colours on both sides of ``centre``.
+    """
+
+    key: str
+    label: str
+    unit: str = ""
+    scale: Literal["sequential", "reversed", "diverging"] = "sequential"
+    centre: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    exponential: bool = False
+    """The record is a logarithm, shown as what it is the logarithm of."""
+
+
+MEASURES = (
+    Measure("entropy", "entropy", "nats", low=0.0),
+    Measure("logp", "probability", scale="reversed", low=0.0, high=1.0, exponential=True),
+    Measure("advantage", "advantage", scale="diverging"),
+    Measure("weight", "strategy weight", scale="diverging", centre=1.0),
+)
+"""Measures in the order of their keys 1, 2, …; a record with another name is shown too, after these."""
+_NOT_MEASURES = ("tokens", "correct", "reward", "finish")
+_QUANTILE = 0.98  # a few extreme tokens would leave all others unshaded
+
+
+def measures(rollouts: Sequence[Mapping[str, Any]]) -> list[Measure]:
+    """The measures that these rollouts have, with the ends of their scales."""
+    values: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for answer in rollout.get("answers") or []:
+            for key in _records(answer):
+                record = answer[key] if isinstance(answer[key], list) else [answer[key]]
+                values.setdefault(key, []).extend(value for value in record if value is not None)
+    known = {measure.key: measure for measure in MEASURES}
+    order = [key for key in known if values.get(key)] + sorted(
+        key for key in values if key not in known and values[key]
+    )
+    return [_ended(known.get(key, Measure(key, key.replace("_", " "))), values[key]) for key in order]
+
+
+def _ended(measure: Measure, values: list[float]) -> Measure:
+    if measure.scale == "diverging":
+        reach = _quantile([abs(value - measure.centre) for value in values]) or 1.0
+        low, high = measure.centre - reach, measure.centre + reach
+    else:
+        low = measure.low if measure.low is not None else min(values)
+        high = measure.high if measure.high is not None else _quantile(values)
+        high = high if high > low else low + 1.0
+    return Measure(**(asdict(measure) | {"low": round(low, 4), "high": round(high, 4)}))
+
+
+def _quantile(values: list[float]) -> float:
+    return sorted(values)[math.ceil(_QUANTILE * (len(values) - 1))]
+
+
+def compact(rollouts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same rollouts in fewer letters: short numbers, and one number for a record that never changes."""
+    return [
+        {
+            "arm": str(rollout.get("arm")),
+            "seed": rollout.get("seed"),
+            "step": rollout.get("step"),
+            "prompt": str(rollout.get("prompt")),
+            "answers": [_compact(answer) for answer in rollout.get("answers") or []],
+        }
+        for rollout in rollouts
+    ]
+
+
+def _compact(answer: Mapping[str, Any]) -> dict[str, Any]:
+    small: dict[str, Any] = {
+        "tokens": [str(token) for token in answer.get("tokens") or []],
+        "correct": answer.get("correct"),
+        "reward": _short(answer.get("reward")),
+        "finish": answer.get("finish"),
+    }
+    for key in _records(answer):
+        record = [_short(value) for value in answer[key]]
+        small[key] = record[0] if len(record) > 1 and len(set(record)) == 1 else record
+    return small
+
+
+def _records(answer: Mapping[str, Any]) -> list[str]:
+    return [key for key, value in answer.items() if key not in _NOT_MEASURES and value is not None]
+
+
+def _short(value: Any) -> float | None:
+    number = finite(value)
+    if number is None:
+        return None
+    short = round(float(f"{number:.4g}"), 3)
+    return int(short) if short.is_integer() else short
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand in a script element: nothing in it can end the element or begin another."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def trimmed(rollouts: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+    """As many of the rollouts as fit into `room` bytes, evenly over arms, seeds and steps.
+
+    First each arm, seed and step loses prompts, down to one; then that prompt loses answers, down to a correct and a
+    wrong one; then every other step goes.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for rollout in rollouts:
+        groups.setdefault((rollout["arm"], rollout["seed"], rollout["step"]), []).append(rollout)
+    sizes = {id(answer): _bytes(answer) for rollout in rollouts for answer in rollout["answers"]}
+    heads = {id(rollout): _bytes(rollout | {"answers": []}) for rollout in rollouts}
+
+    def fits(kept: Sequence[dict[str, Any]], answers: int) -> bool:
+        return room >= 2 + sum(
+            heads[id(rollout)] + sum(sizes[id(answer)] for answer in _mixed(rollout["answers"], answers))
+            for rollout in kept
+        )
+
+    most_prompts = max((len(group) for group in groups.values()), default=0)
+    most_answers = max((len(rollout["answers"]) for rollout in rollouts), default=0)
+    steps = sorted({key[2] for key in groups}, key=lambda step: (step is None, step))
+    ladder = [(prompts, most_answers, 1) for prompts in range(most_prompts, 0, -1)]
+    ladder += [(1, answers, 1) for answers in range(most_answers - 1, 1, -1)]
+    ladder += [(1, min(2, most_answers), 2**power) for power in range(1, len(steps).bit_length() + 1)]
+    for prompts, answers, stride in ladder:
+        last = steps[::-1][::stride]  # the last step stays in any case
+        kept = [rollout for key, group in groups.items() if key[2] in last for rollout in group[:prompts]]
+        if fits(kept, answers):
+            chosen = {id(rollout) for rollout in kept}
+            return [
+                rollout | {"answers": _mixed(rollout["answers"], answers)}
+                for rollout in rollouts
+                if id(rollout) in chosen
+            ]
+    return []
+
+
+def _mixed(answers: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """`count` of the answers in their order, correct and wrong ones in turn as long as there are both."""
+    if count >= len(answers):
+        return answers
+    turns = {True: 0, False: 0}
+    ranked = []
+    for index, answer in enumerate(answers):
+        correct = bool(answer["correct"])
+        ranked.append((turns[correct], not correct, index))
+        turns[correct] += 1
+    return [answers[index] for index in sorted(index for _, _, index in sorted(ranked)[:count])]
+
+
+def _bytes(value: Any) -> int:
+    return len(script_json(value).encode("utf-8", "replace")) + 1  # the comma

@@ -1,0 +1,429 @@
+"""Studies: arms × seeds, a process each, and then one table with intervals.
+
+    STUDY/study.json                  the resolved study
+    STUDY/warm-start/                 an SFT run, where all arms start from one
+    STUDY/arms/<arm>/seed-<n>/        a run each, with its log and, where it failed, error.txt
+    STUDY/results.json, report.html   made from the runs, and made again whenever asked; table.csv and .tex too
+
+Started again, a study skips the runs that are done, goes on with those that were interrupted and tries the failed ones
+once more. All arms share seeds, and a seed fixes the order of the prompts and the held-out problems: comparisons are
+paired.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from explorl.analysis.statistics import minimum_detectable_effect
+from explorl.analysis.study_results import results_table, study_results
+from explorl.config import ConfigError
+from explorl.metrics import Cell, Table
+from explorl.store import RunStore, StoreError, write_json
+from explorl.study_arm import done, is_locked, locked, prepared, run_folder, trained_steps
+from explorl.study_file import Arm, Study, flat, inert, load_study, read_record
+
+POLL = 0.2
+"""Seconds between two looks at the processes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study has come to."""
+
+    folder: Path
+    results: dict[str, Any]
+    failed: list[str]
+    """Runs that failed, as `arm, seed n`."""
+
+    @property
+    def table(self) -> Table:
+        """The arms with their scores and differences."""
+        return results_table(self.results)
+
+
+def run_study(
+    path: str | Path,
+    *,
+    profile: str | None = None,
+    seeds: int | Sequence[int] | None = None,
+    jobs: int | None = None,
+    folder: str | Path | None = None,
+    only: Sequence[str] | None = None,
+    console: Console,
+) -> Outcome:
+    """Runs what is missing of a study, `jobs` processes side by side, and writes results.json.
+
+    Without a number of jobs there is one a GPU; or one a core, each with 4 GiB, where there is none.
+    `only` names the arms to run now; the results still have all that is there.
+    """
+    jobs = default_jobs() if jobs is None else jobs
+    if jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; ask for 1 or more")
+    study = load_study(path, profile=profile, seeds=seeds)
+    wanted = [study.arm(name) for name in only] if only else list(study.arms)
+    check_models(study)
+    place = Path(folder) if folder is not None else default_folder(study)
+    with locked_study(place, study) as study:
+        _print_plan(study, place, console)
+        _prepare(study, place, console)
+        runs = [_Run(place, arm, seed) for seed in study.seeds for arm in wanted]
+        _Runner([run for run in runs if not run.done], jobs, console).run()
+        results = write_results(place)
+    failed = [run.label for run in runs if not run.done]
+    for label in failed:
+        console.print(f"failed: {label}", style="bold", highlight=False)
+    return Outcome(place, results, failed)
+
+
+def default_jobs() -> int:
+    """Processes that this machine runs well side by side."""
+    if devices := _devices():
+        return len(devices)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() or 1, memory >> 32))
+
+
+def default_folder(study: Study) -> Path:
+    """Where a study runs unless told otherwise."""
+    return Path("runs") / (f"{study.name}-{study.profile}" if study.profile else study.name)
+
+
+def write_results(folder: str | Path) -> dict[str, Any]:
+    """results.json, its table as CSV and LaTeX, and the report, all made anew from the runs."""
+    from explorl.report.study_page import write_report
+
+    place = Path(folder)
+    results = study_results(place)
+    write_json(place / "results.json", results)
+    for name in ("table.csv", "table.tex"):
+        results_table(results).write(place / name)
+    write_report(place / "report.html", results)
+    return results
+
+
+def study_status(folder: str | Path) -> Table:
+    """How far each run is."""
+    place = Path(folder)
+    study = Study.read(place)
+    rows: list[list[Cell]] = []
+    for arm in study.arms:
+        for seed in study.seeds:
+            run = _Run(place, arm, seed)
+            lines = run.store.metrics()
+            scores = [line["pass@1"] for line in lines if line.get("kind") == "evaluation"]
+            seconds = sum(line.get("step_time") or 0.0 for line in lines if line.get("kind") == "train")
+            step = trained_steps(run.store) // arm.config["training"]["iterations"]
+            rows.append([arm.name, seed, run.state, step, scores[-1] if scores else None, seconds])
+    return Table(
+        ["arm", "seed", "state", "step", "accuracy", "seconds"],
+        rows,
+        title=f"{study.title}, {place}",
+        number={"accuracy": ".1%", "seconds": ".0f"},
+    )
+
+
+def check_models(study: Study) -> None:
+    """That every policy can be found, before anything runs; hub ids are not looked up."""
+    from explorl.models import resolve_model
+
+    names = [study.warm_start["model"]["name"]] if study.warm_start else []
+    names += [] if study.warm_start else [arm.config["model"]["name"] for arm in study.arms]
+    for name in dict.fromkeys(names):
+        resolve_model(name)
+
+
+def plan_effect(study: Study, folder: Path) -> tuple[float | None, str]:
+    """The minimum detectable effect of the chosen seeds, and where the spread that it rests on comes from."""
+    if (folder / "arms").is_dir():
+        results = study_results(folder)
+        if results["minimum_detectable_effect"] is not None and results["seed_deviation_seen"]:
+            return results["minimum_detectable_effect"], "as seen in the runs that are done"
+    effect = minimum_detectable_effect(study.seed_deviation, len(study.seeds))
+    return effect, "as the study assumes (seed_deviation)"
+
+
+# ---------------------------------------------------------------------------- the folder
+@contextmanager
+def locked_study(folder: Path, study: Study) -> Iterator[Study]:
+    """Holds a study's folder, with study.json written; arms and seeds that it had before stay part of it."""
+    _refuse_foreign(folder)
+    with locked(folder):
+        record = {**study.record(), "created": datetime.now(UTC).date().isoformat()}
+        if (folder / "study.json").exists():
+            old = read_record(folder)
+            _refuse_other_study(folder, old, record)
+            record["created"] = old["created"]
+            record["seeds"] = list(dict.fromkeys([*old["seeds"], *record["seeds"]]))
+        write_json(folder / "study.json", record)
+        yield Study.read(folder)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if (folder / "config.yaml").exists():
+        raise StoreError(f"{folder} holds a run, not a study; name another folder")
+    if folder.is_dir() and not (folder / "study.json").exists():
+        strange = [path.name for path in folder.iterdir() if path.name != ".lock"]
+        if strange:
+            raise StoreError(f"{folder} is not empty and holds no study ({strange[0]}); name another folder")
+
+
+def _refuse_other_study(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """What would make old and new runs incomparable; more arms and other seeds do not."""
+    advice = "name another folder, or remove this one"
+    for key in ("name", "profile", "baseline", "budget", "base", "warm_start", "solve_rate_samples"):
+        if old[key] != new[key]:
+            what = _first_difference(key, old[key], new[key])
+            raise StoreError(f"{folder} holds another study: {what}; {advice}")
+    configs = {arm["name"]: arm["config"] for arm in new["arms"]}
+    for arm in old["arms"]:
+        if arm["name"] not in configs:
+            raise StoreError(f"{folder} holds another study: it has the arm {arm['name']!r}; {advice}")
+        if arm["config"] != configs[arm["name"]]:
+            what = _first_difference(f"arm {arm['name']!r}", arm["config"], configs[arm["name"]])
+            raise StoreError(f"{folder} holds another study: {what}; {advice}")
+
+
+def _first_difference(name: str, old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        before, after = flat(old), flat(new)
+        key = next(key for key in {**before, **after} if before.get(key) != after.get(key))
+        return f"{name}: {key} is {before.get(key)!r} there and {after.get(key)!r} here"
+    return f"{name} is {old!r} there and {new!r} here"
+
+
+# ---------------------------------------------------------------------------- running
+@dataclass
+class _Run:
+    """A run of an arm with a seed, and the process that is at it."""
+
+    study: Path
+    arm: Arm
+    seed: int
+    process: subprocess.Popen[bytes] | None = None
+    bar: TaskID | None = None
+    slot: int = 0
+
+    @property
+    def folder(self) -> Path:
+        return run_folder(self.study, self.arm.slug, self.seed)
+
+    @property
+    def store(self) -> RunStore:
+        return RunStore(self.folder)
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm.name}, seed {self.seed}"
+
+    @property
+    def done(self) -> bool:
+        return done(self.store)
+
+    @property
+    def state(self) -> str:
+        if self.done:
+            return "done"
+        if is_locked(self.folder):
+            return "running"
+        if (self.folder / "error.txt").exists():
+            return "failed"
+        return "stopped" if (self.folder / "config.yaml").exists() else "waiting"
+
+    def command(self) -> list[str]:
+        return [
+            sys.executable, "-m", "explorl.study_arm", str(self.study),
+            "--arm", self.arm.slug, "--seed", str(self.seed), "--supervised",
+        ]  # fmt: skip
+
+
+@dataclass
+class _Runner:
+    """Keeps up to `jobs` processes busy, each with its share of the threads and its device."""
+
+    waiting: list[_Run]
+    jobs: int
+    console: Console
+    running: list[_Run] = field(default_factory=list)
+
+    def run(self) -> None:
+        if not self.waiting:
+            return
+        total = len(self.waiting)
+        ended = 0
+        progress = _progress(self.console)
+        try:
+            with progress:
+                whole = progress.add_task("runs", total=total, note="")
+                while self.waiting or self.running:
+                    self._start(progress)
+                    time.sleep(POLL)
+                    for run in [run for run in self.running if run.process and run.process.poll() is not None]:
+                        self._end(run, progress)
+                        ended += 1
+                        progress.update(whole, completed=ended)
+                    for run in self.running if not progress.disable else ():
+                        _show(run, progress)
+        finally:
+            for run in self.running:
+                _stop(run.process)
+
+    def _start(self, progress: Progress) -> None:
+        while self.waiting and len(self.running) < self.jobs:
+            run = self.waiting.pop(0)
+            run.slot = min(set(range(self.jobs)) - {other.slot for other in self.running})
+            run.folder.mkdir(parents=True, exist_ok=True)
+            run.process = _process(run.command(), run.folder / "log.txt", environment(self.jobs, run.slot))
+            steps = run.arm.config["training"]["steps"]
+            run.bar = progress.add_task(run.label, total=steps, note="")
+            self.running.append(run)
+
+    def _end(self, run: _Run, progress: Progress) -> None:
+        self.running.remove(run)
+        if run.bar is not None:
+            progress.remove_task(run.bar)
+        assert run.process is not None
+        code = run.process.returncode
+        _close(run.process)
+        if not run.done and not (run.folder / "error.txt").exists():
+            _write_death(run.folder, code)
+        if run.done:
+            lines = [line for line in run.store.metrics() if line.get("kind") == "evaluation"]
+            self.console.print(f"{run.label}: pass@1 {lines[-1]['pass@1']:.1%}", highlight=False)
+        else:
+            last = (run.folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
+            self.console.print(f"{run.label}: failed: {last}", highlight=False, markup=False)
+
+
+def _prepare(study: Study, folder: Path, console: Console) -> None:
+    """The warm start and the solve rates, in a process of their own."""
+    if prepared(folder, study):
+        return
+    console.print("making what all arms share" + (": the warm start" if study.warm_start else ": solve rates"))
+    command = [sys.executable, "-m", "explorl.study_arm", str(folder), "--prepare", "--supervised"]
+    (folder / "error.txt").unlink(missing_ok=True)
+    process = _process(command, folder / "log.txt", environment(1, 0))
+    try:
+        while process.poll() is None:
+            time.sleep(POLL)
+    finally:
+        _stop(process)
+    if not prepared(folder, study):
+        if not (folder / "error.txt").exists():
+            _write_death(folder, process.returncode)
+        last = (folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
+        raise StoreError(f"what all arms share could not be made: {last} (see {folder / 'log.txt'})")
+
+
+def environment(jobs: int, slot: int) -> dict[str, str]:
+    """A process's environment: its share of the threads, and a device by turns."""
+    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    values = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "20000",
+        "TOKENIZERS_PARALLELISM": "false",
+        **os.environ,
+        "OMP_NUM_THREADS": str(max(1, threads // jobs)),
+    }
+    devices = _devices()
+    if devices:
+        values["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+    return values
+
+
+def _devices() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _process(command: list[str], log: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, so that Ctrl-C reaches the study alone; its input ends when the study does."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+
+
+def _stop(process: subprocess.Popen[bytes] | None) -> None:
+    if process is None:
+        return
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _write_death(folder: Path, code: int) -> None:
+    """error.txt for a process that could not write its own."""
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    tail = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
+    hint = "; it may have run out of memory" if code == -signal.SIGKILL else ""
+    (folder / "error.txt").write_text("\n".join([*tail, f"the process ended with {how}{hint}"]) + "\n")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<32}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        disable=not console.is_terminal,
+        refresh_per_second=2,
+    )
+
+
+def _show(run: _Run, progress: Progress) -> None:
+    lines = [line for line in run.store.metrics() if line.get("kind") == "train"]
+    if lines and run.bar is not None:
+        note = (
+            f"accuracy {lines[-1]['rewards/correctness/mean']:.3f}" if "rewards/correctness/mean" in lines[-1] else ""
+        )
+        iterations = run.arm.config["training"]["iterations"]
+        progress.update(run.bar, completed=lines[-1]["step"] // iterations, note=note)
+
+
+def _print_plan(study: Study, folder: Path, console: Console) -> None:
+    limit = ", ".join(f"{value:,g} {unit}" for unit, value in study.budget.items())
+    console.print(
+        f"{study.title}: {len(study.arms)} arms × {len(study.seeds)} seeds, {limit} each, in {folder}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    effect, source = plan_effect(study, folder)
+    if effect is None:
+        console.print("One seed: differences between arms cannot be told from those between trainings.")
+    else:
+        console.print(
+            f"Minimum detectable effect: {effect * 100:.1f} points of pass@1 to the baseline, with a chance of 80 % at "
+            f"the level 0.05 for one arm; the spread between seeds is {source}.",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    for arm in study.arms:
+        for message in inert(arm):
+            console.print(f"{arm.name}: {message}", highlight=False, markup=False, soft_wrap=True)

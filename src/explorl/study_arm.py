@@ -1,0 +1,210 @@
+"""One process of a study: a run of an arm with a seed, or what all arms share (warm start and solve rates).
+
+    python -m explorl.study_arm STUDY --arm plain-grpo --seed 0
+    python -m explorl.study_arm STUDY --prepare
+
+The study starts it with a pipe as its standard input and `--supervised`: where the pipe ends, the study has died, and
+so does this. A failure leaves error.txt in the run's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from explorl.config import Config
+from explorl.store import RunStore, StoreError, write_json, write_text
+from explorl.study_file import Study
+
+ERROR_LINES = 12
+"""How much of a traceback error.txt keeps."""
+
+
+def run_folder(folder: Path, slug: str, seed: int) -> Path:
+    """Where a run of a study lies."""
+    return folder / "arms" / slug / f"seed-{seed}"
+
+
+def trained_steps(store: RunStore) -> int:
+    """The last update that the run has logged."""
+    return max((record["step"] for record in store.metrics() if record.get("kind") == "train"), default=0)
+
+
+def done(store: RunStore) -> bool:
+    """Whether a run has its policy and the evaluation of it."""
+    model = store.folder / "model"
+    return model.is_dir() and (store.folder / "evaluations" / f"step-{trained_steps(store):06d}.json").exists()
+
+
+def run_arm(folder: Path, slug: str, seed: int) -> None:
+    """Trains and evaluates, from the last checkpoint on."""
+    from explorl.training.run import finished, run_grpo
+
+    study = Study.read(folder)
+    config = study.arm_config(study.arm(slug), seed, folder)
+    place = run_folder(folder, slug, seed)
+    with locked(place):
+        store = _store(place, config)
+        (place / "error.txt").unlink(missing_ok=True)
+        if not finished(store):
+            budget = {key: value for key, value in study.budget.items() if key != "steps"}
+            stop = spent(store, budget) if budget else None
+            run_grpo(config, store, console=Console(quiet=True), on_step=stop)
+        _evaluate_end(config, store)
+        shutil.rmtree(store.checkpoints, ignore_errors=True)  # a finished run resumes no more
+
+
+def spent(store: RunStore, budget: Mapping[str, float]) -> Callable[[int], bool]:
+    """Whether the step that has just ended has spent the tokens or minutes of a run, those before a restart included.
+
+    It has no line of metrics yet, so it counts as the mean of the steps before it.
+    """
+
+    def stop(step: int) -> bool:
+        lines = [record for record in store.metrics() if record.get("kind") == "train"]
+        if step < 2 or not lines:
+            return False
+        used = {
+            "tokens": max(record.get("num_tokens") or 0 for record in lines),
+            "minutes": sum(record.get("step_time") or 0.0 for record in lines) / 60,
+        }
+        return any(used[key] * step / (step - 1) >= limit for key, limit in budget.items())
+
+    return stop
+
+
+def prepare(folder: Path) -> None:
+    """Makes the warm start and measures the solve rates of the starting policy, where the study asks for them."""
+    from explorl.config import load_config
+    from explorl.training.run import finished
+    from explorl.training.sft import run_sft
+
+    study = Study.read(folder)
+    if study.warm_start is not None:
+        config = load_config(values=study.warm_start)
+        store = _store(folder / "warm-start", config)
+        if not finished(store):
+            store.record_start(seed=config.seed)
+            run_sft(config, store, console=Console(quiet=True))
+            shutil.rmtree(store.checkpoints, ignore_errors=True)
+    if study.needs_solve_rates and not (folder / "solve-rates.json").exists():
+        write_json(folder / "solve-rates.json", solve_rates(study.starting_config(folder), study.solve_rate_samples))
+
+
+def prepared(folder: Path, study: Study) -> bool:
+    """Whether there is nothing left for `prepare` to do."""
+    warm = study.warm_start is None or (folder / "warm-start" / "model").is_dir()
+    return warm and (not study.needs_solve_rates or (folder / "solve-rates.json").exists())
+
+
+def solve_rates(config: Config, samples: int) -> dict[str, float]:
+    """Share of correct answers to each training prompt, by the evaluation's protocol."""
+    import numpy as np
+
+    from explorl.evaluation import evaluate, protocol
+    from explorl.models import load_policy
+    from explorl.tasks import get_task
+    from explorl.training.common import task_options
+    from explorl.training.grpo import prompt_text
+
+    task = get_task(config.task.name, **task_options(config))
+    problems = task.problems("train", limit=config.task.train_problems)
+    how = protocol(config.evaluation.protocol, samples=samples, max_tokens=config.rollout.max_tokens)
+    policy = load_policy(config.model.name, dtype=config.model.dtype)
+    result = evaluate(policy, task, problems, how, template=config.task.template, seed=config.seed)
+    prompts = [prompt_text(task.prompt(problem, config.task.template)) for problem in problems]
+    return dict(zip(prompts, np.mean(result.correct, axis=1).tolist(), strict=True))
+
+
+def _store(place: Path, config: Config) -> RunStore:
+    if not (place / "config.yaml").exists():
+        return RunStore.create(place, config.dump())
+    store = RunStore.open(place)
+    if store.config() != json.loads(json.dumps(config.dump())):
+        raise StoreError(f"{place} holds a run with another configuration; remove it, or give the study another folder")
+    return store
+
+
+def _evaluate_end(config: Config, store: RunStore) -> None:
+    """Scores the trained policy, unless the last step's evaluation is there."""
+    if done(store):
+        return
+    from explorl.models import load_policy
+    from explorl.training.common import evaluate_holdout
+
+    step = trained_steps(store)
+    result = evaluate_holdout(config, load_policy(str(store.folder / "model"), dtype=config.model.dtype))
+    scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
+    if not any(record.get("kind") == "evaluation" and record["step"] == step for record in store.metrics()):
+        store.append_metrics({"step": step, "kind": "evaluation", **scores})
+    result.save(store.folder / "evaluations", f"step-{step:06d}")
+
+
+# ---------------------------------------------------------------------------- one process a folder
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder for this process; the lock goes with the process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreError(f"another process is at work in {folder}; wait for it, or stop it first") from None
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the folder."""
+    path = folder / ".lock"
+    if not path.exists():
+        return False
+    with path.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="python -m explorl.study_arm")
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--arm")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--supervised", action="store_true")
+    given = parser.parse_args(argv)
+    if given.supervised:
+        threading.Thread(target=_die_with_the_study, daemon=True).start()
+    place = given.study if given.prepare else run_folder(given.study, given.arm, given.seed)
+    try:
+        prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
+    except Exception:
+        traceback.print_exc()
+        lines = traceback.format_exc().strip().splitlines()
+        write_text(place / "error.txt", "\n".join(lines[-ERROR_LINES:]) + "\n")
+        return 1
+    return 0
+
+
+def _die_with_the_study() -> Any:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,433 @@
+"""A study as a YAML file says it: a base configuration, arms that change it, seeds, and how they are judged.
+
+    name: egsw
+    base: {preset: tiny, rollout: {temperature: 1.0}}
+    arms:
+      GRPO: {}
+      EGSW: {strategies: [egsw], set: {training.learning_rate: 1e-4}}
+    baseline: GRPO
+    seeds: 3
+    evaluation: {every: 20, problems: 256, samples: 8}
+    budget: {steps: 60}
+    profiles:
+      gpu: {base: {model: {name: smollm2-135m}}, budget: {tokens: 2e7}}
+
+A profile changes any of the other keys; mappings are merged key by key, and `without` takes arms out. Everything is
+checked when the file is read: each arm's configuration is built whole, with its strategies.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from explorl.config import Config, ConfigError, Count, Section, load_config, presets, read_yaml
+from explorl.store import StoreError
+
+START = "start"
+"""As `solve_rates` of a strategy: those of the policy that all arms start from, measured once by the study."""
+ANY_RATES = {"any prompt": 0.5}
+"""Stands for them until they are measured."""
+RESERVED = {
+    "seed": "the study's `seeds` say which",
+    "strategies": "list them under the arm's own `strategies`",
+    "evaluation": "all arms are judged alike, by the study's `evaluation`",
+    "training.steps": "all arms have the same `budget`",
+}
+"""Keys that an arm cannot set, and why."""
+
+
+class ArmSettings(Section):
+    """What an arm changes in the base."""
+
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Dotted keys of the configuration, as in `--set`."""
+    strategies: list[str | dict[str, Any]] | None = None
+    """In place of the base's; null keeps them."""
+
+
+class EvaluationPlan(Section):
+    """How every arm is judged: before the first step, each `every` steps, and after the last."""
+
+    every: Count | None = None
+    """In training steps; null is only at the start and the end."""
+    problems: Count | None = None
+    samples: Count | None = None
+    protocol: str | None = None
+    """null takes the base's own, here and above."""
+
+
+class Budget(Section):
+    """What an arm may spend: one of the three. A run ends with the step at which it is spent."""
+
+    steps: Count | None = None
+    tokens: Annotated[float, Field(gt=0)] | None = None
+    """Prompt and completion tokens; `training.steps` stays the limit."""
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Of training, without evaluations; `training.steps` stays the limit."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Budget:
+        given = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a budget is one of steps, tokens and minutes, like {{steps: 60}}; got {given or 'none'}")
+        return self
+
+
+class StudyFile(Section):
+    """The keys of a study file, but for `profiles`."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    title: str = ""
+    description: str = ""
+    base: dict[str, Any] = Field(default_factory=dict)
+    """`preset`, and any values of the configuration."""
+    warm_start: dict[str, Any] | None = None
+    """Values of the configuration for an SFT run, made once: all arms start from its policy."""
+    arms: dict[str, ArmSettings | None]
+    baseline: str
+    seeds: Count | list[Annotated[int, Field(ge=0)]] = 3
+    evaluation: EvaluationPlan = EvaluationPlan()
+    budget: Budget | None = None
+    """null is `training.steps`."""
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The held-out accuracy of which "steps to target" speaks."""
+    seed_deviation: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation between seeds of a difference to the baseline, assumed before there are runs."""
+    solve_rate_samples: Count = 4
+    """Samples of each training problem where an arm asks for `solve_rates: start`."""
+    without: list[str] = Field(default_factory=list)
+    """Arms to leave out."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_once(cls, seeds: int | list[int]) -> int | list[int]:
+        return seeds if isinstance(seeds, int) else list(checked_seeds(seeds))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm, resolved."""
+
+    name: str
+    slug: str
+    """Its folder's name."""
+    changes: dict[str, Any]
+    """Flat differences to the base configuration, strategies apart."""
+    config: dict[str, Any]
+    """The whole configuration but for the seed."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study with its profile applied and every configuration built."""
+
+    name: str
+    title: str
+    description: str
+    profile: str | None
+    base: dict[str, Any]
+    warm_start: dict[str, Any] | None
+    arms: tuple[Arm, ...]
+    baseline: str
+    seeds: tuple[int, ...]
+    budget: dict[str, float]
+    target: float | None
+    seed_deviation: float
+    solve_rate_samples: int
+
+    @property
+    def needs_solve_rates(self) -> bool:
+        """Whether an arm asks for the solve rates of the starting policy."""
+        listed = [arm.config["strategies"] for arm in self.arms]
+        return _replaced(listed, ANY_RATES) != listed
+
+    def arm(self, name: str) -> Arm:
+        """An arm by its name or its folder's."""
+        for arm in self.arms:
+            if name in (arm.name, arm.slug):
+                return arm
+        raise ConfigError(f"the study {self.name} has no arm {name!r}; {_nearest(name, [a.name for a in self.arms])}")
+
+    def starting_config(self, folder: Path) -> Config:
+        """The base configuration, with the policy that all arms start from."""
+        return load_config(values=self._started(self.base, folder))
+
+    def arm_config(self, arm: Arm, seed: int, folder: Path) -> Config:
+        """What a run of an arm is started with, in a study's folder."""
+        values = self._started(arm.config, folder)
+        rates = str((folder / "solve-rates.json").resolve())
+        return load_config(values={**values, "seed": seed, "strategies": _replaced(values["strategies"], rates)})
+
+    def _started(self, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        if self.warm_start is None:
+            return dict(values)
+        return merged(values, {"model": {"name": str((folder / "warm-start" / "model").resolve())}})
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for study.json."""
+        return {
+            **{key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("arms", "seeds")},
+            "arms": [dict(vars(arm)) for arm in self.arms],
+            "seeds": list(self.seeds),
+        }
+
+    @classmethod
+    def read(cls, folder: Path) -> Study:
+        """The study that a folder holds."""
+        values = read_record(folder)
+        arms = tuple(Arm(**arm) for arm in values["arms"])
+        kept = {key: values[key] for key in cls.__dataclass_fields__ if key not in ("arms", "seeds")}
+        return cls(**kept, arms=arms, seeds=tuple(values["seeds"]))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """study.json of a study's folder."""
+    path = folder / "study.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise StoreError(f"{folder} holds no study: {path} is missing") from None
+    except ValueError as error:
+        raise StoreError(f"{path} is not JSON: {error}") from None
+
+
+def load_study(path: str | Path, *, profile: str | None = None, seeds: int | Sequence[int] | None = None) -> Study:
+    """Reads and checks a study file; `seeds` replace its own: a count, or the seeds themselves."""
+    raw = _read(Path(path))
+    profiles = raw.pop("profiles", None) or {}
+    if not isinstance(profiles, dict):
+        raise ConfigError(f"profiles in {path} must hold names over changes, like `tiny: {{seeds: 3}}`")
+    if profile is not None and profile not in profiles:
+        raise ConfigError(f"{path} has no profile {profile!r}; {_nearest(profile, list(profiles))}")
+    if profile is None and profiles:
+        raise ConfigError(f"{path} has profiles; choose one with --profile: {' or '.join(map(str, profiles))}")
+    place = f"{path}, profile {profile}" if profile else str(path)
+    file = _validated(merged(raw, profiles[profile] or {}) if profile else raw, place)
+    return _resolved(file, profile, seeds, place)
+
+
+def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """A count as 0, 1, …; a list as it is, each seed once."""
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise ValueError(f"seeds is {seeds}; ask for 1 or more, such as 3")
+        return tuple(range(seeds))
+    for seed in seeds:
+        if list(seeds).count(seed) > 1:
+            raise ValueError(f"the seed {seed} is given {list(seeds).count(seed)} times; give each once")
+    if not seeds:
+        raise ValueError("there are no seeds; give a count such as 3, or a list such as [0, 1, 2]")
+    return tuple(seeds)
+
+
+def inert(arm: Arm) -> list[str]:
+    """What in an arm will have no effect, and what to set."""
+    from explorl.strategies import build_all, warn_inert
+
+    strategies = build_all(_replaced(arm.config["strategies"], ANY_RATES))
+    return warn_inert(strategies, reused=arm.config["training"]["iterations"] > 1)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key; anything else is replaced. A budget is one of three, so it is replaced whole."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        whole = key == "budget" or not (isinstance(old, Mapping) and isinstance(value, Mapping))
+        result[key] = value if whole else merged(old or {}, value)
+    return result
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            result.update(flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def slug(name: str) -> str:
+    """An arm's name as a folder's."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+
+
+# ---------------------------------------------------------------------------- reading
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the study file {path}: {error}") from error
+    values = read_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold keys and values, like `name: my-study`")
+    _refuse_double_keys(yaml.compose(text, Loader=yaml.SafeLoader), path)
+    return values
+
+
+def _refuse_double_keys(node: Any, path: Path, trail: tuple[str, ...] = ()) -> None:
+    """YAML lets the second of two equal keys win without a word: two arms of one name would be one."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                what = f"arm {key.value!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, key.value))}"
+                raise ConfigError(f"{path} has the {what} twice, in lines {seen[key.value]} and {line}; rename one")
+            seen[key.value] = line
+            _refuse_double_keys(value, path, (*trail, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_double_keys(item, path, trail)
+
+
+def _validated(values: Mapping[str, Any], place: str) -> StudyFile:
+    try:
+        return StudyFile.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(dict.fromkeys(_finding(one, place) for one in error.errors()))) from None
+
+
+def _finding(finding: Any, place: str) -> str:
+    """One of pydantic's findings as a line: key, value, what is wrong, the nearest known key."""
+    location = [str(part) for part in finding["loc"]]
+    key = ".".join(location)
+    if finding["type"] == "extra_forbidden":
+        sections: dict[str, type[Section]] = {"arms": ArmSettings, "evaluation": EvaluationPlan, "budget": Budget}
+        section = sections.get(location[0], StudyFile) if len(location) > 1 else StudyFile
+        return f"unknown key {key} in {place}; {_nearest(location[-1], [*section.model_fields])}"
+    if finding["type"] == "value_error":
+        return f"{key}: {finding['ctx']['error']} (in {place})"
+    if finding["type"] == "missing":
+        return f"{place} lacks the key {key}"
+    return f"{key} is {finding['input']!r} in {place}: {finding['msg'].lower()}"
+
+
+# ---------------------------------------------------------------------------- resolving
+def _resolved(file: StudyFile, profile: str | None, seeds: int | Sequence[int] | None, place: str) -> Study:
+    for name in file.without:
+        if name not in file.arms:
+            raise ConfigError(f"without: {place} has no arm {name!r}; {_nearest(name, [*file.arms])}")
+    arms = {name: arm or ArmSettings() for name, arm in file.arms.items() if name not in file.without}
+    if file.baseline not in arms:
+        raise ConfigError(f"baseline is {file.baseline!r}, which is no arm of {place}; {_nearest(file.baseline, arms)}")
+    try:
+        chosen = checked_seeds(file.seeds if seeds is None else seeds)
+    except ValueError as error:
+        raise ConfigError(f"{error} (in {'--seeds' if seeds is not None else place})") from None
+    base_values = _base_values(file, place)
+    base = _built(base_values, f"base of {place}")
+    if file.warm_start is not None:
+        warm = _built(merged(base_values, file.warm_start), f"warm_start of {place}").dump()
+    resolved = tuple(_arm(name, arm, file, base, base_values, place) for name, arm in arms.items())
+    for arm in resolved:
+        twins = [other.name for other in resolved if other.slug == arm.slug]
+        if len(twins) > 1 or not arm.slug:
+            raise ConfigError(f"the arms {twins} of {place} have the same folder name {arm.slug!r}; rename one")
+    return Study(
+        name=file.name,
+        title=file.title or file.name,
+        description=file.description.strip(),
+        profile=profile,
+        base=base.dump(),
+        warm_start=warm if file.warm_start is not None else None,
+        arms=resolved,
+        baseline=file.baseline,
+        seeds=chosen,
+        budget=file.budget.model_dump(exclude_none=True) if file.budget else {"steps": base.training.steps},
+        target=file.target,
+        seed_deviation=file.seed_deviation,
+        solve_rate_samples=file.solve_rate_samples,
+    )
+
+
+def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
+    """The base with its preset, the evaluation plan and the budget."""
+    given = dict(file.base)
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in presets():
+        raise ConfigError(f"base.preset is {preset!r} in {place}; {_nearest(str(preset), presets())}")
+    values = merged(load_config(preset=preset).dump(), given)
+    values["evaluation"] = merged(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
+    if file.budget is not None and file.budget.steps is not None:
+        values["training"] = {**values["training"], "steps": file.budget.steps}
+    if file.evaluation.every is None:
+        values["evaluation"]["every"] = values["training"]["steps"]
+    return values
+
+
+def _arm(
+    name: str, settings: ArmSettings, file: StudyFile, base: Config, base_values: Mapping[str, Any], place: str
+) -> Arm:
+    where = f"arm {name!r} of {place}"
+    values = dict(base_values)
+    for key, value in settings.set.items():
+        _refuse_reserved(key, file, where)
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        values = merged(values, nested)
+    if settings.strategies is not None:
+        values["strategies"] = settings.strategies
+    config = _built(values, where)
+    dump, old = config.dump(), flat(base.dump())
+    changes = {key: value for key, value in flat(dump).items() if value != old.get(key) and key != "strategies"}
+    # evaluations are due by training steps; the trainer counts updates
+    dump["evaluation"]["every"] *= config.training.iterations
+    del dump["seed"]
+    dump["strategies"] = values["strategies"]
+    return Arm(name, slug(name), changes, dump)
+
+
+def _refuse_reserved(key: str, file: StudyFile, where: str) -> None:
+    reserved = RESERVED | ({"model.name": "all arms start from the warm start"} if file.warm_start is not None else {})
+    for prefix, why in reserved.items():
+        if key == prefix or key.startswith(f"{prefix}."):
+            raise ConfigError(f"{where} sets {key}: {why}")
+
+
+def _built(values: Mapping[str, Any], where: str) -> Config:
+    """The configuration, with its strategies, task, template and protocol; errors name the place."""
+    from explorl.evaluation import protocol
+    from explorl.tasks import get_task
+
+    filled = {**values, "strategies": _replaced(values.get("strategies", []), ANY_RATES)}
+    try:
+        config = load_config(values=filled)
+        protocol(config.evaluation.protocol)
+        task = get_task(
+            config.task.name, **({} if config.task.data_dir is None else {"data_dir": config.task.data_dir})
+        )
+        if config.task.template is not None and config.task.template not in task.templates:
+            raise ValueError(f"task.template is {config.task.template!r}; {task.name} has {', '.join(task.templates)}")
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return config
+
+
+def _replaced(specs: Any, rates: Any) -> Any:
+    """A list of strategies with `solve_rates: start` given a value."""
+    if isinstance(specs, list):
+        return [_replaced(item, rates) for item in specs]
+    if isinstance(specs, dict):
+        return {
+            key: rates if key == "solve_rates" and value == START else _replaced(value, rates)
+            for key, value in specs.items()
+        }
+    return specs
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

@@ -1,0 +1,156 @@
+"""A look at a running study or run from the terminal: where each arm is, and its curves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from explorl.store import RunStore, StoreError
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+CURVES = {"accuracy": "rewards/correctness/mean", "entropy": "entropy", "length": "completions/mean_length"}
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bits of a braille sign: left and right column, from the top."""
+
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Steps and values."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is shown of an arm, or of a single run."""
+
+    name: str
+    progress: str
+    curves: dict[str, Curve]
+    held_out: float | None
+
+
+def watch(folder: str | Path, *, once: bool = False, console: Console, every: float = 2.0) -> None:
+    """Shows a study's or a run's folder, again each `every` seconds until Ctrl-C; `once` prints it and returns."""
+    place = Path(folder)
+    if once:
+        console.print(frame(place, console.width))
+        return
+    with Live(frame(place, console.width), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(every)
+                live.update(frame(place, console.width), refresh=True)
+        except KeyboardInterrupt:
+            pass
+
+
+def frame(folder: Path, width: int = 80) -> RenderableType:
+    """One picture: a plot of the training accuracy, and a row an arm with its curves."""
+    title, arms = _study(folder) if (folder / "study.json").is_file() else _run(folder)
+    table = RichTable(box=box.SIMPLE, title=Text(title), title_justify="left")
+    room = max(6, (width - 44) // len(CURVES) - 9)
+    table.add_column("arm")
+    table.add_column("progress")
+    for name in CURVES:
+        table.add_column(name)
+    table.add_column("held out", justify="right")
+    for index, arm in enumerate(arms):
+        cells = []
+        for name in CURVES:
+            values = arm.curves[name][1]
+            cells.append(Text(f"{sparkline(values, room)} {values[-1]:.3g}" if len(values) else "–"))
+        held_out = "–" if arm.held_out is None else f"{arm.held_out:.1%}"
+        table.add_row(Text(arm.name, style=COLOURS[index % len(COLOURS)]), arm.progress, *cells, held_out)
+    shown = {arm.name: arm.curves["accuracy"] for arm in arms if len(arm.curves["accuracy"][0]) > 1}
+    plot = braille(shown, max(20, min(width - 10, 100)), 10) if shown else Text("no training step yet")
+    return Group(table, Text("correct rollouts by step"), plot)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as a row of blocks between their lowest and highest, neighbours averaged where there are too many."""
+    if not len(values):
+        return ""
+    parts = [float(np.mean(part)) for part in np.array_split(np.asarray(values, float), min(width, len(values)))]
+    low, high = min(parts), max(parts)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in parts)
+
+
+def braille(curves: Mapping[str, Curve], width: int, height: int) -> Text:
+    """Curves over one pair of axes, each in its colour; a cell is two dots wide and four high."""
+    lows, highs = zip(*[(min(values), max(values)) for _, values in curves.values()], strict=True)
+    low, high = min(lows), max(highs)
+    last = max(max(steps) for steps, _ in curves.values())
+    first = min(min(steps) for steps, _ in curves.values())
+    if high == low:
+        low, high = low - 0.5, high + 0.5
+    span, length = high - low, (last - first) or 1.0
+    bits = np.zeros((height, width), dtype=int)
+    owner = np.zeros((height, width), dtype=int)
+    for index, (steps, values) in enumerate(curves.values()):
+        at = np.linspace(steps[0], steps[-1], 4 * width)
+        for step, value in zip(at, np.interp(at, steps, values), strict=True):
+            x = round((step - first) / length * (2 * width - 1))
+            y = round((high - value) / span * (4 * height - 1))
+            bits[y // 4, x // 2] |= _DOTS[x % 2][y % 4]
+            owner[y // 4, x // 2] = index
+    text = Text(no_wrap=True)
+    for y in range(height):
+        label = f"{high - span * y / (height - 1 or 1):6.3f}" if y in (0, height - 1) else " " * 6
+        text.append(f"{label} │")
+        for x in range(width):
+            text.append(chr(0x2800 + bits[y, x]), style=COLOURS[owner[y, x] % len(COLOURS)])
+        text.append("\n")
+    text.append(f"{'':7}└{'─' * width}\n{'':8}{first:<{width - 8}g}{last:>8g}")
+    return text
+
+
+# ---------------------------------------------------------------------------- reading
+def _study(folder: Path) -> tuple[str, list[Arm]]:
+    study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    arms = []
+    for arm in study["arms"]:
+        stores = [RunStore(folder / "arms" / arm["slug"] / f"seed-{seed}") for seed in study["seeds"]]
+        total = arm["config"]["training"]["steps"] * len(stores)
+        arms.append(_arm(arm["name"], stores, total, arm["config"]["training"]["iterations"]))
+    return f"{study['title']}, {folder}", arms
+
+
+def _run(folder: Path) -> tuple[str, list[Arm]]:
+    if not (folder / "config.yaml").is_file():
+        raise StoreError(f"{folder} holds neither a study nor a run: study.json and config.yaml are missing")
+    store = RunStore.open(folder)
+    training = store.config()["training"]
+    return str(folder), [_arm(folder.name, [store], training["steps"], training["iterations"])]
+
+
+def _arm(name: str, stores: Sequence[RunStore], total: int, iterations: int) -> Arm:
+    lines = [store.metrics() for store in stores]
+    train = [[line for line in one if line.get("kind") == "train"] for one in lines]
+    scores = [[line["pass@1"] for line in one if line.get("kind") == "evaluation"] for one in lines]
+    ends = [one[-1] for one in scores if one]
+    steps = sum(one[-1]["step"] // iterations for one in train if one)
+    failed = sum((store.folder / "error.txt").exists() for store in stores)
+    progress = f"{steps}/{total}" + (f", {failed} failed" if failed else "")
+    curves = {name: _mean_curve(train, key, iterations) for name, key in CURVES.items()}
+    return Arm(name, progress, curves, float(np.mean(ends)) if ends else None)
+
+
+def _mean_curve(runs: Sequence[list[dict[str, Any]]], key: str, iterations: int) -> Curve:
+    """Mean by step over the runs that are that far."""
+    values: dict[float, list[float]] = {}
+    for lines in runs:
+        for line in lines:
+            if line.get(key) is not None:
+                values.setdefault(line["step"] / iterations, []).append(line[key])
+    steps = sorted(values)
+    return steps, [float(np.mean(values[step])) for step in steps]
