@@ -269,12 +269,13 @@ class ExplorationTrainer(GRPOTrainer):
         What is logged of the others is in the engine's records, if those are of this very policy at temperature 1.
         """
         advantages = batch["advantages"]
-        rows = torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
         reused = self.num_iterations > 1 or self.args.steps_per_generation > self.args.gradient_accumulation_steps
         recorded = self._records is not None and self.temperature == 1.0 and self._row_temperature is None
         if reused or not recorded or self.beta != 0.0 or any(overrides(s, "penalty") for s in self.strategies):
-            return rows
-        return rows & (advantages.abs().flatten(1).sum(1) > 0 if advantages.dim() > 1 else advantages != 0)
+            return torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
+        if advantages.dim() == 1:
+            return advantages != 0
+        return (advantages * batch["loss_mask"]).abs().sum(1) > 0
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._forget_rollout()
