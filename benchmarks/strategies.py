@@ -38,6 +38,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import split_tensor_dict
 
 from explorl.models import load_policy, tiny_tokenizer
+from explorl.rollout.decoder import Decoder
 from explorl.strategies import REGISTRY, StepState, Strategy, build
 from explorl.strategies.base import overrides
 from explorl.tasks import get_task
@@ -235,6 +236,10 @@ class Bench:
         trainer = self.trainer
         recorded, ends = (trainer._records, trainer._row_temperature), trainer.eos_token_ids
         trainer.eos_token_ids = []
+        # On a CPU, samples that have drawn the same tokens are decoded as one row. How many there are depends on the
+        # distribution, which is the strategy's purpose and not its overhead.
+        shares = Decoder.shares
+        Decoder.shares = property(lambda self: False)  # type: ignore[method-assign, assignment]
 
         def sample(strategies: list[Strategy]) -> Callable[[], None]:
             def run() -> None:
@@ -244,6 +249,7 @@ class Bench:
             return run
 
         difference = added(sample([strategy]), sample([]), min(self.repeats, 5))
+        Decoder.shares = shares  # type: ignore[method-assign]
         trainer._records, trainer._row_temperature = recorded
         trainer._old_logps, trainer.eos_token_ids = None, ends
         return difference * float(self.output["completion_mask"].float().mean())
