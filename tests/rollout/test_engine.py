@@ -368,3 +368,18 @@ def test_nan_logits_break_only_their_request(batch_size: int, caplog: pytest.Log
     with torch.no_grad():
         broken.model.embed_tokens.weight[poison] = healthy.model.embed_tokens.weight[poison]
     assert same_tokens(engine.generate(prompts(), 4, params).check(), want)
+
+
+@pytest.mark.parametrize("p", [0.9, 0.3])
+def test_bottom_p_alone_draws_what_it_draws_in_company(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the likeliest token is too heavy to be cut nothing is warped; with `_cuts` always true, everything is."""
+    from explorl.rollout import sampler
+
+    model = build("llama")
+    params = SamplingParams(bottom_p=p, max_tokens=12, seed=4, stop_token_ids=())
+    found = Engine(model).generate(prompts(), 4, params)
+    monkeypatch.setattr(sampler, "_cuts", lambda *_: True)
+    expected = Engine(model).generate(prompts(), 4, params)
+    assert [r.token_ids for r in found] == [r.token_ids for r in expected]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.sampling_logps, other.sampling_logps, rtol=1e-5, atol=1e-5)

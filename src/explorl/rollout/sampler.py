@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from explorl.rollout import rng
-from explorl.rollout.ranking import branching_count
+from explorl.rollout.ranking import SLACK, branching_count
 from explorl.rollout.sampling import (
     Active,
     warp_bottom_p,
@@ -46,6 +46,7 @@ from explorl.rollout.state import (
 
 BLOCK = 256
 """Tokens in one block of the cumulative sum."""
+BOTTOM_P_ALONE = Active(bottom_p=True)
 FLOOR = -1e30
 """Stands for −inf, whose product with a probability of 0 would be NaN."""
 
@@ -113,8 +114,10 @@ def draw(
     branching = branching_count(policy, weights)
     if row_of is not None:
         entropy, branching = entropy[row_of], branching[row_of]
-        if active.temperature or active.warps:  # each seat warps its row in its own way
-            scores, policy, row_of = scores[row_of], policy[row_of], None
+    if active == BOTTOM_P_ALONE and scores.device.type == "cpu" and not _cuts(weights, reals[BOTTOM_P], row_of):
+        active = Active()
+    if row_of is not None and (active.temperature or active.warps):  # each seat warps its row in its own way
+        scores, policy, row_of = scores[row_of], policy[row_of], None
     broken = ~torch.isfinite(entropy)
 
     if active.temperature:
@@ -140,6 +143,12 @@ def draw(
     if active.greedy:
         logq = torch.where(greedy, 0.0, logq)
     return Draw(token, logp, logq, entropy, branching, broken)
+
+
+def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
+    """Whether bottom-p removes a token anywhere: not where the likeliest one alone holds more than 1 − p."""
+    top = weights.amax(-1) if row_of is None else weights.amax(-1)[row_of]
+    return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
 def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> Tensor:
