@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -181,6 +182,23 @@ def test_a_full_disk_during_a_checkpoint_is_one_clear_error(small_policy: Path, 
     config.training.steps = whole[-1] + 2
     run_grpo(config, store, console=Console(quiet=True))
     assert steps_of(store) == list(range(1, whole[-1] + 3))
+
+
+def test_the_command_says_that_the_disk_is_full(
+    small_policy: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from explorl.cli import main
+
+    file = small_disk.parent / "config.yaml"
+    file.write_text(
+        yaml.safe_dump(small_config(small_policy, checkpoint_every=1, keep_checkpoints=100, steps=40).dump())
+    )
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--config", str(file), "--run", str(small_disk / "run")])
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert "cannot write" in error
+    assert "Traceback" not in error
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from explorl.tasks.countdown_generator import SPLITS, Key, Puzzle, Splits
 from explorl.tasks.expression import MAX_DIGITS
+from explorl.tasks.jsonl import records, shortened
 
 HUB_ID = "Jiayi-Pan/Countdown-Tasks-3to4"
 TRAIN_FILE = "countdown-3to4-train.jsonl"
@@ -44,7 +45,7 @@ def read_hub() -> list[Puzzle]:
 
 def read_jsonl(path: str | Path) -> list[Puzzle]:
     """Problems from a file with one JSON object a line, with ``nums`` and ``target``."""
-    puzzles = [_puzzle(record, place) for record, place in _records(Path(path))]
+    puzzles = [_puzzle(record, place) for record, place in records(Path(path), _EXAMPLE)]
     if not puzzles:
         raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
     return puzzles
@@ -64,7 +65,7 @@ def read_splits(path: str | Path) -> Splits:
     """Read what `write_splits` wrote; a problem that stands in it twice is an error."""
     splits: Splits = {name: [] for name in SPLITS}
     seen: dict[Key, str] = {}
-    for record, place in _records(Path(path)):
+    for record, place in records(Path(path), _EXAMPLE):
         puzzle = _puzzle(record, place)
         name = record.get("split")
         if name not in SPLITS:
@@ -78,24 +79,6 @@ def read_splits(path: str | Path) -> Splits:
     return splits
 
 
-def _records(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """The JSON object of each line that is not blank, with its place for error messages."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict):
-                raise ValueError(
-                    f"{place}: not a JSON object: {_short(line.decode(errors='replace'))}; give a line like {_EXAMPLE}"
-                )
-            yield record, place
-
-
 def _puzzle(record: Mapping[str, Any], place: str) -> Puzzle:
     for field in ("nums", "target"):
         if field not in record:
@@ -103,21 +86,16 @@ def _puzzle(record: Mapping[str, Any], place: str) -> Puzzle:
     nums, target = record["nums"], record["target"]
     if not isinstance(nums, list) or not nums or not all(map(_is_number, nums)):
         raise ValueError(
-            f"{place}: nums is {_short(nums)}; give positive integers of at most {MAX_DIGITS} digits, like [3, 7, 12]"
+            f"{place}: nums is {shortened(nums)}; give positive integers of at most {MAX_DIGITS} digits, like [3, 7, 12]"
         )
     if not _is_number(target):
-        raise ValueError(f"{place}: target is {_short(target)}; give a positive integer, like 33")
+        raise ValueError(f"{place}: target is {shortened(target)}; give a positive integer, like 33")
     return Puzzle(tuple(nums), target)
 
 
 def _is_number(value: object) -> bool:
     # bool is an int to Python, but true is no number to whoever wrote the file.
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**MAX_DIGITS
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _write_whole(path: Path, content: bytes) -> None:
