@@ -86,7 +86,8 @@ def _puzzle(record: Mapping[str, Any], place: str) -> Puzzle:
     nums, target = record["nums"], record["target"]
     if not isinstance(nums, list) or not nums or not all(map(_is_number, nums)):
         raise ValueError(
-            f"{place}: nums is {shortened(nums)}; give positive integers of at most {MAX_DIGITS} digits, like [3, 7, 12]"
+            f"{place}: nums is {shortened(nums)}; give positive integers of at most {MAX_DIGITS} digits, "
+            "like [3, 7, 12]"
         )
     if not _is_number(target):
         raise ValueError(f"{place}: target is {shortened(target)}; give a positive integer, like 33")
