@@ -14,8 +14,8 @@ import pytest
 from explorl.tasks import Problem, Task, get_task
 
 PIECES = [
-    "<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "}", "{", "(", ")", "Answer:", "The answer is ", "A", "B",
-    "C", "D", "E", "3", "7", "12", "33", "+", "-", "*", "/", "×", "÷", "−", "=", " ", "\n", "**", "####", "0", "9" * 40,
+    "<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "}", "{", "(", ")", "Answer:", "The answer is ", "A",
+    "B", "C", "D", "E", "3", "7", "12", "33", "+", "-", "*", "/", "×", "÷", "−", "=", " ", "\n", "**", "####", "0", "9" * 40,
     "é", "中", "\x00", "```", "1e9", ".", ",", "[", "]", "'", '"', "\\", "option", "(C)", "nan", "inf", "-0",
 ]  # fmt: skip
 
@@ -48,7 +48,7 @@ def cases() -> dict[str, tuple[Task, Problem, str, str]]:
     asked = Problem("q", {"question": "Which?", "choices": ["north", "south", "east"], "answer": 1})
     return {
         "countdown": (countdown, puzzle, "<think>hm</think><answer>3*7+12</answer>", "<answer>"),
-        "gym": (gym, total, f"<think>so</think><answer>{answer}</answer>", str(answer)),
+        "gym": (gym, total, f"<think>so</think><answer>{answer}</answer>", "<answer>"),
         "choice": (choice, asked, "Reasoning. The answer is (B).", "B"),
     }
 
