@@ -23,7 +23,7 @@ from explorl.evaluation import PROTOCOLS, evaluate, protocol
 from explorl.evaluation_store import TOKEN_COLUMNS, EvaluationFolder, load_evaluation
 from explorl.harness import Evaluated, evaluate_command, parse_models, parse_shard, run_evaluation
 from explorl.metrics import Interval, Table, avg_at_k, maj_at_k
-from explorl.models import Policy, load_policy
+from explorl.models import ModelError, Policy, load_policy
 from explorl.numbering import WIDTH, block_seed, seed_at
 from explorl.rollout.rng import request_keys
 from explorl.scores import per_problem, scores, unsolved
@@ -404,3 +404,9 @@ def test_bad_input(tiny: Policy, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no evaluation's folder"):
         EvaluationFolder(tmp_path).identity()
     assert WIDTH == 16  # part of the numbering: another width would be other samples in every folder there is
+
+
+def test_models_are_looked_for_before_any_is_sampled(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        run_evaluation({"a": "tiny", "b": str(tmp_path / "nowhere")}, ["countdown-mini"], protocol("plain"), tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ from explorl.drawing import Chunk, Job
 from explorl.evaluation import Evaluation, fitting_template
 from explorl.evaluation_store import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
 from explorl.metrics import Interval
-from explorl.models import Policy, load_policy
+from explorl.models import Policy, load_policy, resolve_model
 from explorl.protocols import Protocol, protocol, task_label
 from explorl.rollout import Engine
 from explorl.scores import as_json, scores, table, unsolved
@@ -92,8 +92,12 @@ def run_evaluation(
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; sample 1 problem or more at a time, such as 32")
     chosen = [get_task(task, **(task_options or {})) if isinstance(task, str) else task for task in tasks]
+    labelled = _labelled(models)
+    for model in labelled.values():  # before hours go into the first one
+        if isinstance(model, str):
+            resolve_model(model)
     results = []
-    for label, model in _labelled(models).items():
+    for label, model in labelled.items():
         policy = load_policy(model, dtype=dtype, device=_device()) if isinstance(model, str) else model
         engine, mark = Engine(policy.model, policy.tokenizer, batch_size=batch_size), fingerprint(policy)
         for task in chosen:
