@@ -13,7 +13,7 @@ quickstart: .venv/.installed
 	$(BIN)/explorl quickstart
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal \
+	$(BIN)/python -m pytest -n 2 --dist loadfile \
 		--cov=explorl.tasks --cov=explorl.metrics --cov=explorl.strategies --cov-fail-under=95 --cov-report=term:skip-covered
 
 lint: .venv/.test-installed

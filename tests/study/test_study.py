@@ -39,7 +39,7 @@ RUN = """
 import sys
 from rich.console import Console
 from explorl.study import run_study
-run_study(sys.argv[1], folder=sys.argv[2], seeds=1, console=Console())
+run_study(sys.argv[1], folder=sys.argv[2], seeds=1, jobs=1, console=Console())
 """
 
 
