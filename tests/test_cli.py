@@ -96,7 +96,9 @@ def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path:
     assert code == 0
     assert "GRPO + PPL" in out
     assert "report.html" in out
-    assert "Explorl quickstart" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "Explorl quickstart" in page
+    assert "plain GRPO changed the policy" in page
     found = json.loads((folder / "quickstart.json").read_text())
     assert found["gains"].keys() == {"plain GRPO", "GRPO + PPL shaping"}
     assert found["evaluations"]["start"]["problems"] == 8

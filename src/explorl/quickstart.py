@@ -16,6 +16,7 @@ from rich.console import Console
 from explorl.config import load_config
 from explorl.evaluation import Evaluation, protocol
 from explorl.metrics import Cell, Interval, Table, paired_difference
+from explorl.report.study_page import write_report
 from explorl.store import StoreError, write_json, write_text
 from explorl.study import run_study
 from explorl.study_arm import run_folder
@@ -70,6 +71,17 @@ def quickstart(
         }
         for name in ARMS
     }
+    first = next(iter(ARMS))
+    gain = gains[first][1]
+    results = {
+        **outcome.results,
+        "verdict": (
+            f"{first} changed the policy's pass@1 on held-out puzzles by {gain.mean * 100:+.1f} points "
+            f"[{gain.low * 100:+.1f}, {gain.high * 100:+.1f}], and its pass@{samples} by "
+            f"{gains[first][samples].mean * 100:+.1f}."
+        ),
+    }
+    write_report(folder / "report.html", results)
     seconds = time.monotonic() - began
     write_json(
         folder / "quickstart.json",

@@ -50,7 +50,6 @@ def _shifted(item: Any, shift: int) -> Any:
 def serve(pairs: BinaryIO, replies: BinaryIO, limit: float) -> None:
     """Answer pairs until there are no more. Begins with ``{"ready": true}``, or with what is missing."""
     try:
-        logging.disable(logging.CRITICAL)
         same("1+x", "x+1")  # builds the parser, which takes longer than most pairs
     except ImportError as error:
         _write(replies, {"missing": str(error)})
@@ -74,6 +73,7 @@ def _write(replies: BinaryIO, reply: dict[str, Any]) -> None:
 
 def main(limit: float, memory: int) -> None:  # pragma: no cover (another process)
     """Serve on the standard streams, within ``memory`` bytes."""
+    logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
