@@ -56,7 +56,7 @@ def test_rotated_rows(heads: tuple[int, int]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_whole_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels and without, by a model with shared prompts."""
     from trl.trainer.utils import add_fused_lm_head
