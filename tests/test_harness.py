@@ -410,3 +410,10 @@ def test_models_are_looked_for_before_any_is_sampled(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
         run_evaluation({"a": "tiny", "b": str(tmp_path / "nowhere")}, ["countdown-mini"], protocol("plain"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_files_goes_to_the_tasks_that_read_one(tmp_path: Path) -> None:
+    (tmp_path / "aime24.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    options = {"data_dir": tmp_path}
+    assert harness._task("math:aime24", options).problems("holdout")[0].data["answer"] == "2"
+    assert len(harness._task("countdown-mini", options).problems("holdout", limit=2)) == 2

@@ -91,7 +91,7 @@ def run_evaluation(
     index, count = _shard(shard)
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; sample 1 problem or more at a time, such as 32")
-    chosen = [get_task(task, **(task_options or {})) if isinstance(task, str) else task for task in tasks]
+    chosen = [_task(task, task_options or {}) if isinstance(task, str) else task for task in tasks]
     labelled = _labelled(models)
     for model in labelled.values():  # before hours go into the first one
         if isinstance(model, str):
@@ -126,6 +126,12 @@ def run_evaluation(
         engine.release()
         del policy, engine, job  # the next model needs the memory
     return results
+
+
+def _task(name: str, options: Mapping[str, Any]) -> Task:
+    """The task of that name; one that generates its problems needs no folder of files, though others beside it do."""
+    generated = name == "countdown-mini" or name.startswith("gym:")
+    return get_task(name, **{key: value for key, value in options.items() if key != "data_dir" or not generated})
 
 
 def _fill(
