@@ -31,6 +31,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "judge",
         "study",
         "report",
+        "quality",
         "watch",
         "strategies",
         "models",
@@ -106,6 +107,10 @@ def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path:
     rollout = next(entry for entry in results["rollouts"] if entry["arm"] == "plain GRPO")["answers"][0]
     assert len(rollout["tokens"]) == len(rollout["entropy"]) == len(rollout["advantage"]) > 1
 
+    counts = tmp_path / "quality.json"
+    run_folder = str(folder / "arms" / "plain-grpo" / "seed-0")
+    assert "responses" in run("quality", run_folder, "--json", str(counts), capsys=capsys)[1]
+    assert "format violations" in counts.read_text()
     before = (folder / "report.html").stat().st_mtime_ns
     assert "done" in run("study", "status", str(folder), capsys=capsys)[1]
     assert "plain GRPO" in run("watch", str(folder), "--once", capsys=capsys)[1]
@@ -122,6 +127,7 @@ def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path:
         (("study", "a.yaml", "b.yaml"), "takes one file"),
         (("watch", "nothing", "--once"), "nothing"),
         (("report", "nothing"), "nothing"),
+        (("quality", "nothing"), "nothing"),
         (("compare", "nothing", "nowhere"), "nothing"),
         (("judge", "nothing", "--url", "http://127.0.0.1:9/v1", "--model", "m"), "nothing"),
     ],

@@ -268,6 +268,21 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a study.")]) -
 
 
 @app.command()
+def quality(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    mark: Annotated[str, typer.Option(help="What an answer begins with; \\boxed{ for mathematics.")] = "<answer>",
+    json_file: JsonFile = None,
+) -> None:
+    """Count format violations, repetition and language mixing in a run's rollouts, step by step."""
+    from explorl.analysis.quality import quality_by_step, quality_table
+
+    found = quality_table(quality_by_step(RunStore.open(run), mark=mark))
+    found.print(console)
+    if json_file is not None:
+        found.write(json_file)
+
+
+@app.command()
 def watch(
     folder: Annotated[Path, typer.Argument(help="Folder of a study or of a run.")],
     once: Annotated[bool, typer.Option(help="Print it once and return.")] = False,

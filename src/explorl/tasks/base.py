@@ -73,6 +73,13 @@ class Task(ABC):
             for completion, problem, flag in zip(completions, problems, flags, strict=True)
         ]
 
+    def check(self, split: str, limit: int | None) -> None:
+        """Refuses a split that the task does not have, and a limit that is no count."""
+        if split not in self.splits:
+            raise unknown("split", split, self.splits)
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit={limit}: give a count like 100, or None for all")
+
     def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
         """``count`` examples for supervised fine-tuning: ``{"prompt": …, "completion": …}``."""
         raise ValueError(f"task {self.name!r} has no reference solutions; fine-tune on one that has, like 'countdown'")

@@ -53,10 +53,7 @@ class Code(Task):
         self._limits()
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
-        if split not in self.splits:
-            raise unknown("split", split, self.splits)
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit={limit}: give a count like 100, or None for all")
+        self.check(split, limit)
         return self._given[:limit]
 
     def prompt(self, problem: Problem, template: str | None = None) -> Prompt:

@@ -95,8 +95,7 @@ class Countdown(Task):
             raise ValueError(f"data_dir={self.data_dir!r} and split_file={self.split_file!r}: give only one of them")
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit={limit}: give a count like 100, or None for all")
+        self.check(split, limit)
         return [self.problem(*puzzle) for puzzle in self._puzzles(split)[:limit]]
 
     def problem(self, nums: Sequence[int], target: int) -> Problem:

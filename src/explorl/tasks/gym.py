@@ -65,10 +65,7 @@ class Gym(Task):
             raise ValueError(f"threshold={self.threshold}: give a score above 0 and at most 1, like 1.0")
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
-        if split not in self.splits:
-            raise unknown("split", split, self.splits)
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit={limit}: give a count like 100, or None for all")
+        self.check(split, limit)
         taken: set[str] = set()
         for other in ("holdout", "train", "sft"):  # what is held out stays whole
             problems = {key: problem for key, problem in self._drawn(other).items() if key not in taken}

@@ -70,14 +70,11 @@ class Math(Task):
         shared_judge(self.workers, self.limit)  # names a bad number now, and starts nothing yet
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
-        if split not in self.splits:
-            raise unknown("split", split, self.splits)
+        self.check(split, limit)
         if split not in SOURCES[self.dataset].splits:
             raise ValueError(
                 f"{self.dataset!r} is for evaluation and has no {split!r} split; ask for 'holdout', or use 'gsm8k'"
             )
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit={limit}: give a count like 100, or None for all")
         return self._given[split][:limit]
 
     def problem(self, question: str, answer: str) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,14 +137,3 @@ class _Evaluation:
 def finished(store: RunStore) -> bool:
     """Whether the run has reached its last step."""
     return (store.folder / "model").is_dir()
-
-
-def accuracy_curve(store: RunStore) -> tuple[list[int], list[float]]:
-    """Mean training accuracy (the correctness part of the reward) by step."""
-    steps, values = [], []
-    for record in store.metrics():
-        value = record.get("rewards/correctness/mean")
-        if record.get("kind") == "train" and value is not None and math.isfinite(value):
-            steps.append(record["step"])
-            values.append(value)
-    return steps, values
