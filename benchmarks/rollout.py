@@ -231,7 +231,7 @@ def least_bytes(load: Load) -> int:
 
 def parts(load: Load) -> None:
     """Times one decode step and, for several launch settings, its attention and sampling kernels."""
-    from triton.testing import do_bench
+    from triton.testing import do_bench, do_bench_cudagraph
 
     from explorl.rollout import triton_attention, triton_sampling
     from explorl.rollout.sampling import Active
@@ -239,6 +239,11 @@ def parts(load: Load) -> None:
 
     def timed(run: Callable[[], Any]) -> float:
         return float(do_bench(run, warmup=20, rep=100, return_mode="median"))
+
+    def in_graph(run: Callable[[], Any]) -> float:
+        """Without the time that launching takes."""
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return float(do_bench_cudagraph(run, return_mode="median"))
 
     engine = Engine(load.model)
     engine_with(load, engine)()
@@ -266,7 +271,7 @@ def parts(load: Load) -> None:
     new = torch.randn(rows, shape.heads, 1, shape.key_size, device="cuda", dtype=shape.dtype)
     cache, prompts = decoder.cache, decoder.prompts
 
-    def attend() -> None:
+    def attend(launch: Any) -> None:
         layer = attend.calls % len(cache.keys)  # another layer each time, so that the cache cannot hold it
         attend.calls += 1
         triton_attention.decode_attention(
@@ -279,19 +284,21 @@ def parts(load: Load) -> None:
             prompts.values[layer],
             ints,
             0.1,
+            launch=launch,
         )
 
     attend.calls = 0
     for block in (32, 64, 128):
         for warps in (1, 2, 4, 8):
             for stages in (2, 3, 4):
-                triton_attention.BLOCK, triton_attention.WARPS, triton_attention.STAGES = block, warps, stages
-                print(f"attention block {block:3d} warps {warps} stages {stages}: {timed(attend) * 1e3:7.1f} us")
+                launch = triton_attention.Launch(block, warps, stages)
+                took = in_graph(lambda launch=launch: attend(launch))
+                print(f"attention block {block:3d} warps {warps} stages {stages}: {took * 1e3:7.1f} us")
     logits = torch.randn(rows, load.model.config.vocab_size, device="cuda").to(shape.dtype)
     warped = Active(temperature=True, top_p=True, bottom_p=True)
     for block in (1024, 2048, 4096):
         for warps in (4, 8, 16):
-            triton_sampling.BLOCK, triton_sampling.WARPS = block, warps
+            triton_sampling.BLOCK, triton_sampling.WARPS, triton_sampling.SEARCH_WARPS = block, warps, warps
             times = []
             for active in (Active(), warped):
 
@@ -299,7 +306,7 @@ def parts(load: Load) -> None:
                     place()
                     triton_sampling.sample_step_kernel(logits, decoder.state, active)
 
-                times.append((timed(sample) - timed(place)) * 1e3)
+                times.append((in_graph(sample) - in_graph(place)) * 1e3)
             print(f"sampling block {block} warps {warps:2d}: plain {times[0]:7.1f} us, {warped} {times[1]:7.1f} us")
 
 

@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default=None)
     parser.add_argument("--sequences", type=int, default=None)
     parser.add_argument("--tokens", type=int, default=None, help="longest completion")
-    parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--micro-batch", type=int, default=128)
     parser.add_argument("--lengths", choices=["equal", "skewed"], default="equal")
     parser.add_argument("--steps", type=int, default=4, help="the first is warm-up")
     parser.add_argument("--beta", type=float, default=0.04)

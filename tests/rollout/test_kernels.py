@@ -48,8 +48,13 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
     ("heads", "kv_heads", "size", "window", "cap"),
     [(9, 3, 64, None, None), (4, 4, 24, 40, None), (4, 2, 32, None, 5.0)],
 )
-def test_decode_attention(heads: int, kv_heads: int, size: int, window: Any, cap: Any, splits: int) -> None:
-    from explorl.rollout.triton_attention import decode_attention
+@pytest.mark.parametrize(("rotate", "launch"), [(False, "FEW"), (True, "MANY")])
+def test_decode_attention(
+    heads: int, kv_heads: int, size: int, window: Any, cap: Any, splits: int, rotate: bool, launch: str
+) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    from explorl.rollout import triton_attention
 
     offsets, columns, entries = [0, 70, 33, 5, 64], [3, 90, 0, 1, 63], [0, 1, 2, 1, 0]
     rows, capacity, length = len(offsets), 100, 80
@@ -64,12 +69,17 @@ def test_decode_attention(heads: int, kv_heads: int, size: int, window: Any, cap
     prompt = [random(3, length, kv_heads, size, seed=seed) for seed in (6, 7)]
     for tensor in own:
         tensor[:, 95:] = torch.nan  # what lies beyond a row's length must not matter
-    out = decode_attention(
-        query, new_key, new_value, *own, *prompt, state.ints, size**-0.5, window, cap, splits=splits
+    angles, given = None, (query, new_key)
+    if rotate:
+        angles = random(rows, 1, size, seed=8), random(rows, 1, size, seed=9)
+        query, new_key = apply_rotary_pos_emb(query, new_key, *angles)
+    out = triton_attention.decode_attention(
+        *given, new_value, *own, *prompt, state.ints, size**-0.5, window, cap, splits=splits, angles=angles,
+        launch=getattr(triton_attention, launch),
     )  # fmt: skip
     assert out.shape == (rows, 1, heads, size)
     for row in range(rows):
-        assert torch.equal(own[0][row, columns[row]], new_key[row, :, 0])
+        torch.testing.assert_close(own[0][row, columns[row]], new_key[row, :, 0])
         assert torch.equal(own[1][row, columns[row]], new_value[row, :, 0])
         seen = [
             torch.cat([p[entries[row], : offsets[row]], o[row, : columns[row] + 1]]).transpose(0, 1).double()

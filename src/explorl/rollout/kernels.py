@@ -27,17 +27,14 @@ class KernelCache(SlotCache):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        layer = self._layer
-        return decode_attention(
-            query,
-            key,
-            value,
-            self.keys[layer],
-            self.values[layer],
-            self.prompts.keys[layer],
-            self.prompts.values[layer],
-            self.ints,
-            scale,
-            window,
-            cap,
-        )
+        return self._decode(query, key, value, self._layer, scale, window, cap)
+
+    def rotate_and_attend(
+        self, query: Tensor, key: Tensor, value: Tensor, angles: Any, layer: int, scale: float, window: int | None
+    ) -> Tensor:
+        """Rotary embedding, `update` and `attend` at once; ``angles`` are cosine and sine (rows, 1, size)."""
+        return self._decode(query, key, value, layer, scale, window, None, angles=angles)
+
+    def _decode(self, query: Tensor, key: Tensor, value: Tensor, layer: int, *how: Any, **more: Any) -> Tensor:
+        own, prompts = (self.keys[layer], self.values[layer]), (self.prompts.keys[layer], self.prompts.values[layer])
+        return decode_attention(query, key, value, *own, *prompts, self.ints, *how, **more)

@@ -98,6 +98,7 @@ class LlamaForward:
         x = body.embed_tokens(ids)
         cos, sin = body.rotary_emb(x, position_ids=positions)
         layers = list(body.layers)
+        at_once = getattr(cache, "rotate_and_attend", None)
         norms = [layer.input_layernorm for layer in layers[1:]] + [body.norm]
         h = ops.norm(x, layers[0].input_layernorm)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
@@ -106,10 +107,14 @@ class LlamaForward:
             query, key, value = attn.q_proj(h).view(shape), attn.k_proj(h).view(shape), attn.v_proj(h).view(shape)
             if hasattr(attn, "q_norm"):
                 query, key = ops.norm(query, attn.q_norm), ops.norm(key, attn.k_norm)
-            query, key = ops.rotate(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
-            key, value = cache.update(key, value.transpose(1, 2), index)
+            query, key, value = (t.transpose(1, 2) for t in (query, key, value))
             window = getattr(attn, "sliding_window", None)
-            mixed = cache.attend(query, key, value, attn.scaling, window, None)
+            if at_once is not None:
+                mixed = at_once(query, key, value, (cos, sin), index, attn.scaling, window)
+            else:
+                query, key = ops.rotate(query, key, cos, sin)
+                key, value = cache.update(key, value, index)
+                mixed = cache.attend(query, key, value, attn.scaling, window, None)
             x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)
             x, h = ops.add(x, ops.gate(mlp.gate_proj(h), mlp.up_proj(h)), mlp.down_proj, next_norm)
         return h

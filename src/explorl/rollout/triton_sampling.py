@@ -2,9 +2,9 @@
 """The whole sampling step as one Triton kernel: statistics, warpers, draw, records and the row's next fields.
 
 One program handles one row and reads its logits a few times from the second-level cache instead of writing
-vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search on the bits of
-the logit, two bits a pass: 8 passes settle bfloat16 logits, 16 float32 ones. Tokens with exactly the logit at a cut
-stay together. The draw uses the same random numbers as `sampler.draw`.
+vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search that divides
+the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. Tokens with exactly
+the logit at a cut stay together. The draw uses the same random numbers as `sampler.draw`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ MIX_1 = tl.constexpr(rng.signed(rng.MIX_1))
 MIX_2 = tl.constexpr(rng.signed(rng.MIX_2))
 BERNOULLI = tl.constexpr(rng.signed(rng.BERNOULLI))
 
+LOG2E = tl.constexpr(1.4426950408889634)
+BY_VALUE = tl.constexpr(3)
+"""Passes of a search that divide by value."""
+
 BLOCK = 2048
-WARPS = 8
+WARPS, SEARCH_WARPS = 8, 4
+"""For the plain draw, and where a warper searches its cut too."""
 MASS = 0.95
 """Mass of the branching factor."""
 
@@ -47,16 +52,28 @@ def _uniform(key, position):
 
 
 @triton.jit
-def _key(x):
-    """float32 as int32 in the same order."""
+def _key(x, SHIFT: tl.constexpr):
+    """A float32 value as an integer in the same order; of bfloat16 values (shift 16) neighbours differ by 1."""
     bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
-def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr):
+def _value(key, SHIFT: tl.constexpr):
+    """The value with this key."""
+    filled = (key << SHIFT).to(tl.int32)
+    if SHIFT > 0:
+        filled = tl.where(key < 0, filled | ((1 << SHIFT) - 1), filled)
+    return (filled ^ ((filled >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr, EVEN: tl.constexpr):
     """Logits of a block, after the repetition penalty where there is one."""
-    x = tl.load(line + offs, mask=offs < vocab, other=float("-inf")).to(tl.float32)
+    if EVEN:
+        x = tl.load(line + offs).to(tl.float32)
+    else:
+        x = tl.load(line + offs, mask=offs < vocab, other=float("-inf")).to(tl.float32)
     if REP:
         had = tl.load(seen + offs, mask=offs < vocab, other=0) != 0
         x = tl.where(had, tl.where(x < 0, x * penalty, x / penalty), x)
@@ -65,88 +82,104 @@ def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr):
 
 @triton.jit
 def _mass(
-    line, seen, penalty, vocab, top, rate, low, high, SHIFT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr
-):
-    """Σ exp((x − top) · rate) over the tokens whose key is in [low, high]."""
+    line, seen, penalty, vocab, top, rate, low, high,
+    BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Σ 2^((x − top) · rate) over the tokens with low ≤ x ≤ high."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, seen, penalty, start + tl.arange(0, BLOCK), vocab, REP)
-        key = _key(x) >> SHIFT
-        sums += tl.where((key >= low) & (key <= high), tl.exp((x - top) * rate), 0.0)
+        x = _scores(line, seen, penalty, start + tl.arange(0, BLOCK), vocab, REP, EVEN)
+        sums += tl.where((x >= low) & (x <= high), tl.exp2((x - top) * rate), 0.0)
     return tl.sum(sums, 0)
 
 
 @triton.jit
 def _search(
-    line, seen, penalty, vocab, top, rate, low, high, target,
+    line, seen, penalty, vocab, top, rate, least, low, high, target,
     COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr,
-    BOUNDED: tl.constexpr,
+    EVEN: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """The largest key k for which the tokens with keys in [max(k, low), high] weigh at least (or more than) target."""
-    bits: tl.constexpr = 32 - SHIFT
-    base = tl.full((), -(1 << (bits - 1)), tl.int64)
-    one = tl.full((), 1, tl.int64)
-    for i in range(bits // 2):
-        unit = one << (bits - 2 - 2 * i)
-        first, second, third = (
-            (base + unit).to(tl.int32),
-            (base + 2 * unit).to(tl.int32),
-            (base + 3 * unit).to(tl.int32),
-        )
+    """The largest t for which the tokens with t ≤ x, of those in [low, high], weigh at least (or more than) target.
+
+    The answer is not below ``least``, nor above ``top``. Each pass weighs three thresholds, which divide what is left
+    into four: by value in the first passes (logits are spread over values, not over keys, half of which are next to
+    zero), by keys from then on, until one key is left.
+    """
+    bottom = _key(least, SHIFT).to(tl.int64)  # keys of opposite sign may be more than 2³¹ apart
+    beyond = _key(top, SHIFT).to(tl.int64) + 1
+    passes = tl.full((), 0, tl.int32)
+    while beyond - bottom > 1:
+        unit = (beyond - bottom + 3) >> 2
+        key_1, key_2, key_3 = bottom + unit, bottom + 2 * unit, bottom + 3 * unit
+        if passes < BY_VALUE:
+            from_value = _value(bottom, SHIFT)
+            quarter = (_value(beyond, SHIFT) - from_value) * 0.25
+            key_1 = _key(from_value + quarter, SHIFT).to(tl.int64)
+            key_2 = _key(from_value + 2 * quarter, SHIFT).to(tl.int64)
+            key_3 = _key(from_value + 3 * quarter, SHIFT).to(tl.int64)
+        # Rounding must not lead out of the interval.
+        key_1 = tl.minimum(tl.maximum(key_1, bottom), beyond)
+        key_2 = tl.minimum(tl.maximum(key_2, key_1), beyond)
+        key_3 = tl.minimum(tl.maximum(key_3, key_2), beyond)
+        first, second, third = _value(key_1, SHIFT), _value(key_2, SHIFT), _value(key_3, SHIFT)
         sum_1 = tl.zeros([BLOCK], tl.float32)
         sum_2 = tl.zeros([BLOCK], tl.float32)
         sum_3 = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             offs = start + tl.arange(0, BLOCK)
-            x = _scores(line, seen, penalty, offs, vocab, REP)
-            key = _key(x) >> SHIFT
-            weight = tl.exp((x - top) * rate)
-            if COUNT:
-                weight = tl.where(offs < vocab, 1.0, 0.0)
+            x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
+            weight = tl.where(offs < vocab, 1.0, 0.0) if COUNT else tl.exp2((x - top) * rate)
             if BOUNDED:
-                weight = tl.where((key >= low) & (key <= high), weight, 0.0)
-            sum_1 += tl.where(key >= first, weight, 0.0)
-            sum_2 += tl.where(key >= second, weight, 0.0)
-            sum_3 += tl.where(key >= third, weight, 0.0)
+                weight = tl.where((x >= low) & (x <= high), weight, 0.0)
+            sum_1 += tl.where(x >= first, weight, 0.0)
+            sum_2 += tl.where(x >= second, weight, 0.0)
+            sum_3 += tl.where(x >= third, weight, 0.0)
         mass_1, mass_2, mass_3 = tl.sum(sum_1, 0), tl.sum(sum_2, 0), tl.sum(sum_3, 0)
         if STRICT:
-            passed = (mass_1 > target).to(tl.int64) + (mass_2 > target).to(tl.int64) + (mass_3 > target).to(tl.int64)
+            pass_1, pass_2, pass_3 = mass_1 > target, mass_2 > target, mass_3 > target
         else:
-            passed = (mass_1 >= target).to(tl.int64) + (mass_2 >= target).to(tl.int64) + (mass_3 >= target).to(tl.int64)
-        base += passed * unit
-    return base.to(tl.int32)
+            pass_1, pass_2, pass_3 = mass_1 >= target, mass_2 >= target, mass_3 >= target
+        beyond = tl.where(pass_1, tl.where(pass_2, tl.where(pass_3, beyond, key_3), key_2), key_1)
+        bottom = tl.where(pass_1, tl.where(pass_2, tl.where(pass_3, key_3, key_2), key_1), bottom)
+        passes += 1
+    return _value(bottom, SHIFT)
 
 
 @triton.jit
-def _branching(line, vocab, top, total, mass, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _least(best, lowest, vocab, rate, share):
+    """Below this value lie at most 1 − share of the mass: each token there weighs less than (1 − share) / vocab."""
+    outside = tl.maximum(1.0 - share, 1e-30).to(tl.float32)
+    return tl.maximum(lowest, best - (tl.log2(vocab / outside) + 0.1) / rate)  # and a little for rounding
+
+
+@triton.jit
+def _branching(
+    line, vocab, top, lowest, total, mass, SHIFT: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
     """Size of the smallest set of top tokens that holds ``mass`` of the total."""
     target = total * mass
+    least = _least(top, lowest, vocab, LOG2E, target / total)
     cut = _search(
-        line, line, 1.0, vocab, top, 1.0, -2147483648, 2147483647, target, False, False, SHIFT, BLOCK, False, False
+        line, line, 1.0, vocab, top, LOG2E, least, 0.0, 0.0, target, False, False, SHIFT, BLOCK, False, EVEN, False
     )  # fmt: skip
     above = tl.zeros([BLOCK], tl.float32)
-    at = tl.zeros([BLOCK], tl.float32)
     n_above = tl.zeros([BLOCK], tl.int32)
     n_at = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, line, 1.0, start + tl.arange(0, BLOCK), vocab, False)
-        key = _key(x) >> SHIFT
-        weight = tl.exp(x - top)
-        above += tl.where(key > cut, weight, 0.0)
-        at += tl.where(key == cut, weight, 0.0)
-        n_above += (key > cut).to(tl.int32)
-        n_at += (key == cut).to(tl.int32)
-    ties = tl.sum(n_at, 0)
-    each = tl.sum(at, 0) / tl.maximum(ties, 1).to(tl.float32)
-    need = tl.ceil((target - tl.sum(above, 0)) / each).to(tl.int32)
-    return tl.sum(n_above, 0) + tl.minimum(tl.maximum(need, 1), tl.maximum(ties, 1))
+        x = _scores(line, line, 1.0, start + tl.arange(0, BLOCK), vocab, False, EVEN)
+        above += tl.where(x > cut, tl.exp2((x - top) * LOG2E), 0.0)
+        n_above += (x > cut).to(tl.int32)
+        n_at += (x == cut).to(tl.int32)
+    need = tl.ceil((target - tl.sum(above, 0)) / tl.exp2((cut - top) * LOG2E)).to(tl.int32)
+    return tl.sum(n_above, 0) + tl.minimum(tl.maximum(need, 1), tl.maximum(tl.sum(n_at, 0), 1))
 
 
 @triton.jit
 def _sample_kernel(
     logits, ints, reals, out_ints, out_reals, seen, stops,
     logits_row, vocab, slots, tokens, mass,
-    STOPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, RAW_SHIFT: tl.constexpr, SHIFT: tl.constexpr,
+    STOPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
+    RAW_SHIFT: tl.constexpr, SHIFT: tl.constexpr,
     SEEN: tl.constexpr, REP: tl.constexpr, TAU: tl.constexpr, GREEDY: tl.constexpr, HAS_K: tl.constexpr,
     HAS_P: tl.constexpr, HAS_MIN: tl.constexpr, HAS_BOTTOM: tl.constexpr, CHANCE: tl.constexpr,
     PER_SEQUENCE: tl.constexpr,
@@ -161,46 +194,56 @@ def _sample_kernel(
     tau = tl.load(reals + TEMPERATURE * slots + row).to(tl.float32)
     greedy = tau == 0.0
     tau = tl.where(greedy, 1.0, tau)
-    rate = 1.0 / tau
+    rate = LOG2E / tau  # weights are powers of two
     penalty = tl.load(reals + REPETITION * slots + row).to(tl.float32)
 
     # 1. The policy: largest logit, sum at temperature 1 and at the row's own, entropy, branching factor.
-    raw_top = tl.full([BLOCK], float("-inf"), tl.float32)
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    tops = tl.full([BLOCK], float("-inf"), tl.float32)
+    bottoms = tl.full([BLOCK], float("inf"), tl.float32)
+    warped_tops = tl.full([BLOCK], float("-inf"), tl.float32)
+    warped_bottoms = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        raw_top = tl.maximum(raw_top, _scores(line, had, penalty, offs, vocab, False))
+        x = _scores(line, had, penalty, offs, vocab, False, EVEN)
+        tops = tl.maximum(tops, x)
+        bottoms = tl.minimum(bottoms, tl.where(offs < vocab, x, float("inf")))
         if REP:
-            top = tl.maximum(top, _scores(line, had, penalty, offs, vocab, True))
-    highest = tl.max(raw_top, 0)
-    best = highest
+            x = _scores(line, had, penalty, offs, vocab, True, EVEN)
+            warped_tops = tl.maximum(warped_tops, x)
+            warped_bottoms = tl.minimum(warped_bottoms, tl.where(offs < vocab, x, float("inf")))
+    highest, lowest = tl.max(tops, 0), tl.min(bottoms, 0)
+    best, worst = highest, lowest
     if REP:
-        best = tl.max(top, 0)
+        best, worst = tl.max(warped_tops, 0), tl.min(warped_bottoms, 0)
     sums = tl.zeros([BLOCK], tl.float32)
     tempered = tl.zeros([BLOCK], tl.float32)
     products = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, False) - highest
-        weight = tl.exp(x)
+        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, False, EVEN) - highest
+        weight = tl.exp2(x * LOG2E)
         sums += weight
         products += tl.where(weight > 0, weight * x, 0.0)
         if TAU:
-            tempered += tl.exp(x * rate)
+            tempered += tl.exp2(x * rate)
     total = tl.sum(sums, 0)
     policy_total = total
     if TAU:
         policy_total = tl.sum(tempered, 0)
     entropy = tl.log(total) - tl.sum(products, 0) / total
     fine = (total > 0.0) & (total < float("inf"))
-    branching = _branching(line, vocab, highest, total, mass, RAW_SHIFT, BLOCK)
+    if fine == 0:  # nothing can be searched among logits that are not numbers
+        tl.store(ints + STATUS * slots + row, BROKEN)
+        return
+    branching = _branching(line, vocab, highest, lowest, total, mass, RAW_SHIFT, BLOCK, EVEN)
 
-    # 2. The warpers, as an interval of keys that stay.
-    low = tl.full((), -2147483648, tl.int32)
-    high = tl.full((), 2147483647, tl.int32)
+    # 2. The warpers, as an interval of scores that stay.
+    low = tl.full((), float("-inf"), tl.float32)
+    high = tl.full((), float("inf"), tl.float32)
     if HAS_K:
         k = tl.load(ints + TOP_K * slots + row)
         cut = _search(
-            line, had, penalty, vocab, best, rate, low, high, k.to(tl.float32), True, False, SHIFT, BLOCK, REP, True
+            line, had, penalty, vocab, best, rate, worst, low, high, k.to(tl.float32),
+            True, False, SHIFT, BLOCK, REP, EVEN, True,
         )  # fmt: skip
         low = tl.where(k > 0, tl.maximum(low, cut), low)
     if HAS_P:
@@ -208,27 +251,27 @@ def _sample_kernel(
         alone: tl.constexpr = not (REP or HAS_K)
         held = policy_total
         if not alone:
-            held = _mass(line, had, penalty, vocab, best, rate, low, high, SHIFT, BLOCK, REP)
+            held = _mass(line, had, penalty, vocab, best, rate, low, high, BLOCK, REP, EVEN)
         target = (held.to(tl.float64) * p).to(tl.float32)
         cut = _search(
-            line, had, penalty, vocab, best, rate, low, high, target, False, False, SHIFT, BLOCK, REP, not alone
+            line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, p), low, high, target,
+            False, False, SHIFT, BLOCK, REP, EVEN, not alone,
         )  # fmt: skip
         low = tl.where(p < 1.0, tl.maximum(low, cut), low)
     if HAS_MIN:
         least = tl.load(reals + MIN_P * slots + row).to(tl.float32)
-        floor = _key(best + tau * tl.log(least))
-        # Rounded towards the keys that are not below the floor: positive ones end in zeros, negative ones in ones.
-        floor = tl.where(floor < 0, floor >> SHIFT, (floor + ((1 << SHIFT) - 1)) >> SHIFT)
-        low = tl.where(least > 0.0, tl.maximum(low, floor), low)
+        low = tl.where(least > 0.0, tl.maximum(low, best + tau * tl.log(least)), low)
     if HAS_BOTTOM:
         p = tl.load(reals + BOTTOM_P * slots + row)
         first: tl.constexpr = not (REP or HAS_K or HAS_P or HAS_MIN)  # then nothing is cut yet
         held = policy_total
         if not first:
-            held = _mass(line, had, penalty, vocab, best, rate, low, high, SHIFT, BLOCK, REP)
-        target = (held.to(tl.float64) * tl.minimum(1.0 - p, 0.999999)).to(tl.float32)
+            held = _mass(line, had, penalty, vocab, best, rate, low, high, BLOCK, REP, EVEN)
+        share = tl.minimum(1.0 - p, 0.999999)
+        target = (held.to(tl.float64) * share).to(tl.float32)
         cut = _search(
-            line, had, penalty, vocab, best, rate, low, high, target, False, True, SHIFT, BLOCK, REP, not first
+            line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, high, target,
+            False, True, SHIFT, BLOCK, REP, EVEN, not first,
         )  # fmt: skip
         apply = p < 1.0
         if CHANCE:
@@ -242,9 +285,8 @@ def _sample_kernel(
     index = tl.arange(0, BLOCKS)
     blocks = tl.zeros([BLOCKS], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, REP)
-        key = _key(x) >> SHIFT
-        weight = tl.where((key >= low) & (key <= high), tl.exp((x - best) * rate), 0.0)
+        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, REP, EVEN)
+        weight = tl.where((x >= low) & (x <= high), tl.exp2((x - best) * rate), 0.0)
         blocks = tl.where(index == start // BLOCK, tl.sum(weight, 0), blocks)
     blocks_64 = blocks.to(tl.float64)
     sampled_total = tl.sum(blocks_64, 0)
@@ -255,21 +297,20 @@ def _sample_kernel(
     held_64 = tl.sum(tl.where(index == chosen, blocks_64, 0.0), 0)
     inside = (goal - tl.sum(tl.where(index < chosen, blocks_64, 0.0), 0)) / held_64
     offs = chosen * BLOCK + tl.arange(0, BLOCK)
-    x = _scores(line, had, penalty, offs, vocab, REP)
-    key = _key(x) >> SHIFT
-    weight = tl.where((key >= low) & (key <= high), tl.exp((x - best) * rate), 0.0)
+    x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
+    weight = tl.where((x >= low) & (x <= high), tl.exp2((x - best) * rate), 0.0)
     weight_64 = weight.to(tl.float64)
     reached = (tl.cumsum(weight_64, 0) > inside * tl.sum(weight_64, 0)) & (weight > 0)
     token = tl.min(tl.where(reached, offs, vocab), 0)
     token = tl.minimum(token, tl.max(tl.where(weight > 0, offs, 0), 0))
     if GREEDY:
-        first = tl.full([BLOCK], 2147483647, tl.int32)
+        firsts = tl.full([BLOCK], 2147483647, tl.int32)
         for start in range(0, vocab, BLOCK):
             offs = start + tl.arange(0, BLOCK)
-            x = _scores(line, had, penalty, offs, vocab, REP)
-            first = tl.minimum(first, tl.where((x == best) & (offs < vocab), offs, 2147483647))
-        token = tl.where(greedy, tl.min(first, 0), token)
-    token = tl.where(fine, tl.minimum(token, vocab - 1), 0)
+            x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
+            firsts = tl.minimum(firsts, tl.where((x == best) & (offs < vocab), offs, 2147483647))
+        token = tl.where(greedy, tl.min(firsts, 0), token)
+    token = tl.minimum(token, vocab - 1)
 
     # 4. The records and the row's next state.
     raw = tl.load(line + token).to(tl.float32)
@@ -277,23 +318,22 @@ def _sample_kernel(
     if REP:
         again = tl.load(had + token) != 0
         score = tl.where(again, tl.where(raw < 0, raw * penalty, raw / penalty), raw)
-    logp = (raw - highest) * rate - tl.log(policy_total)
-    logq = tl.where(greedy, 0.0, (score - best) * rate - tl.log(sampled_total.to(tl.float32)))
+    logp = (raw - highest) / tau - tl.log(policy_total)
+    logq = tl.where(greedy, 0.0, (score - best) / tau - tl.log(sampled_total.to(tl.float32)))
     at = row * tokens + step
     plane = slots * tokens
-    tl.store(out_ints + at, token.to(tl.int32), mask=fine)
-    tl.store(out_ints + plane + at, branching, mask=fine)
-    tl.store(out_reals + at, logp, mask=fine)
-    tl.store(out_reals + plane + at, logq, mask=fine)
-    tl.store(out_reals + 2 * plane + at, entropy, mask=fine)
+    tl.store(out_ints + at, token.to(tl.int32))
+    tl.store(out_ints + plane + at, branching)
+    tl.store(out_reals + at, logp)
+    tl.store(out_reals + plane + at, logq)
+    tl.store(out_reals + 2 * plane + at, entropy)
     if SEEN:
-        tl.store(had + token, 1, mask=fine)
-    step += fine.to(tl.int64)
+        tl.store(had + token, 1)
+    step += 1
     stop = tl.load(stops + tl.arange(0, STOPS))
     stopped = tl.max((stop == token).to(tl.int32), 0) > 0
     status = tl.where(step >= tl.load(ints + LIMIT * slots + row), LENGTH, RUNNING)
     status = tl.where(stopped, STOPPED, status)
-    status = tl.where(fine, status, BROKEN)
     onward = status == RUNNING
     tl.store(ints + STEP * slots + row, step)
     tl.store(ints + STATUS * slots + row, status.to(tl.int64))
@@ -308,15 +348,16 @@ def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Ten
     rows, vocab = logits.shape
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
+    block = min(BLOCK, max(16, triton.next_power_of_2(vocab)))
     raw_shift = 16 if logits.dtype == torch.bfloat16 else 0
     seen = state.ints if state.seen is None else state.seen.view(torch.uint8)
     _sample_kernel[(rows,)](
         logits, state.ints, state.reals, state.out_ints, state.out_reals, seen, state.stops,
         logits.stride(0), vocab, state.slots, state.tokens, MASS,
-        STOPS=triton.next_power_of_2(len(state.stops)), BLOCK=min(BLOCK, max(16, triton.next_power_of_2(vocab))),
-        BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocab, BLOCK))), RAW_SHIFT=raw_shift,
+        STOPS=triton.next_power_of_2(len(state.stops)), BLOCK=block,
+        BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocab, block))), EVEN=vocab % block == 0, RAW_SHIFT=raw_shift,
         SHIFT=0 if active.repetition else raw_shift, SEEN=state.seen is not None, REP=active.repetition,
         TAU=active.temperature, GREEDY=active.greedy, HAS_K=active.top_k, HAS_P=active.top_p, HAS_MIN=active.min_p,
         HAS_BOTTOM=active.bottom_p, CHANCE=active.bottom_p_chance, PER_SEQUENCE=active.per_sequence,
-        num_warps=WARPS,
+        num_warps=SEARCH_WARPS if active.top_k or active.top_p or active.bottom_p else WARPS,
     )  # fmt: skip
