@@ -19,7 +19,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,9 @@ def engine_with(load: Load, engine: Engine) -> Callable[[], int]:
     return lambda: engine.generate(load.prompts, load.samples, params).check().tokens
 
 
-def measure(name: str, run: Callable[[], int], repeats: int, device: torch.device) -> Result:
+def measure(
+    name: str, run: Callable[[], int], repeats: int, device: torch.device, warm_up: Callable[[], int] | None = None
+) -> Result:
     seconds, peak, tokens = [], None, 0
     gpu = device.type == "cuda"
     before = torch.cuda.memory_allocated() if gpu else 0
@@ -184,7 +186,7 @@ def measure(name: str, run: Callable[[], int], repeats: int, device: torch.devic
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        tokens = run()
+        tokens = run() if repeat or warm_up is None else warm_up()
         if gpu:
             torch.cuda.synchronize()
             peak = max(peak or 0, torch.cuda.max_memory_allocated() - before)
@@ -345,8 +347,13 @@ def main() -> None:
         "static": lambda: generate_with(load, static=True),
         "engine": lambda: engine_with(load, engine),
     }
+    # Plain `generate` compiles nothing for a length: a few tokens warm it up.
+    short = replace(load, max_tokens=min(32, load.max_tokens))
+    warm_up = {"generate": generate_with(short, static=False)}
     results = [
-        measure(key, make(), args.repeats, load.device) for key, make in contenders.items() if key not in args.skip
+        measure(key, make(), args.repeats, load.device, warm_up.get(key))
+        for key, make in contenders.items()
+        if key not in args.skip
     ]
     report = table(results)
     if args.device.startswith("cuda") and load.lengths is not None and "engine" not in args.skip:

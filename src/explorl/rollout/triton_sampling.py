@@ -3,8 +3,8 @@
 
 One program handles one row and reads its logits a few times from the second-level cache instead of writing
 vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search that divides
-the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. Tokens with exactly
-the logit at a cut stay together. The draw uses the same random numbers as `sampler.draw`.
+the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. Tokens with
+exactly the logit at a cut stay together. The draw uses the same random numbers as `sampler.draw`.
 """
 
 from __future__ import annotations
