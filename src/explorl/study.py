@@ -3,7 +3,7 @@
     STUDY/study.json                  the resolved study
     STUDY/warm-start/                 an SFT run, where all arms start from one
     STUDY/arms/<arm>/seed-<n>/        a run each, with its log and, where it failed, error.txt
-    STUDY/results.json, report.html   made from the runs, and made again whenever asked; table.csv and .tex too
+    STUDY/results.json, report.html   made from the runs, and made again whenever asked; table.csv, .tex, .md too
 
 Started again, a study skips the runs that are done, goes on with those that were interrupted and tries the failed ones
 once more. All arms share seeds, and a seed fixes the order of the prompts and the held-out problems: comparisons are
@@ -102,13 +102,13 @@ def default_folder(study: Study) -> Path:
 
 
 def write_results(folder: str | Path) -> dict[str, Any]:
-    """results.json, its table as CSV and LaTeX, and the report, all made anew from the runs."""
+    """results.json, its table as CSV, LaTeX and Markdown, and the report, all made anew from the runs."""
     from explorl.report.study_page import write_report
 
     place = Path(folder)
     results = study_results(place)
     write_json(place / "results.json", results)
-    for name in ("table.csv", "table.tex"):
+    for name in ("table.csv", "table.tex", "table.md"):
         results_table(results).write(place / name)
     write_report(place / "report.html", results)
     return results

@@ -69,6 +69,16 @@ def test_csv_round_trip():
     assert lines[3] == ["ü→", "", "", "", "True", 'a,"b"\nc']
 
 
+def test_markdown():
+    table = Table(["model", "a|b"], [["x_1 [y]", INTERVAL], ["<b>", None]], number=".1%")
+    assert table.to_markdown().splitlines() == [
+        "| model | a\\|b |",
+        "| --- | ---: |",
+        "| x\\_1 \\[y] | 41.2% \\[30.0%, 50.0%] |",
+        "| \\<b> | – |",
+    ]
+
+
 def test_latex():
     lines = TABLE.to_latex().splitlines()
     assert lines[0] == "% AIME [24]"
@@ -87,10 +97,11 @@ def test_latex_escapes_every_special_letter():
 
 
 def test_write_by_ending(tmp_path):
-    for name, text in (("t.json", TABLE.to_json()), ("t.csv", TABLE.to_csv()), ("t.tex", TABLE.to_latex())):
+    written = {"json": TABLE.to_json(), "csv": TABLE.to_csv(), "tex": TABLE.to_latex(), "md": TABLE.to_markdown()}
+    for name, text in ((f"t.{ending}", text) for ending, text in written.items()):
         path = TABLE.write(str(tmp_path / name))
         assert path.read_bytes().decode() == text
-    assert sorted(os.listdir(tmp_path)) == ["t.csv", "t.json", "t.tex"]
+    assert sorted(os.listdir(tmp_path)) == ["t.csv", "t.json", "t.md", "t.tex"]
     mask = os.umask(0)
     os.umask(mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask

@@ -111,6 +111,37 @@ def test_loads_by_itself_and_shows_every_figure(opened):
     assert {"rgb(0, 114, 178)", "rgb(213, 94, 0)"} <= set(strokes)  # the arms' colours, from the page's variables
 
 
+def test_a_chosen_arm_stands_out(opened):
+    page = opened().page
+    opacity = "(all, arm) => all.filter(p => p.dataset.arm === arm).map(p => Number(getComputedStyle(p).opacity))"
+    parts = "figure .line"
+    assert set(page.eval_on_selector_all(parts, opacity, "2")) == {1}
+    buttons = page.locator("#curves .legend button")
+    buttons.nth(1).focus()
+    page.keyboard.press("Enter")
+    assert buttons.nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator("#plane .legend button").nth(1).get_attribute("aria-pressed") == "true"  # all legends follow
+    assert set(page.eval_on_selector_all(parts, opacity, "1")) == {1}
+    assert set(page.eval_on_selector_all(parts, opacity, "0")) == {1}  # the baseline stays
+    assert max(page.eval_on_selector_all(parts, opacity, "2")) < 0.2
+    buttons.nth(1).click()
+    assert set(page.eval_on_selector_all(parts, opacity, "2")) == {1}
+
+
+def test_of_many_arms_only_the_chosen_show_their_bands(opened, tmp_path):
+    results = make_results()
+    arms = [{**copy.deepcopy(results["arms"][1]), "name": f"arm {index}"} for index in range(8)]
+    write_report(tmp_path / "many.html", {**results, "arms": [results["arms"][0], *arms], "overlaps": None})
+    page = opened(tmp_path / "many.html").page
+    shown = "all => all.filter(p => getComputedStyle(p).display !== 'none').length"
+    assert page.locator("#pass-at-k .band").count() == 1
+    assert page.locator("#pass-at-k .late").count() == 8
+    assert page.eval_on_selector_all("#pass-at-k .late", shown) == 0
+    page.locator("#pass-at-k .legend button").nth(3).click()
+    assert page.eval_on_selector_all("#pass-at-k .late", shown) == 1
+    assert "Choose an arm in the legend" in page.locator("#pass-at-k figcaption").inner_text()
+
+
 def test_switches_arm_seed_step_prompt_and_shading(opened):
     view = opened()
     page = view.page

@@ -134,6 +134,7 @@ def test_every_file_of_a_finished_study_is_whole(killed_study: tuple[Path, int, 
             json.loads(path.read_text())
     assert "<html" in (folder / "report.html").read_text()
     assert (folder / "table.tex").read_text().startswith("% A very small study")
+    assert (folder / "table.md").read_text().startswith("| arm | pass@1 |")
     store = RunStore(run_folder(folder, "plain", 0))
     assert [r["step"] for r in store.metrics() if r["kind"] == "train"] == [1, 2]
     assert sorted(p.stem for p in (store.folder / "evaluations").glob("*.json")) == [f"step-{i:06d}" for i in (0, 1, 2)]

@@ -1,4 +1,4 @@
-"""One table for results: it prints, and writes JSON, CSV and LaTeX."""
+"""One table for results: it prints, and writes JSON, CSV, LaTeX and Markdown."""
 
 from __future__ import annotations
 
@@ -115,12 +115,20 @@ class Table:
         lines += [_latex_row(self._read(row)) for row in self.rows]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
+    def to_markdown(self) -> str:
+        """A pipe table, numbers on the right."""
+        rules = ["---:" if self._is_numeric(index) else "---" for index in range(len(self.columns))]
+        rows = [self.columns, *(self._read(row) for row in self.rows)]
+        lines = ["| " + " | ".join(_markdown(cell) for cell in row) + " |" for row in rows]
+        lines.insert(1, f"| {' | '.join(rules)} |")
+        return "\n".join([*lines, ""])
+
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write to ``.json``, ``.csv`` or ``.tex``, by the name's ending. The file is whole or as it was before."""
+        """Write to ``.json``, ``.csv``, ``.tex`` or ``.md``, by its ending. The file is whole or as it was before."""
         path = Path(path)
-        writers = {".json": self.to_json, ".csv": self.to_csv, ".tex": self.to_latex}
+        writers = {".json": self.to_json, ".csv": self.to_csv, ".tex": self.to_latex, ".md": self.to_markdown}
         if path.suffix not in writers:
-            raise ValueError(f"a table is written to .json, .csv or .tex, got {path.name!r}")
+            raise ValueError(f"a table is written to .json, .csv, .tex or .md, got {path.name!r}")
         _write_atomically(path, writers[path.suffix]())
         return path
 
@@ -155,6 +163,10 @@ def _jsonable(cell: Cell) -> Any:
 
 def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join("".join(_LATEX.get(letter, letter) for letter in cell) for cell in cells) + r" \\"
+
+
+def _markdown(cell: str) -> str:
+    return " ".join("".join(f"\\{letter}" if letter in "\\|`*_<[" else letter for letter in cell).split())
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -5,6 +5,30 @@
   const rollouts = read("rollout-data");
   const measures = read("measure-data");
   const $ = (id) => document.getElementById(id);
+
+  // ------------------------------------------------------------------ arms that are chosen in a legend
+  const chosen = new Set();
+  const choices = [...document.querySelectorAll("[data-choose]")].map((item) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...item.childNodes);
+    item.append(button);
+    button.addEventListener("click", () => {
+      const arm = item.dataset.choose;
+      if (!chosen.delete(arm)) chosen.add(arm);
+      bringOut();
+    });
+    return [item.dataset.choose, button];
+  });
+  function bringOut() {
+    document.body.classList.toggle("chosen-arms", chosen.size > 0);
+    choices.forEach(([arm, button]) => button.setAttribute("aria-pressed", chosen.has(arm)));
+    document.querySelectorAll("figure [data-arm]").forEach((part) => {
+      part.classList.toggle("chosen", chosen.has(part.dataset.arm) || part.dataset.arm === "0");
+    });
+  }
+  bringOut();
+
   const browser = $("browser");
   if (!browser || !rollouts.length) return;
   const root = $("rollouts");
@@ -259,5 +283,7 @@
   asked = wanted !== null;
   const last = rollouts.reduce((best, rollout) => Math.max(best, rollout.step), 0);
   show(wanted || { step: last });
+  const both = under(LEVELS.length).findIndex(({ answers }) => new Set(answers.map((answer) => answer.correct)).size > 1);
+  if (!wanted && both > 0) show({ prompt: both }); // first one that has something to compare
   if (wanted) root.scrollIntoView();
 })();

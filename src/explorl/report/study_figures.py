@@ -20,6 +20,8 @@ PANEL = (4.8, 3.1)
 """Inches of a panel: so narrow that its letters stay readable on a phone."""
 POINTS = 200
 """Points of a curve that are drawn; of a longer one, so many at even distances."""
+MANY = 6
+"""With more curves than that, the bands of those that are not the baseline wait until their arm is chosen."""
 
 _INK, _LINE, _GOOD, _BAD = "#000001", "#000002", "#000003", "#000004"
 _ARM_COLOURS = 7
@@ -50,6 +52,12 @@ class Look:
     colour: str
     dash: Any
     marker: str
+    place: int = 0
+    """By which the page finds what belongs to the arm; 0 is the baseline's."""
+
+    def part(self, kind: str) -> str:
+        """The id of one of the arm's parts, which `_tag` turns into attributes."""
+        return f"arm {self.place} {kind}"
 
 
 @dataclass(frozen=True)
@@ -105,9 +113,10 @@ def looks(arms: Sequence[str], baseline: str | None) -> dict[str, Look]:
             f"#0001{others % _ARM_COLOURS:02x}",
             _DASHES[(others + 1) % len(_DASHES)],
             _MARKERS[(others + 1) % len(_MARKERS)],
+            others + 1,
         )
         others += 1
-    return found | ({} if "start" in found else {"start": Look(_INK, None, "+")})
+    return found | ({} if "start" in found else {"start": Look(_INK, None, "+", others + 1)})
 
 
 def swatch(look: Look) -> str:
@@ -145,14 +154,16 @@ def lines(
     """A line an arm with its band."""
     figure = _figure(PANEL)
     axes = figure.subplots()
-    strength = min(0.16, 0.6 / max(1, len(series)))  # many bands above one another would hide the lines
+    many = len(series) > MANY
+    strength = 0.16 if many else min(0.16, 0.6 / max(1, len(series)))  # bands must not hide the lines
     for name, curve in series.items():
         look, points = arm_looks[name], curve.thinned()
         xs, mean = _array(points.x), _array(points.mean)
         _line(axes, xs, mean, look)
         low, high = _array(points.low), _array(points.high)
         if len(low) == len(high) == len(xs):
-            axes.fill_between(xs, low, high, color=look.colour, alpha=strength, linewidth=0)
+            band = axes.fill_between(xs, low, high, color=look.colour, alpha=strength, linewidth=0)
+            band.set_gid(look.part("late" if many and look.place else "band"))
     if powers_of_two:
         ticks = sorted({int(k) for curve in series.values() for k in curve.x if k is not None and k >= 1})
         axes.set_xscale("log", base=2)
@@ -181,9 +192,10 @@ def plane(
             continue
         way = [smoothed(values, math.ceil(len(points) / 12)) for values in zip(*points, strict=True)]
         xs, ys = zip(*_evenly(list(zip(*way, strict=True))), strict=True)
-        axes.plot(xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9)
-        axes.plot(xs[:1], ys[:1], color=look.colour, marker="o", markersize=7, markerfacecolor="none")
-        axes.plot(xs[-1:], ys[-1:], color=look.colour, marker=look.marker, markersize=9)
+        way_of = {"color": look.colour, "gid": look.part("line")}
+        axes.plot(xs, ys, linestyle=look.dash, linewidth=1.9, **way_of)
+        axes.plot(xs[:1], ys[:1], marker="o", markersize=7, markerfacecolor="none", **way_of)
+        axes.plot(xs[-1:], ys[-1:], marker=look.marker, markersize=9, **way_of)
     return _finished(figure, axes, identifier, label, x, y)
 
 
@@ -236,12 +248,13 @@ def bars(
             look, left = arm_looks[bar.arm], 0.0
             for width, colour, hatch in zip(bar.segments, (_GOOD, _BAD), ("", "////"), strict=False):
                 fill = {"facecolor": colour} if not hatch else {"facecolor": "none", "edgecolor": colour}
-                axes.barh([place], [width], left=left, height=0.62, hatch=hatch, linewidth=0.8, **fill)
+                part = axes.barh([place], [width], left=left, height=0.62, hatch=hatch, linewidth=0.8, **fill)
+                part[0].set_gid(look.part("bar"))
                 left += width
             ends.append(left)
             axes.plot(
                 [-0.035], [place], transform=axes.get_yaxis_transform(), clip_on=False, color=look.colour,
-                marker=look.marker, markersize=6, markeredgewidth=1.4,
+                marker=look.marker, markersize=6, markeredgewidth=1.4, gid=look.part("marker"),
             )  # fmt: skip
             _behind(axes, bar.note, left, place)
             place += 0.75
@@ -256,7 +269,7 @@ def bars(
 def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look) -> None:
     axes.plot(
         xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9, marker=look.marker, markersize=5,
-        markevery=max(1, math.ceil(len(xs) / 9)),
+        markevery=max(1, math.ceil(len(xs) / 9)), gid=look.part("line"),
     )  # fmt: skip
 
 
@@ -319,6 +332,7 @@ def _tag(tag: str, identifier: str) -> str:
         box = re.search(r'viewBox="[^"]*"', tag)
         return f"<svg {box[0]}>" if box else "<svg>"
     tag = tag.replace("xlink:href", "href")
+    tag = re.sub(r'\bid="arm (\d+) (\w+)"', r'class="\2" data-arm="\1"', tag)
     tag = re.sub(r'\bid="', f'id="{identifier}-', tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{identifier}-", tag)
     tag = re.sub(r"font-family: [^;\"]*;?", "", tag)

@@ -49,6 +49,8 @@ def written(value: Any, unit: str = "", *, signed: bool = False) -> str:
         text = f"{number:{plus},.0f}"
     elif unit in ("s", "steps", "tokens"):
         text = f"{number:{plus}.1f}"
+    elif signed and size < 1:
+        text = f"{number:+.3f}"
     else:
         text = f"{number:{plus}.3g}"
     return text.replace("-", "−")

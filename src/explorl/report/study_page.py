@@ -46,6 +46,7 @@ def _content(results: Mapping[str, Any]) -> dict[str, Any]:
         "facts": _facts(results),
         "note": _note(results),
         "swatches": {name: swatch(look) for name, look in arm_looks.items()},
+        "places": {name: look.place for name, look in arm_looks.items()},
         "summary": sections.summary(results),
         "figures": [
             ("curves", "Learning curves", "learning curve", sections.learning_curves(arms, arm_looks)),

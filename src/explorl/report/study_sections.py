@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from explorl.report.study_figures import Bar, Look, Series, bars, lines, plane, regions
+from explorl.report.study_figures import MANY, Bar, Look, Series, bars, lines, plane, regions
 from explorl.report.study_numbers import NOTHING, finite, interval, mark, scaled, spoken, written
 
 CURVE_UNITS = {"training accuracy": "%", "holdout pass@1": "%", "entropy": "nats", "length": "tokens"}
@@ -143,9 +143,11 @@ def strategy_logs(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Pictur
 
 def pass_at_k(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
     """pass@k by k."""
-    curves = {
-        arm["name"]: {**(arm.get("pass_at_k") or {}), "step": (arm.get("pass_at_k") or {}).get("k")} for arm in arms
-    }
+    curves = {}
+    for arm in arms:
+        curve = arm.get("pass_at_k") or {}
+        band = "95 % interval over seeds and problems" if curve.get("low") else None
+        curves[arm["name"]] = {**curve, "step": curve.get("k"), "band": band}
     return _curves(curves, looks, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
 
 
@@ -178,6 +180,8 @@ def _curves(
     )
     bands = {curve["band"] for name, curve in curves.items() if name in series and curve.get("band")}
     caption = label + "".join(f" Band: {band}." for band in sorted(bands))
+    if bands and len(series) > MANY:
+        caption += " Choose an arm in the legend to see its band."
     return [Picture(title, caption, svg, _curve_numbers(series, unit, x), list(series))]
 
 
