@@ -70,11 +70,11 @@ def test_csv_round_trip():
 
 
 def test_markdown():
-    table = Table(["model", "a|b"], [["x_1 [y]", INTERVAL], ["<b>", None]], number=".1%")
+    table = Table(["model", "a|b"], [["x_1 [y](z)", INTERVAL], ["<b>", None]], number=".1%")
     assert table.to_markdown().splitlines() == [
         "| model | a\\|b |",
         "| --- | ---: |",
-        "| x\\_1 \\[y] | 41.2% \\[30.0%, 50.0%] |",
+        "| x\\_1 [y]\\(z) | 41.2% [30.0%, 50.0%] |",
         "| \\<b> | – |",
     ]
 

@@ -194,7 +194,7 @@ def study_results(folder: str | Path) -> dict[str, Any]:
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """The arms with their scores, and their differences to the baseline; it prints, and writes JSON, CSV and LaTeX."""
+    """The arms with their scores, and their differences to the baseline; it prints, and can be written."""
     scores = [entry["key"] for entry in results["measures"] if entry["key"].startswith("pass@")]
     columns = ["arm", *scores, *(f"Δ {key}" for key in scores), "p (Holm)", "entropy", "seeds"]
     rows: list[list[Cell]] = []
@@ -206,11 +206,11 @@ def results_table(results: Mapping[str, Any]) -> Table:
                 *(_cell(arm["measures"].get(key)) for key in scores),
                 *(_cell(differences.get(key)) for key in scores),
                 differences.get("pass@1", {}).get("p_corrected"),
-                arm["measures"].get("entropy", {}).get("mean"),
+                _cell(arm["measures"].get("entropy")),
                 f"{len(arm['seeds'])}, {len(arm['failed'])} failed" if arm["failed"] else str(len(arm["seeds"])),
             ]
         )
-    shares = {name: ".1%" for name in columns if "pass@" in name}
+    shares = {name: "+.1%" if name.startswith("Δ") else ".1%" for name in columns if "pass@" in name}
     return Table(columns, rows, title=results["title"], number={**shares, "p (Holm)": ".3f", "entropy": ".3f"})
 
 

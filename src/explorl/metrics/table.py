@@ -166,7 +166,9 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def _markdown(cell: str) -> str:
-    return " ".join("".join(f"\\{letter}" if letter in "\\|`*_<[" else letter for letter in cell).split())
+    """Nothing in the cell shall be taken for markup: no link, emphasis, code or tag."""
+    cell = "".join(f"\\{letter}" if letter in "\\|`*_<" else letter for letter in cell)
+    return " ".join(cell.replace("](", "]\\(").split())
 
 
 def _write_atomically(path: Path, text: str) -> None:

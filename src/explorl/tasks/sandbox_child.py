@@ -1,8 +1,9 @@
-"""The inside of the sandbox: what `sandbox` starts in a fresh interpreter, once a program.
+"""The inside of the sandbox: what `sandbox_nursery` starts in an interpreter of its own.
 
-Three processes. The *keeper* (this module's `main`) talks to `sandbox` and never runs the program. The *first process*
-of the new process namespace only waits: when it goes, the kernel kills all that is left in there. The *program* is its
-child. Where namespaces are not permitted the program is the keeper's own child.
+Four processes. The *nursery* (`nurse`) forks a keeper for each program and knows nothing of programs. The *keeper*
+talks to `sandbox` and never runs the program. The *first process* of the new process namespace only waits: when it
+goes, the kernel kills all that is left in there. The *program* is its child. Where namespaces are not permitted the
+program is the keeper's own child.
 
 With an entry point the program only defines functions, and the keeper runs the tests. Its ``candidate`` sends each
 call's arguments to the program and gets a plain value back. The keeper reads the tests after the program's process has
@@ -11,11 +12,14 @@ begun, so they are not in its memory; and it alone decides, so no exit, patched 
 
 from __future__ import annotations
 
-# Not signal, typing or json: importing them would take longer than the rest of a run.
-import _signal as signal  # type: ignore[import-not-found]
+import _signal as signal  # type: ignore[import-not-found]  # not signal, which makes enums of all numbers
+import _socket as socket
+import ast
 import builtins
+import json
 import marshal
 import os
+import select
 import sys
 import time
 import types
@@ -81,15 +85,11 @@ def receive(descriptor: int, most: int = 1 << 40) -> bytes:
 
 
 def send_json(descriptor: int, message: Any) -> None:
-    import json
-
     send(descriptor, json.dumps(message).encode())
 
 
 def receive_json(descriptor: int) -> Any:
     """A message from the program, which may be anything."""
-    import json
-
     return json.loads(receive(descriptor, MAX_FRAME))
 
 
@@ -223,14 +223,58 @@ def _exit(body: Callable[..., None], *args: Any) -> NoReturn:  # pragma: no cove
         os._exit(status & 255)
 
 
-# The keeper -----------------------------------------------------------------------------------------------------------
+# The nursery ----------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:  # pragma: no cover (another process)
-    """Run one request from standard input and answer on standard output."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    request = marshal.loads(receive(0))
-    answer = os.dup(1)
+    nursery = os.getpid()
+    nurse()
+    keep(nursery)
+
+
+def nurse() -> None:  # pragma: no cover (another process)
+    """Fork a keeper for each message on standard input, a socket, and return in the keeper; end with the socket.
+
+    A message brings four descriptors: the keeper's standard three, and its leash. When the other end of the leash is
+    shut or closed, the keeper is killed; when a keeper has ended, its wait status is written there.
+    """
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # programs of the same user shall not debug it
+    control = socket.socket(fileno=0)
+    wake_in, wake_out = os.pipe()
+    os.set_blocking(wake_out, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    leashes: dict[int, int] = {}  # and the keepers on them
+    poll = select.poll()
+    for descriptor in (0, wake_in):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        # New ones last: a new leash may get the number of one that has just been closed.
+        for leash in ready & leashes.keys():
+            poll.unregister(leash)
+            _kill_group(leashes[leash])
+        if wake_in in ready:
+            os.read(wake_in, 4096)
+            for leash in _bury(leashes):
+                poll.unregister(leash)
+        if 0 in ready:
+            given = _take(control)
+            keeper = os.fork()
+            if keeper == 0:
+                break
+            leashes[given[3]] = keeper
+            poll.register(given[3], select.POLLIN)
+            for descriptor in given[:3]:
+                os.close(descriptor)
+    control.detach()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _arrange(dict(enumerate(given[:3])))
+    os.setsid()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or it could not write to its own /proc, which namespaces need
+
+
     try:
         result = _keep(request)
     except (OSError, RuntimeError) as error:
@@ -261,8 +305,6 @@ def _keep(request: dict[str, Any]) -> dict[str, Any]:  # pragma: no cover (anoth
     descriptors = {0: given, 1: out, 2: err, _CALLS: calls_in, _REPLIES: replies_out, _READY: ready_out}
     if request["entry_point"] is None:
         del descriptors[_CALLS], descriptors[_REPLIES]
-    else:
-        import json  # noqa: F401  (once, and not in both processes)
 
     start = time.monotonic()
     child = os.fork()
@@ -394,8 +436,6 @@ def _test(request: dict[str, Any], uid: int, candidate: _Candidate, result: dict
 
 def normal_form(source: str) -> str | None:
     """Source without comments, docstrings, imports and ways of writing; None if it is no Python."""
-    import ast  # here, because a plain run does not need it
-
     try:
         tree = ast.parse(source)
         tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
