@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from explorl.config import Config, ConfigError, load_config, presets
+from explorl.config import Config, ConfigError, check_trackers, load_config, presets
 
 
 def test_defaults_are_the_papers() -> None:
@@ -86,3 +86,11 @@ def test_errors_of_files(tmp_path: Path) -> None:
     assert load_config(tmp_path / "empty.yaml") == Config()
     with pytest.raises(ConfigError, match="did you mean tiny"):
         load_config(preset="tini")
+
+
+def test_trackers_have_names_and_are_installed():
+    with pytest.raises(ConfigError, match=r"training\.report_to\.0 is 'tensorbord'.*'tensorboard'"):
+        load_config(preset="tiny", values={"training": {"report_to": ["tensorbord"]}})
+    with pytest.raises(ConfigError, match="names neptune, which is not installed: pip install neptune"):
+        check_trackers(["neptune"])
+    check_trackers([])

@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from explorl.config import Config, ConfigError, load_config, presets
+from explorl.config import Config, ConfigError, check_trackers, load_config, presets
 from explorl.judge import JudgeError
 from explorl.models import ModelError
 from explorl.store import RunStore, StoreError
@@ -374,6 +374,7 @@ def _start(
         store = RunStore.open(resume)
         return store, load_config(store.config_path)
     config = load_config(path, preset=preset, overrides=overrides)
+    check_trackers(config.training.report_to if kind == "grpo" else ())
     folder = run or Path("runs") / f"{kind}-{config.task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return RunStore.create(folder, config.dump()), config
 

@@ -8,6 +8,7 @@ LoRA adapter of rank 8, on Countdown.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -19,6 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Tracker = Literal[
+    "tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "neptune", "swanlab", "clearml", "dvclive", "codecarbon",
+    "dagshub", "azure_ml", "flyte", "kubeflow",
+]  # fmt: skip
+_TRACKER_PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}
 
 
 class ConfigError(ValueError):
@@ -104,8 +110,8 @@ class TrainingSettings(Section):
     save_rollouts: bool = True
     token_records: Annotated[int, Field(ge=0)] = 4
     """So many prompts of each step are saved with what was recorded of every token."""
-    report_to: list[str] = []
-    """Trackers of the transformers Trainer, such as tensorboard or trackio."""
+    report_to: list[Tracker] = []
+    """Trackers of the transformers Trainer, such as tensorboard (its files are in RUN/tensorboard) or trackio."""
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> TrainingSettings:
@@ -281,6 +287,13 @@ def _explain(error: ValidationError, place: str) -> str:
         else:
             lines.append(f"{key} is {finding['input']!r} in {place}: {finding['msg'].lower()}{_default(location)}")
     return "\n".join(dict.fromkeys(lines))
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """That every tracker of ``training.report_to`` is installed."""
+    for name in names:
+        if importlib.util.find_spec(_TRACKER_PACKAGES.get(name, name)) is None:
+            raise ConfigError(f"training.report_to names {name}, which is not installed: pip install {name}")
 
 
 def _section(location: Sequence[str]) -> type[BaseModel] | None:

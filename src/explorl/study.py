@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from explorl.analysis.statistics import minimum_detectable_effect
 from explorl.analysis.study_results import results_table, study_results
-from explorl.config import ConfigError
+from explorl.config import ConfigError, check_trackers
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json
 from explorl.study_arm import done, is_locked, locked, prepared, run_folder, trained_steps
@@ -74,7 +74,7 @@ def run_study(
         raise ConfigError(f"jobs is {jobs}; ask for 1 or more")
     study = load_study(path, profile=profile, seeds=seeds)
     wanted = [study.arm(name) for name in only] if only else list(study.arms)
-    check_models(study)
+    check_parts(study)
     place = Path(folder) if folder is not None else default_folder(study)
     with locked_study(place, study) as study:
         _print_plan(study, place, console)
@@ -135,14 +135,16 @@ def study_status(folder: str | Path) -> Table:
     )
 
 
-def check_models(study: Study) -> None:
-    """That every policy can be found, before anything runs; hub ids are not looked up."""
+def check_parts(study: Study) -> None:
+    """That every policy and tracker can be found, before anything runs; hub ids are not looked up."""
     from explorl.models import resolve_model
 
     names = [study.warm_start["model"]["name"]] if study.warm_start else []
     names += [] if study.warm_start else [arm.config["model"]["name"] for arm in study.arms]
     for name in dict.fromkeys(names):
         resolve_model(name)
+    for arm in study.arms:
+        check_trackers(arm.config["training"]["report_to"])
 
 
 def plan_effect(study: Study, folder: Path) -> tuple[float | None, str]:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from explorl.config import Config, load_config
 from explorl.store import RunStore, StoreError
-from explorl.training.run import finished, run_grpo
+from explorl.training.run import finished, run_grpo, run_name
 
 STEPS = 8
 
@@ -79,6 +79,23 @@ def test_a_run_leaves_everything_that_a_reader_needs(small_policy: Path, tmp_pat
     assert {"prompt", "advantage", "reward/correctness", "reward/format"} <= rollouts.keys()
     assert [p.name for p in sorted(store.checkpoints.iterdir())] == ["checkpoint-6", "checkpoint-8"]
     assert json.loads(store.provenance_path.read_text())[0]["seed"] == 0
+
+
+def test_metrics_stream_to_tensorboard(small_policy: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = small_config(small_policy, steps=3, report_to=["tensorboard"])
+    store = RunStore.create(tmp_path / "run", config.dump())
+    run_grpo(config, store, console=Console(quiet=True))
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/reward")] == [1, 2, 3]
+    written = [record["loss"] for record in store.metrics() if record["kind"] == "train"]
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(written)
+
+
+def test_a_tracker_calls_a_run_by_its_place() -> None:
+    assert run_name(Path("/x/runs/grpo-1")) == "grpo-1"
+    assert run_name(Path("/x/runs/deng-tiny/arms/GRPO/seed-0")) == "deng-tiny/GRPO/seed-0"
 
 
 def test_an_interrupted_run_ends_with_the_same_weights(small_policy: Path, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def bars(
 def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look) -> None:
     axes.plot(
         xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9, marker=look.marker, markersize=5,
-        markevery=max(1, math.ceil(len(xs) / 9)), gid=look.part("line"),
+        markevery=max(1, math.ceil(len(xs) / 9)), gid=look.part("line"), zorder=2.0 if look.place else 2.5,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig
 
 from explorl.config import Config
@@ -94,11 +95,13 @@ def run_grpo(
     callbacks = [Recorder(store), ProgressBar(label, console)]
     if on_step is not None:
         callbacks.append(Periodically(1, on_step))
+    args = grpo_config(config, str(store.checkpoints))
+    args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
     with disabled_progress():
         trainer = StoredExplorationTrainer(
             model=policy.model,
             reward_funcs=task.reward_functions(),
-            args=grpo_config(config, str(store.checkpoints)),
+            args=args,
             train_dataset=Dataset.from_list(rows),
             processing_class=policy.tokenizer,
             peft_config=lora,
@@ -111,6 +114,9 @@ def run_grpo(
         trainer.store = store
         trainer.keep_checkpoints = config.training.keep_checkpoints
         quiet(trainer)
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(store.folder / "tensorboard")
         if config.evaluation.every:
             evaluation = _Evaluation(config, store, trainer, policy)
             if checkpoint is None:
@@ -118,6 +124,12 @@ def run_grpo(
             trainer.add_callback(Periodically(config.evaluation.every, evaluation))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return save_model(store, trainer, policy.tokenizer)
+
+
+def run_name(folder: Path) -> str:
+    """What a tracker calls a run: its folder's name, in a study with the study's and the arm's."""
+    parts = folder.resolve().parts
+    return "/".join((parts[-4], *parts[-2:])) if len(parts) > 4 and parts[-3] == "arms" else parts[-1]
 
 
 class _Evaluation:

@@ -1,0 +1,5 @@
+"""`python -m explorl` is the command `explorl`."""
+
+from explorl.cli import main
+
+main()
