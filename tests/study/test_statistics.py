@@ -29,6 +29,7 @@ REGIMES = {
     "all alike": (0.02, 0.1, 0.3),
     "problems": (0.02, 0.3, 0.2),
     "rest only": (0.0, 0.0, 0.3),
+    "as in studies/deng.yaml": (0.010, 0.022, 0.19),
 }
 
 
@@ -122,8 +123,8 @@ def variances(estimate: Estimate) -> list[float]:
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_intervals_cover_the_true_difference(seeds: int, regime: str) -> None:
-    """At least the nominal 95 % but for the Monte Carlo error of 1,000 studies (three times 0.7 points), and no more
-    than the caution of the method allows."""
+    """The nominal 95 % but for the Monte Carlo error of 1,000 studies (three times 0.7 points); where problems differ
+    far more than anything else, which no study of ours has shown, the method is more cautious than that."""
     rng = np.random.default_rng(seeds)
     inside = 0
     for _ in range(1000):
@@ -131,7 +132,7 @@ def test_intervals_cover_the_true_difference(seeds: int, regime: str) -> None:
         assert estimate.low is not None
         assert estimate.high is not None
         inside += estimate.low <= 0.04 <= estimate.high
-    assert 0.93 <= inside / 1000 <= 0.985
+    assert 0.93 <= inside / 1000 <= (0.985 if regime == "problems" else 0.97)
 
 
 def bootstrapped(x: np.ndarray, rng: np.random.Generator, resamples: int = 200) -> np.ndarray:
