@@ -1,0 +1,97 @@
+"""How fast verifiers are: completions a second with one worker and with one a core, side by side.
+
+    python benchmarks/verify.py                         Countdown, and programs against tests
+    python benchmarks/verify.py --data-dir FOLDER       with math500.jsonl and humaneval.jsonl: those too
+
+Countdown completions are random expressions, judged by one process. Math pairs are answers of MATH-500 against the
+next problem's answer, rewritten so that none is decided by its text; programs are HumanEval's own solutions, or one
+small function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from explorl.metrics import Table
+from explorl.tasks import get_task
+from explorl.tasks.math_judge import Judge
+from explorl.tasks.sandbox import capabilities, in_threads, run_tests
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def countdown(count: int) -> dict[str, Any]:
+    """Random expressions of the given numbers, three in ten of them mutilated."""
+    task = get_task("countdown-mini")
+    problems = task.problems("holdout", limit=500)
+    rng = random.Random(0)
+    texts, asked = [], []
+    for index in range(count):
+        problem = problems[index % len(problems)]
+        expression = "".join(f"{number}{rng.choice('+-*/')}" for number in problem.data["nums"])[:-1]
+        text = f"<think>{expression}</think><answer>{expression}</answer>"
+        cut = rng.randrange(len(text))
+        texts.append(text if rng.random() < 0.7 else text[:cut] + rng.choice("()+*/=<>x ") + text[cut:])
+        asked.append(problem)
+    return timed("countdown", count, 1, lambda: [task.verify(*pair) for pair in zip(texts, asked, strict=True)])
+
+
+def mathematics(folder: Path, workers: int) -> dict[str, Any]:
+    answers = [json.loads(line)["answer"] for line in (folder / "math500.jsonl").read_text().splitlines()]
+    pairs = [(f"{a}", f"{b} + 0") for a, b in zip(answers, answers[1:] + answers[:1], strict=True)]
+    judge = Judge(workers=workers)
+    judge.judge_many([("1", "2 - 1 + 0"), ("3", "1 + 1 + 0")] * workers)  # starts the workers
+    return timed("math", len(pairs), workers, lambda: judge.judge_many(pairs))
+
+
+def programs(folder: Path | None, workers: int, count: int) -> dict[str, Any]:
+    if folder is not None:
+        task = get_task("code", data_dir=folder, workers=workers)
+        problems = task.problems("holdout")
+        texts = [problem.data["canonical_solution"] for problem in problems]
+        return timed("code: HumanEval", len(problems), workers, lambda: task.verify_many(texts, problems))
+
+    def run(_: int) -> Any:
+        return run_tests("def f(x): return x", "def check(c): assert c(1) == 1", entry_point="f")
+
+    return timed("code: one function", count, workers, lambda: in_threads(run, range(count), workers=workers))
+
+
+def timed(name: str, count: int, workers: int, run: Callable[[], Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - start
+    return {"verifier": name, "workers": workers, "completions": count, "seconds": seconds, "rate": count / seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, help="folder with math500.jsonl and humaneval.jsonl")
+    parser.add_argument("--completions", type=int, default=100_000, help="of Countdown")
+    parser.add_argument("--programs", type=int, default=200, help="runs of the one function")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    print(f"sandbox: {', '.join(capabilities().layers)} and limits")  # and starts what it needs
+    results = [countdown(args.completions)]
+    counts = sorted({1, CORES})
+    if args.data_dir is not None:
+        results += [mathematics(args.data_dir, workers) for workers in counts]
+        results += [programs(args.data_dir, workers, 0) for workers in counts]
+    results += [programs(None, workers, args.programs) for workers in counts]
+    columns = ["verifier", "workers", "completions", "seconds", "rate"]
+    rows = [[result[column] for column in columns] for result in results]
+    table = Table([*columns[:-1], "completions/s"], rows, title=f"{CORES} cores", number=".1f")
+    table.print()
+    if args.json is not None:
+        table.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
