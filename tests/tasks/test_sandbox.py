@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from explorl.tasks import sandbox
+from explorl.tasks import sandbox, sandbox_nursery
 from explorl.tasks.plain import decode, encode
 from explorl.tasks.sandbox import Guarantees, Limits, SandboxError, capabilities, probe, run_many, run_python, run_tests
 from explorl.tasks.sandbox_child import _status, described, normal_form, raised, receive, receive_json, send, send_json
 from explorl.tasks.sandbox_kernel import CLONE_NEWUSER, CLONE_THREAD, filter_program, python_paths
+from explorl.tasks.sandbox_nursery import nursery
 
 QUICK = Limits(seconds=0.7)
 ADD = "def add(a, b):\n    return a + b\n"
@@ -441,32 +445,80 @@ def test_guarantees_say_what_was_tried() -> None:
         assert not probe(()).network_isolated or not probe(()).processes_isolated
 
 
-def test_setup_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse = "printf x >&2; exit 1"
-    monkeypatch.setattr(sys, "executable", "/bin/sh")
-    monkeypatch.setattr(sandbox, "_BOOTSTRAP", refuse)
-    with pytest.raises(SandboxError, match="no answer"):
+@pytest.fixture
+def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Say what the next nursery, which is that of this test alone, shall run."""
+
+    def start(code: str) -> None:
+        nursery.close()
+        monkeypatch.setattr(sandbox_nursery, "BOOTSTRAP", code)
+
+    yield start
+    nursery.close()
+
+
+def keeper_that(code: str) -> str:
+    """A nursery whose keepers do this, instead of keeping."""
+    return f"""{STUB}
+import os, time
+from explorl.tasks import sandbox_child
+def keep(nursery):
+    {code}
+sandbox_child.keep = keep
+sandbox_child.main()
+"""
+
+
+def answers(answer: dict[str, str]) -> str:
+    return keeper_that(f"sandbox_child.send(1, {repr(answer).encode()!r})")
+
+
+def test_setup_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, bootstrap: Callable[[str], None]) -> None:
+    bootstrap("import sys; sys.exit('bye')")
+    with pytest.raises(SandboxError, match="no answer, but 'bye"):
         probe(())
+    bootstrap(keeper_that("os.write(2, b'sorry'); os._exit(1)"))
+    with pytest.raises(SandboxError, match="no answer, but 'sorry'"):
+        probe(())
+    bootstrap("printf x >&2; exit 1")
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
     capabilities.cache_clear()
     with pytest.raises(SandboxError, match="no Python can be started in a sandbox; namespaces"):
         capabilities()
     capabilities.cache_clear()
 
 
-def test_keeper_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_BOOTSTRAP", "import time; time.sleep(100)")
+def test_keeper_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, bootstrap: Callable[[str], None]) -> None:
     monkeypatch.setattr(sandbox, "_GRACE", 0.0)
-    assert sandbox._run(sandbox._request("1", limits=QUICK), None, ())["status"] == "timeout"
-    monkeypatch.setattr(sandbox, "_BOOTSTRAP", "import os; os.kill(os.getpid(), 9)")
-    assert sandbox._run(sandbox._request("1", limits=QUICK), None, ())["status"] == "killed"
+    request = sandbox._request("1", limits=QUICK)
+    bootstrap(keeper_that("time.sleep(100)"))
+    assert sandbox._run(request, None, ())["status"] == "timeout"
+    first = nursery_pid()
+    eventually(lambda: children(first) == [])
+    bootstrap(keeper_that("os.fork(); time.sleep(100)"))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(sandbox._run, sandbox._request("1", limits=Limits(seconds=2)), None, ())
+        eventually(lambda: nursery._running is not None and len(descendants(nursery_pid())) == 2)
+        group = descendants(nursery_pid())
+        assert running.result()["status"] == "timeout"
+    eventually(lambda: not any(map(alive, group)), 10)
+    monkeypatch.setattr(sandbox_nursery, "_PATIENCE", 0.1)
+    bootstrap("import time; time.sleep(100)")
+    assert sandbox._run(request, None, ())["status"] == "timeout"
+    assert nursery._running is None
 
 
-def test_setup_refusal_names_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = repr({"status": "setup", "error": "unshare: Operation not permitted"})
-    monkeypatch.setattr(sandbox, "_BOOTSTRAP", f"import sys; sys.stdout.write('12345678' + {answer!r})")
+@pytest.mark.parametrize(("number", "status"), [(9, "killed"), (24, "timeout")])
+def test_keeper_that_is_killed(number: int, status: str, bootstrap: Callable[[str], None]) -> None:
+    bootstrap(keeper_that(f"os.kill(os.getpid(), {number})"))
+    assert sandbox._run(sandbox._request("1", limits=QUICK), None, ())["status"] == status
+
+
+def test_setup_refusal_names_the_call(bootstrap: Callable[[str], None]) -> None:
+    bootstrap(answers({"status": "setup", "error": "unshare: Operation not permitted"}))
     with pytest.raises(SandboxError, match="unshare"):
         probe(("namespaces",))
-    monkeypatch.setattr(sandbox, "_BOOTSTRAP", "import sys; sys.stdout.write('12345678' + repr({'status': 'error'}))")
+    bootstrap(answers({"status": "error"}))
     with pytest.raises(SandboxError, match="the probe ended with error"):
         probe(())
 
@@ -476,6 +528,165 @@ def test_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(OSError, match="the sandbox needs Linux, this is darwin"):
         capabilities()
+
+
+# The nursery ----------------------------------------------------------------------------------------------------------
+
+STUB = sandbox_nursery.BOOTSTRAP.partition("from ")[0]
+"""What makes explorl importable without torch."""
+FOREVER = "Limits(seconds=100, cpu_seconds=100)"
+
+
+def nursery_pid() -> int:
+    assert nursery._running is not None
+    return nursery._running[0].pid
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    return [found for child in children(pid) for found in (child, *descendants(child))]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come to be"
+        time.sleep(0.01)
+
+
+def script(source: str) -> subprocess.Popen[str]:
+    """A process that uses the sandbox."""
+    code = f"{STUB}\nimport atexit\natexit.register(lambda: last())\nlast = lambda: None\n"
+    code += f"from explorl.tasks import sandbox\nfrom explorl.tasks.sandbox import *\n{source}"
+    command = [sys.executable, "-X", "dev", "-c", code, *sandbox_nursery._FOLDERS]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_keepers_share_no_descriptors(here: Guarantees) -> None:
+    def links(pid: int) -> set[str]:
+        return {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+    run_python("1")
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(run_python, "import time; time.sleep(100)", limits=Limits(seconds=3)) for _ in range(2)]
+        eventually(lambda: len([pid for pid in children(nursery_pid()) if descendants(pid)]) == 2)
+        one, other = map(links, children(nursery_pid()))
+        listed = run_python("import os\nfor n in range(64):\n    try: os.fstat(n); print(n)\n    except OSError: pass")
+        assert not any(future.done() for future in running)
+    assert [future.result().status for future in running] == ["timeout", "timeout"]
+    assert {link for link in one & other if not link.startswith("/memfd:")} == set()
+    assert not any(link.startswith("socket:") for link in one | other)
+    assert listed.stdout.split() == ["0", "1", "2"]
+
+
+def test_nursery_that_was_killed_is_replaced() -> None:
+    run_python("1")
+    first = nursery_pid()
+    os.kill(first, signal.SIGKILL)
+    assert run_python("print(1)").stdout == "1\n"
+    assert nursery_pid() != first
+    os.kill(nursery_pid(), signal.SIGKILL)
+    eventually(lambda: not alive(nursery_pid()))
+    assert sandbox._run_once(sandbox._request("print(1)", limits=QUICK), None, ())["stdout"] == "1\n"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_python, "import time; time.sleep(1); print(2)")
+        eventually(lambda: descendants(nursery_pid()))
+        os.kill(nursery_pid(), signal.SIGKILL)
+        assert running.result().stdout == "2\n"
+
+
+def test_nursery_that_dies_again_is_an_error(bootstrap: Callable[[str], None]) -> None:
+    bootstrap(keeper_that("os.kill(nursery, 9); time.sleep(100)"))
+    with pytest.raises(SandboxError, match="no answer"):
+        probe(())
+
+
+def test_forked_process_has_its_own_nursery() -> None:
+    run_python("1")
+    first = nursery_pid()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_python, "import time; time.sleep(0.5); print(1)")
+        eventually(lambda: descendants(first))
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                text = f"{nursery._running} {run_python('print(2)').stdout.strip()} {nursery_pid()}"
+                os.write(writing, text.encode())
+                nursery.close()
+            finally:
+                os._exit(0)
+        os.close(writing)
+        _, code = os.waitpid(child, 0)
+        assert running.result().stdout == "1\n"
+    text = os.read(reading, 1000).decode().split()
+    os.close(reading)
+    assert code == 0
+    assert text[:2] == ["None", "2"]
+    assert int(text[2]) != first
+    assert not os.path.exists(f"/proc/{text[2]}")
+    assert run_python("print(3)").stdout == "3\n"
+    assert nursery_pid() == first
+
+
+@pytest.mark.parametrize("source", ["while True: pass", "import time; time.sleep(100)"])
+@pytest.mark.parametrize("first", ["training process", "nursery"])
+def test_nothing_outlives_the_training_process(here: Guarantees, first: str, source: str) -> None:
+    if not here.layers:
+        pytest.skip("nothing but limits here")
+    count = 4 if "namespaces" in here.layers else 3
+    training = script(f"sandbox._run(sandbox._request({source!r}, limits={FOREVER}), None, {here.layers})")
+    try:
+        eventually(lambda: len(descendants(training.pid)) == count or training.poll() is not None)
+        processes = descendants(training.pid)
+        assert len(processes) == count
+        if first == "nursery":
+            os.kill(training.pid, signal.SIGSTOP)  # or it would start another
+            os.kill(processes[0], signal.SIGKILL)
+            eventually(lambda: not any(map(alive, processes)), 10)
+    finally:
+        training.kill()
+        training.communicate()
+    eventually(lambda: not any(map(alive, processes)), 10)
+
+
+def test_exit_leaves_nothing() -> None:
+    source = """
+pid = lambda: sandbox.nursery._running[0].pid
+print(run_python("print(1)").stdout, os.path.exists(f"/proc/{pid()}"))
+last = lambda pid=pid(): print(sandbox.nursery._running, os.path.exists(f"/proc/{pid}"))
+"""
+    with script(source) as training:
+        out, err = training.communicate(timeout=60)
+    assert (training.returncode, err) == (0, "")
+    assert out.split() == ["1", "True", "None", "False"]
+
+
+def test_many_programs_leave_nothing() -> None:
+    run_python("1")
+    eventually(lambda: children(nursery_pid()) == [])
+    before = sorted(os.listdir("/proc/self/fd"))
+    nursery_before = sorted(os.listdir(f"/proc/{nursery_pid()}/fd"))
+    for _ in range(200):
+        assert run_python("1").status == "ok"
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    eventually(lambda: children(nursery_pid()) == [])
+    assert sorted(os.listdir(f"/proc/{nursery_pid()}/fd")) == nursery_before
+    assert [pid for pid in children(os.getpid()) if not alive(pid)] == []
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------

@@ -18,23 +18,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+from explorl.tasks.sandbox_nursery import Gone, nursery
 
 T = TypeVar("T")
 Status = Literal["ok", "error", "failed", "timeout", "memory", "killed"]
 Layers = tuple[str, ...]
 
-_BOOTSTRAP = """
-import sys, types
-for name, path in zip(("explorl", "explorl.tasks"), sys.argv[1:]):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
-from explorl.tasks.sandbox_child import main
-main()
-"""
-"""Imports the child by its name, but not the packages around it, which would import torch."""
-_FOLDERS = [str(Path(__file__).resolve().parents[level]) for level in (1, 0)]
 _LAYERS: tuple[Layers, ...] = (("namespaces", "seccomp"), ("landlock", "seccomp"), ("seccomp",), ("landlock",), ())
 """What to shut a program in with, the strongest first; limits come always on top."""
 _GRACE = 5.0
@@ -214,35 +205,35 @@ def _request(
 
 
 def _run(request: dict[str, Any], tests: str | None, layers: Layers) -> dict[str, Any]:
-    """Start a keeper, send it the request and perhaps the tests, and take its answer."""
+    """Have a keeper run the request; once more, if the nursery was killed meanwhile."""
+    try:
+        return _run_once(request, tests, layers)
+    except Gone:
+        pass
+    try:
+        return _run_once(request, tests, layers)
+    except Gone as error:
+        raise SandboxError(f"no answer, but {str(error)!r}") from None
+
+
+def _run_once(request: dict[str, Any], tests: str | None, layers: Layers) -> dict[str, Any]:
+    """Send a new keeper the request and perhaps the tests, and take its answer."""
     folder = None if "namespaces" in layers else tempfile.mkdtemp(prefix="explorl-sandbox-")
     frames = [marshal.dumps({**request, "layers": layers, "folder": folder})]
     if tests is not None:
         frames.append(tests.encode(errors="surrogatepass"))
     message = b"".join(len(frame).to_bytes(8, "big") + frame for frame in frames)
-    keeper = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-X", "utf8", "-c", _BOOTSTRAP, *_FOLDERS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-        cwd="/",
-        start_new_session=True,
-    )
     try:
-        answer, errors = keeper.communicate(message, timeout=request["limits"]["seconds"] + _GRACE)
-    except subprocess.TimeoutExpired:
+        code, answer, errors = nursery.keep(message, request["limits"]["seconds"] + _GRACE)
+    except TimeoutError:
         return {"status": "timeout"}
     finally:
-        if keeper.returncode is None:
-            os.killpg(keeper.pid, signal.SIGKILL)  # its death is that of the program too
-            keeper.communicate()
         if folder is not None:
             _remove(folder)
-    if keeper.returncode < 0:  # a test, or the source's normal form, was too much for it
-        return {"status": "timeout" if keeper.returncode == -signal.SIGXCPU else "killed"}
+    if code < 0:  # a test, or the source's normal form, was too much for it
+        return {"status": "timeout" if code == -signal.SIGXCPU else "killed"}
     try:
-        result: dict[str, Any] = ast.literal_eval(answer[8:].decode(errors="surrogatepass"))
+        result: dict[str, Any] = ast.literal_eval(answer.decode(errors="surrogatepass"))
     except (ValueError, SyntaxError):
         raise SandboxError(f"no answer, but {errors.decode(errors='replace')[-500:]!r}") from None
     if result["status"] == "setup":

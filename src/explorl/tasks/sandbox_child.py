@@ -23,13 +23,14 @@ import select
 import sys
 import time
 import types
+from contextlib import suppress
 
 from explorl.tasks import sandbox_kernel as kernel
 from explorl.tasks.plain import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, NoReturn
 
 MEMORY_EXIT = 86
@@ -238,56 +239,136 @@ def nurse() -> None:  # pragma: no cover (another process)
     A message brings four descriptors: the keeper's standard three, and its leash. When the other end of the leash is
     shut or closed, the keeper is killed; when a keeper has ended, its wait status is written there.
     """
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # programs of the same user shall not debug it
+    kernel.prepare()
+    _warm_up()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # programs of the same user shall not debug it, nor keepers
     control = socket.socket(fileno=0)
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_out, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-    leashes: dict[int, int] = {}  # and the keepers on them
+    leashes: dict[int, int] = {}  # of each keeper
+    alive: dict[int, int] = {}  # the keeper on each leash that is still to be watched
     poll = select.poll()
     for descriptor in (0, wake_in):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
-        # New ones last: a new leash may get the number of one that has just been closed.
-        for leash in ready & leashes.keys():
+        # New keepers come last: a new leash may get the number of one that has just been closed.
+        for leash in ready & alive.keys():
             poll.unregister(leash)
-            _kill_group(leashes[leash])
+            _kill_group(alive.pop(leash))
         if wake_in in ready:
             os.read(wake_in, 4096)
-            for leash in _bury(leashes):
-                poll.unregister(leash)
+            for pid, code in _ended():
+                leash = leashes.pop(pid)
+                if alive.pop(leash, None):
+                    poll.unregister(leash)
+                _report(leash, code)
         if 0 in ready:
-            given = _take(control)
-            keeper = os.fork()
-            if keeper == 0:
-                break
-            leashes[given[3]] = keeper
-            poll.register(given[3], select.POLLIN)
-            for descriptor in given[:3]:
+            if (given := _accept(control)) is None:
+                for pid in leashes:
+                    _kill_group(pid)
+                while leashes:
+                    del leashes[os.wait()[0]]
+                os._exit(0)
+            *standard, leash = given
+            try:
+                pid = os.fork()
+            except OSError as error:
+                os.write(standard[2], described(error).encode())
+                _report(leash, 1 << 8)
+            else:
+                if pid == 0:
+                    break
+                leashes[pid], alive[leash] = leash, pid
+                poll.register(leash, select.POLLIN)
+            for descriptor in standard:
                 os.close(descriptor)
     control.detach()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _arrange(dict(enumerate(given[:3])))
+    _arrange(dict(enumerate(standard)))
     os.setsid()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or it could not write to its own /proc, which namespaces need
 
 
+def _warm_up() -> None:  # pragma: no cover (another process)
+    """Do what keepers will do, so that the interpreter's caches are full, and import what programs often do.
+
+    Nothing that draws random numbers when it is imported: all programs would have the same.
+    """
+    import bisect  # noqa: F401
+    import heapq  # noqa: F401
+    import math  # noqa: F401
+    import string  # noqa: F401
+    import typing  # noqa: F401
+
+    for _ in range(10):
+        normal_form("import os\ndef f(x: int) -> int:\n    'doc'\n    return [x + 1 for x in range(x)][0]")
+        decode(json.loads(json.dumps(encode(((1, "a", [2.0]), {"a": None})))))
+        exec(compile("def f(x):\n    return x", "<program>", "exec", dont_inherit=True), {})
+
+
+def _accept(control: socket.socket) -> list[int] | None:  # pragma: no cover (another process)
+    """The four descriptors of the next message; None when there will be none."""
+    message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * 4))
+    if not message:
+        return None
+    ((_, _, content),) = ancillary
+    descriptors = memoryview(content).cast("i").tolist()
+    if len(descriptors) != 4:
+        raise RuntimeError(f"{len(descriptors)} descriptors instead of 4")
+    return descriptors
+
+
+def _ended() -> Iterator[tuple[int, int]]:  # pragma: no cover (another process)
+    """Process number and wait status of each child that has ended."""
+    while True:
+        try:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, code
+
+
+def _report(leash: int, code: int) -> None:  # pragma: no cover (another process)
+    with suppress(OSError):  # perhaps nobody waits for it any more
+        os.write(leash, b"%d" % code)
+    os.close(leash)
+
+
+def _kill_group(pid: int) -> None:  # pragma: no cover (another process)
+    """Kill a child that has not been waited for, so that its number is still its own, and its process group."""
+    os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # perhaps it had not come to make one
+        os.killpg(pid, signal.SIGKILL)
+
+
+# The keeper -----------------------------------------------------------------------------------------------------------
+
+
+def keep(nursery: int) -> None:  # pragma: no cover (another process)
+    """Run one request from standard input and answer on standard output."""
+    kernel.die_with(nursery)
+    request = marshal.loads(receive(0))
+    answer = os.dup(1)
     try:
-        result = _keep(request)
+        result = _keep(request, nursery)
     except (OSError, RuntimeError) as error:
         result = {"status": "setup", "error": described(error)}
     send(answer, repr(result).encode(errors="surrogatepass"))
     os._exit(0)
 
 
-def _keep(request: dict[str, Any]) -> dict[str, Any]:  # pragma: no cover (another process)
+def _keep(request: dict[str, Any], nursery: int) -> dict[str, Any]:  # pragma: no cover (another process)
     limits, uid = request["limits"], kernel.spare_user()
     namespaces = "namespaces" in request["layers"]
     if namespaces:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or its own /proc, which is to be written to, would be root's
         kernel.enter_namespaces(limits["disk"], uid)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         request["folder"] = "/tmp"
         if os.geteuid() == 0 and not kernel.can_become(uid):
             raise RuntimeError(f"user {uid} cannot read {os.__file__}")
@@ -295,6 +376,7 @@ def _keep(request: dict[str, Any]) -> dict[str, Any]:  # pragma: no cover (anoth
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         if os.geteuid() == 0 and kernel.can_become(uid):
             os.chown(request["folder"], uid, uid)
+    kernel.die_with(nursery)  # again: trying to be another user has undone it
 
     given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
     os.write(given, request["stdin"].encode(errors="surrogatepass"))

@@ -1,6 +1,6 @@
 """What Linux offers to shut a process in: namespaces, Landlock, seccomp, capabilities and limits, through ctypes.
 
-Imported by `sandbox_child` in a fresh interpreter, so it needs nothing but the standard library, and little of that.
+Imported by `sandbox_child`, so it needs nothing but the standard library, and little of that.
 Every function raises OSError where the kernel refuses.
 """
 
@@ -11,10 +11,11 @@ import os
 import resource
 import struct
 import sys
+from functools import cache
 
 TYPE_CHECKING = False  # importing typing would take longer than the rest of a run
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 # From <sched.h>, <sys/mount.h>, <sys/prctl.h>.
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x4000000, 0x8000000, 0x10000000
@@ -88,9 +89,9 @@ def enter_namespaces(disk: int, owner: int) -> None:  # pragma: no cover (runs i
 
 def _show_python(root: str) -> None:  # pragma: no cover (runs in the sandbox's process)
     """What Python needs, read-only, at its own place in the new root."""
-    paths = python_paths()
+    real_paths = _real_paths()
     shown = "//"
-    for real in sorted(set(map(os.path.realpath, paths))):
+    for real in sorted(set(real_paths.values())):
         if real.startswith(f"{shown}/"):
             continue
         shown = real
@@ -99,10 +100,16 @@ def _show_python(root: str) -> None:  # pragma: no cover (runs in the sandbox's 
         # In a user namespace a remount must keep the host's flags: nosuid, nodev, noexec, noatime, nodiratime.
         kept = os.statvfs(root + real).f_flag & 0xC0E
         _mount("none", root + real, "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
-    for path in paths:  # on many systems /lib is a link to /usr/lib
+    for path, real in real_paths.items():  # on many systems /lib is a link to /usr/lib
         if not os.path.lexists(root + path):
             os.makedirs(os.path.dirname(root + path), exist_ok=True)
-            os.symlink(os.path.realpath(path), root + path)
+            os.symlink(real, root + path)
+
+
+@cache
+def _real_paths() -> dict[str, str]:  # pragma: no cover (runs in the sandbox's process)
+    """`python_paths`, and what they are links to."""
+    return {path: os.path.realpath(path) for path in python_paths()}
 
 
 def python_paths() -> list[str]:
@@ -140,14 +147,22 @@ def restrict_files(folder: str) -> None:  # pragma: no cover (runs in the sandbo
 
 def drop_privileges(uid: int) -> None:  # pragma: no cover (runs in the sandbox's process)
     """Root becomes user ``uid`` if Python stays readable to it; nobody keeps a capability, and death is inherited."""
+    parent = os.getppid()
     if os.geteuid() == 0 and can_become(uid):
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
     _checked(libc.capset(header, ctypes.create_string_buffer(24)), "capset")
-    prctl(PR_SET_PDEATHSIG, 9)  # after the change of user, which clears it
+    die_with(parent)  # after the change of user, which clears it
     prctl(PR_SET_DUMPABLE, 0)
+
+
+def die_with(parent: int) -> None:  # pragma: no cover (runs in the sandbox's process)
+    """Be killed when the parent dies, also if that has been. A change of user, even of the effective one, ends this."""
+    prctl(PR_SET_PDEATHSIG, 9)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def spare_user() -> int:  # pragma: no cover (runs in the sandbox's process)
@@ -353,13 +368,22 @@ def refuse_calls(*, namespaces: bool) -> None:  # pragma: no cover (runs in the 
     machine = os.uname().machine
     if machine not in _ARCHITECTURES or sys.maxsize < 1 << 32:
         raise OSError(ENOSYS, f"no seccomp filter for {machine}")
-    _install(filter_program(machine, namespaces=namespaces))
-
-
-def _install(program: Iterable[Instruction]) -> None:  # pragma: no cover (runs in the sandbox's process)
-    code = [struct.pack("=HBBI", *instruction) for instruction in program]
-    instructions = ctypes.create_string_buffer(b"".join(code))
+    code = _packed(machine, namespaces)
+    instructions = ctypes.create_string_buffer(code)
     pointer = ctypes.addressof(instructions)
-    header = ctypes.create_string_buffer(struct.pack("=H6xQ", len(code), pointer))
+    header = ctypes.create_string_buffer(struct.pack("=H6xQ", len(code) // 8, pointer))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))
+
+
+@cache
+def _packed(machine: str, namespaces: bool) -> bytes:  # pragma: no cover (runs in the sandbox's process)
+    return b"".join(struct.pack("=HBBI", *line) for line in filter_program(machine, namespaces=namespaces))
+
+
+def prepare() -> None:  # pragma: no cover (runs in the sandbox's process)
+    """Find out what is the same for all programs, once and before they are forked."""
+    _real_paths()
+    for namespaces in (True, False):
+        if (machine := os.uname().machine) in _ARCHITECTURES:
+            _packed(machine, namespaces)
