@@ -175,6 +175,17 @@ def engine_with(load: Load, engine: Engine) -> Callable[[], int]:
     return lambda: engine.generate(load.prompts, load.samples, params).check().tokens
 
 
+def in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> list[Result]:
+    """Measures contenders one after the other, again and again: what else the machine does falls on all of them."""
+    results = [Result(name, run(), [], None) for name, run in runs.items()]  # which warms up
+    for _ in range(repeats):
+        for result, run in zip(results, runs.values(), strict=True):
+            start = time.perf_counter()
+            run()
+            result.seconds.append(time.perf_counter() - start)
+    return results
+
+
 def measure(
     name: str, run: Callable[[], int], repeats: int, device: torch.device, warm_up: Callable[[], int] | None = None
 ) -> Result:
@@ -350,11 +361,11 @@ def main() -> None:
     # Plain `generate` compiles nothing for a length: a few tokens warm it up.
     short = replace(load, max_tokens=min(32, load.max_tokens))
     warm_up = {"generate": generate_with(short, static=False)}
-    results = [
-        measure(key, make(), args.repeats, load.device, warm_up.get(key))
-        for key, make in contenders.items()
-        if key not in args.skip
-    ]
+    runs = {key: make() for key, make in contenders.items() if key not in args.skip}
+    if load.device.type == "cuda":
+        results = [measure(key, run, args.repeats, load.device, warm_up.get(key)) for key, run in runs.items()]
+    else:
+        results = in_turn(runs, args.repeats)
     report = table(results)
     if args.device.startswith("cuda") and load.lengths is not None and "engine" not in args.skip:
         bandwidth = copy_bandwidth()

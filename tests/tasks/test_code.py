@@ -321,7 +321,7 @@ def test_mutated_completions_are_read() -> None:
         fences(text)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_mutated_completions_are_judged(task: Code, largest: Problem, count: int) -> None:
     texts = mutations(random.Random(1), count)
     for text, verdict in zip(texts, task.verify_many(texts, [largest] * count), strict=True):
