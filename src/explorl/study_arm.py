@@ -117,7 +117,7 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
     from explorl.models import load_policy
     from explorl.tasks import get_task
     from explorl.training.common import task_options
-    from explorl.training.grpo import prompt_text
+    from explorl.training.records import prompt_text
 
     task = get_task(config.task.name, **task_options(config))
     problems = task.problems("train", limit=config.task.train_problems)

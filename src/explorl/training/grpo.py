@@ -35,6 +35,8 @@ from explorl.strategies import Batch, ReferenceReset, StepState, Strategy, build
 from explorl.strategies.base import overrides
 from explorl.training.dealing import dealt
 from explorl.training.packed import packed_logps
+from explorl.training.records import counted_tokens, logged_columns, prompt_text, token_columns
+from explorl.training.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.shaping import Shaped, shape
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
@@ -258,7 +260,7 @@ class ExplorationTrainer(GRPOTrainer):
             needed.fill_(True)
         if not needed.all():
             assert self._records is not None
-            tokens = _counted(batch)[~needed]
+            tokens = counted_tokens(batch)[~needed]
             entropy = _padded_to(self._records.entropy, tokens.size(1))[~needed]
             batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
         return dealt(batch, windows=windows, parts=parts // windows, needed=needed)
@@ -336,7 +338,7 @@ class ExplorationTrainer(GRPOTrainer):
         from accelerate.utils import gather_object
 
         logps, entropy, branching = self._record(output)
-        mask = _counted(output).to(logps.dtype)
+        mask = counted_tokens(output).to(logps.dtype)
         lengths = output["completion_mask"].sum(1)
         last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
         ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=last.device)
@@ -392,44 +394,15 @@ class ExplorationTrainer(GRPOTrainer):
             self._metrics["train"][name].append(value)
 
     def _rollout_columns(self, output: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The latest generation batch as TRL logged it: prompts, completions, reward parts, advantages."""
+        """The latest generation batch as TRL logged it, with token records of its first prompts."""
         count = len(self._gathered_rewards) if self._gathered_rewards is not None else 0
-        latest = {key: list(self._logs[key])[-count:] for key in ("prompt", "completion", "advantages")}
-        rewards = {f"reward/{key}": list(values)[-count:] for key, values in self._logs["rewards"].items()}
-        return {
-            "prompt": [prompt_text(prompt) for prompt in latest["prompt"]],
-            "completion": [prompt_text(completion) for completion in latest["completion"]],
-            "advantage": latest["advantages"],
-            **rewards,
-            **self._token_columns(output, count),
-        }
-
-    def _token_columns(self, output: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
-        """Tokens, entropy, log π, advantage and weight of the first prompts' answers; None for the others."""
+        tokens: dict[str, list[Any]] = {}
         rows = min(self._token_records * self.num_generations, len(output["completion_ids"]))
-        if rows == 0 or self._records is None:
-            return {}
-        mask = _counted(output)[:rows]
-        lengths = mask.sum(1).tolist()
-        advantages = output["advantages"][:rows]
-        advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-        weights = (
-            output["token_weights"][:rows] if "token_weights" in output else torch.ones_like(mask, dtype=torch.float)
-        )
-        if "loss_mask" in output:
-            weights = weights * output["loss_mask"][:rows]
-        columns = {
-            "entropy": self._records.entropy[:rows],
-            "logp": self._records.logps[:rows],
-            "token_advantage": advantages.expand(mask.shape),
-            "token_weight": weights,
+        if rows and self._records is not None:
+            tokens = token_columns(output, self._records, rows, self._token_text)
+        return logged_columns(self._logs, count) | {
+            name: [*values, *[None] * (count - rows)] for name, values in tokens.items()
         }
-        found: dict[str, list[Any]] = {"tokens": []}
-        for ids, length in zip(output["completion_ids"][:rows].tolist(), lengths, strict=True):
-            found["tokens"].append([self._token_text(token) for token in ids[:length]])
-        for name, values in columns.items():
-            found[name] = [row[:length] for row, length in zip(values.tolist(), lengths, strict=True)]
-        return {name: [*values, *[None] * (count - rows)] for name, values in found.items()}
 
     def _token_text(self, token: int) -> str:
         if token not in self._token_texts:
@@ -449,7 +422,7 @@ class ExplorationTrainer(GRPOTrainer):
             temperature=inputs.get("row_temperature"),
         )
         assert entropies is not None
-        mask = inputs.get("loss_mask", _counted(inputs))
+        mask = inputs.get("loss_mask", counted_tokens(inputs))
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         old_logps = inputs.get("old_per_token_logps")
@@ -481,7 +454,7 @@ class ExplorationTrainer(GRPOTrainer):
             loss = self._with_entropy_bonus(loss, entropies, mask, mode)
 
         # Metrics are of counted tokens, whether or not a strategy took them out of the loss.
-        counted = _counted(inputs)
+        counted = counted_tokens(inputs)
         low_clipped = (ratio < 1 - low) & (advantages < 0)
         high_clipped = (ratio > 1 + high) & (advantages > 0)
         values = {
@@ -580,29 +553,14 @@ class ExplorationTrainer(GRPOTrainer):
         """π_ref ← π_θ; nothing to do where β = 0."""
         if self.beta == 0.0:  # no reference is in use
             return
-        model = self.accelerator.unwrap_model(self.model)
-        self._load_reference(model.state_dict() if self.ref_model is not None else _adapter_weights(model, "default"))
+        model, reference = self._models()
+        load_reference(model, reference, model.state_dict() if reference is not None else adapter_weights(model))
         self._reference_moved = True
 
-    def _load_reference(self, weights: Mapping[str, Tensor]) -> None:
-        if self.ref_model is not None:
-            self.accelerator.unwrap_model(self.ref_model).load_state_dict(dict(weights))
-            return
-        model = self.accelerator.unwrap_model(self.model)
-        if "ref" not in model.peft_config:  # TRL reads the reference from an adapter of this name
-            model.add_adapter("ref", model.peft_config["default"])
-            model.set_adapter("default")
-        own = dict(model.named_parameters())
-        with torch.no_grad():
-            for name, value in weights.items():
-                own[name.replace(".default.", ".ref.")].copy_(value)
-                own[name.replace(".default.", ".ref.")].requires_grad_(False)
-
-    def _reference_weights(self) -> dict[str, Tensor]:
-        if self.ref_model is not None:
-            return dict(self.accelerator.unwrap_model(self.ref_model).state_dict())
-        model = self.accelerator.unwrap_model(self.model)
-        return {k.replace(".ref.", ".default."): v for k, v in _adapter_weights(model, "ref").items()}
+    def _models(self) -> tuple[Any, Any]:
+        """The policy, and the model of the reference where that is not an adapter of the policy."""
+        reference = None if self.ref_model is None else self.accelerator.unwrap_model(self.ref_model)
+        return self.accelerator.unwrap_model(self.model), reference
 
     def reset_optimizer(self) -> None:
         """Empties the optimizer's moments."""
@@ -627,7 +585,7 @@ class ExplorationTrainer(GRPOTrainer):
         state = {"step": self._step, "reward": self._mean_reward, "strategies": memories}
         (folder / STRATEGY_STATE).write_text(json.dumps(state))
         if self._reference_moved:
-            weights = self._reference_weights()
+            weights = reference_weights(*self._models())
             save_file({key: value.detach().cpu().clone() for key, value in weights.items()}, folder / REFERENCE_STATE)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -652,7 +610,7 @@ class ExplorationTrainer(GRPOTrainer):
             strategy.memory.update(entry["memory"])
         self._step, self._mean_reward = saved["step"], saved.get("reward", math.nan)
         if (folder / REFERENCE_STATE).exists():
-            self._load_reference(load_file(folder / REFERENCE_STATE))
+            load_reference(*self._models(), load_file(folder / REFERENCE_STATE))
             self._reference_moved = True
         batch = folder / BUFFER_STATE.format(self.accelerator.process_index)
         if batch.exists():  # via the CPU: torch cannot map to the "cpu:0" of a process among several
@@ -678,24 +636,9 @@ class _AfterStep(TrainerCallback):
         self.trainer.after_step()
 
 
-def prompt_text(prompt: Any) -> str:
-    """The text of a prompt or completion: itself, or the contents of its messages."""
-    return prompt if isinstance(prompt, str) else "\n".join(str(message.get("content") or "") for message in prompt)
-
-
-def _counted(inputs: Mapping[str, Any]) -> Tensor:
-    """1 on completion tokens that the policy wrote: no padding, no tool output."""
-    mask: Tensor = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-
-
 def _padded_to(values: Tensor, length: int) -> Tensor:
     """Zeros on the right up to `length`, which TRL may round up."""
     return torch.nn.functional.pad(values, (0, length - values.size(1)))
-
-
-def _adapter_weights(model: Any, adapter: str) -> dict[str, Tensor]:
-    return {name: value for name, value in model.named_parameters() if f".{adapter}." in name}
 
 
 def _refuse_unsupported(args: GRPOConfig) -> None:
