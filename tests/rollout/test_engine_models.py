@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.cache import LayerShape
 from explorl.rollout.fused import Fusion
+from explorl.rollout.llama import FEW_ROWS, TorchOps
 from explorl.rollout.plan import make_plan
 
 from .models import GQA, build, prompts
@@ -246,3 +249,24 @@ def test_the_largest_batch_that_fits_is_planned() -> None:
     assert plans[0].slots < plans[1].slots < plans[2].slots < plans[3].slots == 256
     for plan, budget in zip(plans, (200, 400, 800), strict=False):
         assert 0.95 * (budget << 20) < plan.bytes <= budget << 20
+
+
+@pytest.mark.parametrize("shape", [(20, 1), (4, 5), (24,), (64, 1), (3,)])
+def test_a_projection_is_the_same_either_way_round(shape: tuple[int, ...]) -> None:
+    """For some numbers of rows the weight is multiplied by the input, not the input by the weight."""
+    generator = torch.Generator().manual_seed(0)
+    projection = torch.nn.Linear(40, 24, bias=False)
+    x = torch.randn(*shape, 40, generator=generator)
+    ops = TorchOps()
+    with torch.no_grad():
+        want = projection(x)
+        got = ops.project(x, projection)
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want)
+        flipped = got.stride(-1) != 1
+        assert flipped == (math.prod(shape) in FEW_ROWS and torch.backends.mkl.is_available())
+        if len(shape) == 2:
+            norm, back = LlamaRMSNorm(40), torch.nn.Linear(24, 40, bias=False)
+            total, normed = ops.add(x, got, back, norm)
+            torch.testing.assert_close(total, x + back(want))
+            torch.testing.assert_close(normed, norm(x + back(want)))
