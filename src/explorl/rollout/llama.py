@@ -30,6 +30,10 @@ as fast for 32 rows of SmolLM2-135M."""
 class Ops(Protocol):
     """The operations between the projections, and those themselves, for one kind of device."""
 
+    def begin(self, x: Tensor) -> None:
+        """Looks at what the next operations will be about: as many rows as x has."""
+        ...
+
     def project(self, x: Tensor, projection: Any) -> Tensor:
         """projection(x); the result need not be contiguous."""
         ...
@@ -48,8 +52,16 @@ class Ops(Protocol):
 class TorchOps:
     """The operations in torch, with as few passes over memory as it allows."""
 
+    few = False
+    """Whether there are `FEW_ROWS`."""
+
+    def begin(self, x: Tensor) -> None:
+        rows = x.numel() // x.shape[-1]
+        on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
+        self.few = on_cpu and rows in FEW_ROWS and torch.backends.mkl.is_available()
+
     def project(self, x: Tensor, projection: Any) -> Tensor:
-        if not _narrow(x, projection):
+        if not self.few or not _plain(projection):
             return projection(x)
         product = torch.mm(projection.weight, x.flatten(0, -2).t()).t()
         return product.unflatten(0, x.shape[:-1])
@@ -58,12 +70,10 @@ class TorchOps:
         return torch.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any) -> tuple[Tensor, Tensor]:
-        if _narrow(y, projection):
+        if self.few or not _plain(projection):
             x = x + self.project(y, projection)
-        elif _plain(projection):
-            x = torch.addmm(x.flatten(0, 1), y.flatten(0, 1), projection.weight.t()).view_as(x)
         else:
-            x = x + projection(y)
+            x = torch.addmm(x.flatten(0, 1), y.flatten(0, 1), projection.weight.t()).view_as(x)
         return x, self.norm(x, norm)
 
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,17 +90,6 @@ class TorchOps:
 def _plain(projection: Any) -> bool:
     """Whether it is nothing but a product with its weight."""
     return type(projection) is nn.Linear and projection.bias is None
-
-
-def _narrow(x: Tensor, projection: Any) -> bool:
-    rows = x.numel() // x.shape[-1]
-    return (
-        x.device.type == "cpu"
-        and rows in FEW_ROWS
-        and x.dtype == torch.float32
-        and _plain(projection)
-        and torch.backends.mkl.is_available()
-    )
 
 
 class KernelOps(TorchOps):
@@ -122,13 +121,16 @@ class LlamaForward:
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
-        return self.ops.project(self.hidden(ids, positions, cache)[:, -1], self.root.lm_head).contiguous()
+        last = self.hidden(ids, positions, cache)[:, -1]
+        self.ops.begin(last)
+        return self.ops.project(last, self.root.lm_head).contiguous()
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """What the head reads, (rows, length, width)."""
         ops, body = self.ops, self.body
         rows, length = ids.shape
         x = body.embed_tokens(ids)
+        ops.begin(x)
         cos, sin = body.rotary_emb(x, position_ids=positions)
         layers = list(body.layers)
         at_once = getattr(cache, "rotate_and_attend", None)
