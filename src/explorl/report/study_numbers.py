@@ -45,6 +45,8 @@ def written(value: Any, unit: str = "", *, signed: bool = False) -> str:
         text = f"{number:{plus}.3f}"
     elif size >= 1e6:
         text = f"{number / 1e6:{plus}.2f} M"
+    elif size >= 1e4:
+        text = f"{number / 1e3:{plus}.0f} k"
     elif size >= 100:
         text = f"{number:{plus},.0f}"
     elif unit in ("s", "steps", "tokens"):
