@@ -27,7 +27,7 @@ from explorl.protocols import Protocol, protocol, task_label
 from explorl.rollout import Engine
 from explorl.scores import as_json, scores, table, unsolved
 from explorl.store import write_json
-from explorl.tasks import Task, get_task
+from explorl.tasks import Task, get_task, task_type
 
 RECORD_BYTES = 2 << 30
 """Token records are kept by default where they take no more than this before compression."""
@@ -130,8 +130,8 @@ def run_evaluation(
 
 def _task(name: str, options: Mapping[str, Any]) -> Task:
     """The task of that name; one that generates its problems needs no folder of files, though others beside it do."""
-    generated = name == "countdown-mini" or name.startswith("gym:")
-    return get_task(name, **{key: value for key, value in options.items() if key != "data_dir" or not generated})
+    files = task_type(name).reads_files
+    return get_task(name, **{key: value for key, value in options.items() if key != "data_dir" or files})
 
 
 def _fill(

@@ -27,6 +27,7 @@ __all__ = [
     "Verdict",
     "get_task",
     "opens_think",
+    "task_type",
 ]
 
 TASKS: dict[str, type[Any]] = {
@@ -40,12 +41,18 @@ TASKS: dict[str, type[Any]] = {
 """Tasks by name; and ``gym:<name>`` is any data set of reasoning-gym."""
 
 
-def get_task(name: str, **options: Any) -> Task:
-    """The task of that name; the options are the fields of its class."""
-    kind, _, detail = name.partition(":")
-    task = Gym if kind == "gym" else TASKS.get(name)
+def task_type(name: str) -> type[Any]:
+    """The class of the task of that name."""
+    task = Gym if name.startswith("gym:") else TASKS.get(name)
     if task is None:
         raise unknown("task", name, [*TASKS, "gym:<name>"])
+    return task
+
+
+def get_task(name: str, **options: Any) -> Task:
+    """The task of that name; the options are the fields of its class."""
+    task = task_type(name)
+    kind, _, detail = name.partition(":")
     known = {field.name for field in fields(task)} - {"name"}
     for option in options:
         if option not in known:

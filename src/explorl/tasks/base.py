@@ -46,6 +46,8 @@ class Task(ABC):
 
     name: str
     splits: ClassVar[tuple[str, ...]] = ("sft", "train", "holdout")
+    reads_files: ClassVar[bool] = True
+    """Whether ``data_dir`` can say where its problems are; False where they are generated."""
     templates: ClassVar[tuple[str, ...]] = ()
     """Names that `prompt` accepts; the first is the default."""
     reward_parts: ClassVar[Mapping[str, float]] = {"correctness": 1.0, "format": 0.1}

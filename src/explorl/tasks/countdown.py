@@ -171,6 +171,7 @@ class CountdownMini(Countdown):
     space: Space = MINI
     attempts: tuple[int, int] = (0, 2)
 
+    reads_files: ClassVar[bool] = False
     templates: ClassVar[tuple[str, ...]] = ("terse", "paper", "paper-opened", "chat")
     default_sizes: ClassVar[Mapping[str, int | None]] = {"sft": None, "train": 4_000, "holdout": 1_000}
     """None takes all that is left: 11,292 of the 16,292 problems."""

@@ -49,6 +49,7 @@ class Gym(Task):
     config: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data set, like ``{"max_animals": 3}``."""
 
+    reads_files: ClassVar[bool] = False
     templates: ClassVar[tuple[str, ...]] = ("chat", "plain")
     default_sizes: ClassVar[Mapping[str, int]] = {"sft": 1_000, "train": 2_000, "holdout": 500}
 
