@@ -7,12 +7,22 @@ from typing import Any
 import pytest
 import torch
 
+from explorl.rollout import plan
+
 from .models import build
 
 
 @pytest.fixture(scope="session")
 def llama() -> Any:
     return build("llama")
+
+
+@pytest.fixture(params=["joined", "apart"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where a short prompt's keys and values are: with those of every row, or once for all rows."""
+    if request.param == "apart":
+        monkeypatch.setattr(plan, "SHORT_PROMPT", 0)
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,7 @@ def same_tokens(first: Rollouts, second: Rollouts) -> bool:
 # Against generate and a forward pass
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", BUILDERS)
 def test_greedy_equals_generate(name: str) -> None:
     model = build(name)
@@ -67,6 +68,7 @@ def test_greedy_equals_generate(name: str) -> None:
     check_records(model, rollouts)
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", BUILDERS)
 def test_records_equal_a_teacher_forced_pass(name: str) -> None:
     model = build(name)
@@ -80,6 +82,15 @@ def test_records_equal_a_teacher_forced_pass(name: str) -> None:
         assert stopped or len(rollout) == 20
 
 
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_many_columns_are_attended_to_head_by_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explorl.rollout.cache.FEW_COLUMNS", 0)
+    model = build(name)
+    check_records(model, Engine(model, batch_size=4).generate(prompts(), 3, SamplingParams(max_tokens=20, seed=1)))
+
+
+@pytest.mark.usefixtures("place")
 def test_repetition_penalty_equals_generate(llama: Any) -> None:
     ids = prompts()
     params = SamplingParams(temperature=0, repetition_penalty=1.4, max_tokens=20)
@@ -105,6 +116,7 @@ def test_log_q_is_that_of_the_warped_distribution(llama: Any) -> None:
 # Scheduling
 
 
+@pytest.mark.usefixtures("place")
 def test_batch_size_changes_no_token(llama: Any) -> None:
     ids = prompts((4, 11, 1, 20))
     warped = SamplingParams(
@@ -132,6 +144,7 @@ def test_one_value_a_row_does_what_the_scalar_does(llama: Any) -> None:
             assert per_row[2 * i + j].token_ids == scalar[2 * i + j].token_ids[:limit]
 
 
+@pytest.mark.usefixtures("place")
 def test_rows_are_refilled_and_the_order_is_kept(llama: Any) -> None:
     ids = prompts((3, 8, 5, 2))
     limits = [1, 17, 2, 9, 30, 1, 1, 4, 12, 3, 8, 25]
@@ -149,6 +162,7 @@ def test_rows_are_refilled_and_the_order_is_kept(llama: Any) -> None:
     check_records(llama, rollouts)
 
 
+@pytest.mark.usefixtures("place")
 def test_equal_prompts_are_computed_once(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from explorl.rollout.decoder import Decoder
 
@@ -169,6 +183,7 @@ def test_equal_prompts_are_computed_once(llama: Any, monkeypatch: pytest.MonkeyP
     assert sum(computed) <= 3
 
 
+@pytest.mark.usefixtures("place")
 def test_the_engine_is_used_again(llama: Any) -> None:
     engine = Engine(llama)
     first = engine.generate(prompts(), 2, TINY)
@@ -230,6 +245,7 @@ def test_rows_without_a_grouping(llama: Any, monkeypatch: pytest.MonkeyPatch) ->
     """Off the CPU and without kernels, each row gathers its prompt for itself."""
     from explorl.rollout.cache import SlotCache
 
+    monkeypatch.setattr("explorl.rollout.plan.SHORT_PROMPT", 0)
     want = Engine(llama).generate(prompts(), 3, TINY)
     monkeypatch.setattr(SlotCache, "regroup", lambda *_: None)
     assert same_tokens(Engine(llama, batch_size=4).generate(prompts(), 3, TINY), want)
@@ -343,6 +359,7 @@ def test_max_tokens_beyond_the_context_is_shortened(llama: Any, caplog: pytest.L
     assert "max_tokens of 1 of 2 requests" in caplog.text
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("batch_size", [2, 5, 64])
 def test_nan_logits_break_only_their_request(batch_size: int, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=16, stop_token_ids=(), seed=4)

@@ -200,7 +200,7 @@ def test_a_model_outside_the_attention_interface_is_refused() -> None:
 # Memory
 
 
-def test_the_plan_is_what_is_allocated(llama: Any) -> None:
+def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
     engine = Engine(llama, batch_size=6)
     engine.generate(prompts(), 4, PARAMS)
     plan, decoder = engine.plan, engine._decoder
@@ -208,7 +208,8 @@ def test_the_plan_is_what_is_allocated(llama: Any) -> None:
     assert decoder is not None
     token_bytes = GQA["num_hidden_layers"] * 2 * 2 * 12 * 4
     assert (plan.slots, plan.tokens, plan.prompt_tokens) == (6, 10, 29)
-    assert plan.cache_bytes == 6 * 10 * token_bytes == sum(b.nbytes for b in decoder.cache.blocks)
+    columns = 10 + 29 * (place == "joined")
+    assert plan.cache_bytes == 6 * columns * token_bytes == sum(b.nbytes for b in decoder.cache.blocks)
     assert plan.prompt_bytes == plan.entries * 29 * token_bytes == sum(b.nbytes for b in decoder.prompts.blocks)
     state = decoder.state
     held = sum(t.nbytes for t in (state.ints, state.reals, state.out_ints, state.out_reals, state.stops))

@@ -53,6 +53,7 @@ def test_without_sharing_every_seat_has_its_row() -> None:
     assert (layout.rows, layout.seats, layout.lead) == (2, 2, None)
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("batch_size", [5, 64])
 def test_sharing_changes_no_token_and_saves_rows(llama: Any, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     params = SamplingParams(

@@ -161,17 +161,25 @@ class PromptCache(_Base):
 class SlotCache(_Base):
     """Keys and values of the rows being decoded, one slot a row, allocated once; decodes one token a row.
 
-    A row at absolute position p whose prompt entry holds o tokens writes into column p − o of its slot.
+    A row at absolute position p whose prompt entry holds o tokens writes into column p − o of its slot; ``prefix``
+    columns before that belong to the prompt.
     """
 
     def __init__(
-        self, layers: Sequence[LayerShape], slots: int, length: int, state: State, prompts: PromptCache
+        self,
+        layers: Sequence[LayerShape],
+        slots: int,
+        length: int,
+        state: State,
+        prompts: PromptCache,
+        prefix: int = 0,
     ) -> None:
         super().__init__()
         self.slots, self.capacity, self.state, self.prompts = slots, length, state, prompts
-        self.blocks, self.keys, self.values = _allocate(layers, slots, length)
+        self.prefix = prefix
+        self.blocks, self.keys, self.values = _allocate(layers, slots, prefix + length)
         device = state.ints.device
-        self._first = torch.arange(slots, device=device) * length
+        self._first = torch.arange(slots, device=device) * (prefix + length) + prefix
         self._columns = torch.arange(max(length, prompts.length), device=device)
         self.ints, self.rows, self.length, self.even = state.ints, slots, length, False
         self.grouping: Grouping | None = None
@@ -187,6 +195,9 @@ class SlotCache(_Base):
         if device.type == "cpu" and known != self._grouped:
             self.grouping, self._grouped = Grouping.of(entries, lengths, device), known
 
+    def start(self, rows: np.ndarray, entries: np.ndarray) -> None:
+        """These rows begin completions of these prompt entries."""
+
     def look(self, ints: Tensor, length: int, even: bool = False) -> None:
         """Prepares a step of rows with these `State.ints` over the first columns; ``even``: all rows fill them."""
         self.ints, self.rows, self.length, self.even = ints, ints.shape[1], length, even
@@ -196,7 +207,7 @@ class SlotCache(_Base):
         self._layer = layer_idx
         for mine, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
             if self.even:
-                mine[: self.rows, self.length - 1] = new[:, :, 0]
+                mine[: self.rows, self.prefix + self.length - 1] = new[:, :, 0]
             else:
                 width = mine.shape[2] * mine.shape[3]
                 mine.view(-1, width).index_copy_(0, self._places(), new.reshape(-1, width))
@@ -221,8 +232,7 @@ class SlotCache(_Base):
             rows_of = grouping
             prompt = tuple(part[: grouping.entries, : grouping.length] for part in prompt)  # type: ignore[assignment]
         query = query[:, :, 0] * scale
-        if kv_heads * (prompt[0].shape[1] + self.length) <= FEW_COLUMNS:
-            # One product for all heads of a row, foreign heads hidden: wasteful, but far fewer small products.
+        if self.at_once(kv_heads, prompt[0].shape[1] + self.length):
             bias = self._bias(window, kv_heads, group)
             own, prompt = ((k.flatten(1, 2), v.flatten(1, 2)) for k, v in (own, prompt))
             out = shared_attention(query, own, prompt, rows_of, bias, cap)
@@ -241,6 +251,11 @@ class SlotCache(_Base):
             ]
             out = torch.cat(parts, dim=1)
         return out.unsqueeze(1)
+
+    @staticmethod
+    def at_once(kv_heads: int, columns: int) -> bool:
+        """Whether one product serves all heads of a row, foreign heads hidden: wasteful, but far fewer products."""
+        return kv_heads * columns <= FEW_COLUMNS
 
     def _bias(self, window: int | None, kv_heads: int, group: int) -> Tensor | None:
         """0 on the prompt's and the slot's columns that a row's newest token sees, −inf elsewhere.
@@ -283,10 +298,11 @@ class SlotCache(_Base):
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copies the first columns of slots to others; no slot is both source and target."""
+        columns = self.prefix + length
         for block in self.blocks:
-            layer = len(source) * length * block.shape[3] * block.shape[4] * block.dtype.itemsize
+            layer = len(source) * columns * block.shape[3] * block.shape[4] * block.dtype.itemsize
             for part in block.split(max(1, COPY_BYTES // max(1, layer))):
-                part[:, target, :length] = part[:, source, :length]
+                part[:, target, :columns] = part[:, source, :columns]
 
     def clear(self, slots: Tensor) -> None:
         """Zeroes slots whose contents may hold NaN."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from explorl.rollout.attention import attending
 from explorl.rollout.cache import LayerShape, Probe, PromptCache, SlotCache
 from explorl.rollout.fused import Fusion
+from explorl.rollout.joined import JoinedCache
 from explorl.rollout.llama import written_out
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampler import sample_step
@@ -54,7 +55,7 @@ class Decoder:
         self.model, self.layers, self.plan, self.device = model, layers, plan, device
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
         self.state = State(plan.slots, plan.tokens, vocab, device)
-        cache_type: type[SlotCache] = SlotCache
+        cache_type: type[SlotCache] = JoinedCache if plan.joined else SlotCache
         self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = sample_step
         if use_kernels:
             from explorl.rollout.kernels import KernelCache, sample_step_kernel

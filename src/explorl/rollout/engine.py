@@ -142,6 +142,7 @@ class Engine:
             batch_size=self.batch_size,
             budget=self._budget(device),
             device=device,
+            join=device.type == "cpu" and not kernels,
         )
         if plan.split and not self._warned:
             self._warned = True

@@ -44,7 +44,11 @@ class Ops(Protocol):
         """x + projection(y), and that normed."""
         ...
 
-    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
+    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """What `rotate` wants to have of the rotary embedding's cosine and sine, (rows, length, size)."""
+        ...
+
+    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]: ...
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor: ...
 
@@ -76,11 +80,14 @@ class TorchOps:
             x = torch.addmm(x.flatten(0, 1), y.flatten(0, 1), projection.weight.t()).view_as(x)
         return x, self.norm(x, norm)
 
-    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         half = cos.shape[-1] // 2
         # rotate_half(x) · sin = (halves of x swapped) · (−sin, sin)
-        signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).unsqueeze(1)
-        cos = cos.unsqueeze(1)
+        return cos.unsqueeze(1), torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).unsqueeze(1)
+
+    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        cos, signed = angles
+        half = cos.shape[-1] // 2
         return tuple(torch.addcmul(x * cos, x.roll(half, -1), signed) for x in (query, key))  # type: ignore[return-value]
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -106,8 +113,11 @@ class KernelOps(TorchOps):
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any) -> tuple[Tensor, Tensor]:
         return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
 
-    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kernels.rotary(query, key, cos, sin)
+    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return cos, sin
+
+    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.kernels.rotary(query, key, *angles)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.kernels.gated(gate, up, False)
@@ -131,7 +141,7 @@ class LlamaForward:
         rows, length = ids.shape
         x = body.embed_tokens(ids)
         ops.begin(x)
-        cos, sin = body.rotary_emb(x, position_ids=positions)
+        angles = ops.angles(*body.rotary_emb(x, position_ids=positions))
         layers = list(body.layers)
         at_once = getattr(cache, "rotate_and_attend", None)
         norms = [layer.input_layernorm for layer in layers[1:]] + [body.norm]
@@ -146,9 +156,9 @@ class LlamaForward:
             query, key, value = (t.transpose(1, 2) for t in (query, key, value))
             window = getattr(attn, "sliding_window", None)
             if at_once is not None:
-                mixed = at_once(query, key, value, (cos, sin), index, attn.scaling, window)
+                mixed = at_once(query, key, value, angles, index, attn.scaling, window)
             else:
-                query, key = ops.rotate(query, key, cos, sin)
+                query, key = ops.rotate(query, key, angles)
                 key, value = cache.update(key, value, index)
                 mixed = cache.attend(query, key, value, attn.scaling, window, None)
             x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from explorl.rollout.cache import LayerShape
+from explorl.rollout.joined import SHORT_PROMPT
 from explorl.rollout.state import State
 
 ROWS = {"cuda": 1024, "cpu": 256}
@@ -32,6 +33,8 @@ class Plan:
     """Prompts kept at once."""
     prompt_tokens: int
     """Positions kept for each of them."""
+    joined: bool
+    """Whether every row has a copy of its prompt."""
     prefill_tokens: int
     """Prompt tokens in one forward pass."""
     cache_bytes: int
@@ -93,16 +96,19 @@ def make_plan(
     batch_size: int | None,
     budget: int,
     device: torch.device,
+    join: bool = False,
 ) -> Plan:
     """The largest batch that the budget allows.
 
     ``prompts`` counts different ones. ``logit_bytes`` is what sampling holds for one entry of the logits,
-    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values.
+    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values. ``join`` lets every row
+    have a copy of its prompt where prompts are short.
     """
     token_bytes = sum(layer.bytes for layer in layers)
     step = LENGTH_STEP.get(device.type, 1)
     tokens, stored = _round_up(tokens, step), _round_up(max(1, prompt_tokens - 1), step)
     prefill = max(stored, min(PREFILL_TOKENS.get(device.type, 2048), prompts * stored))
+    joined = join and stored <= SHORT_PROMPT
     while prefill > stored and prefill * prefill_bytes > budget // 8:
         prefill = max(stored, prefill // 2)
 
@@ -114,8 +120,9 @@ def make_plan(
             tokens=tokens,
             entries=entries,
             prompt_tokens=stored,
+            joined=joined,
             prefill_tokens=prefill,
-            cache_bytes=rows * tokens * token_bytes,
+            cache_bytes=rows * (tokens + joined * stored) * token_bytes,
             prompt_bytes=entries * stored * token_bytes,
             work_bytes=State.bytes(rows, tokens) + rows * vocab * logit_bytes + prefill * prefill_bytes,
             split=rows < wanted,

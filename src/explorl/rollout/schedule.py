@@ -170,7 +170,9 @@ class Schedule:
         self.owner[seats], self.steps[seats] = requests, 0
         self.rows.start(seats, entries)
         self.stops.start(seats)
-        self._clean(self.rows.row[seats].tolist())
+        rows = np.unique(self.rows.row[seats])
+        self._clean(rows.tolist())
+        decoder.cache.start(rows, self.rows.entry[rows])
 
     # Results
 
