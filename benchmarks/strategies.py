@@ -8,8 +8,9 @@ Whole steps without strategies are timed first. Then, on the batch of the last o
 the trainer does on its behalf: it gathers what was recorded into a `Batch`, lets the strategy act and puts the result
 back (record), and carries it through the loss of all micro-batches, forward and backward (loss); where the strategy has
 such hooks, it samples otherwise (sample), computes other log-probabilities (update) or acts after the step (after). All
-but the first and the last are differences from the same work without it, run in turns. Each time is the least of
-several, which others on the machine disturb least.
+but the first and the last are differences from the same work without it: the two are run in turns, and the median of
+the differences counts, since whatever else the machine does falls on both. On a CPU the pieces that are compared are
+short for the same reason: single steps of sampling from the same logits, and a few rows of a micro-batch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import tempfile
 import time
 import warnings
@@ -33,12 +35,13 @@ import transformers
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import GRPOConfig
 from trl.trainer.utils import split_tensor_dict
 
 from explorl.models import load_policy, tiny_tokenizer
-from explorl.rollout.decoder import Decoder
+from explorl.rollout.sampling import Active
 from explorl.strategies import REGISTRY, StepState, Strategy, build
 from explorl.strategies.base import overrides
 from explorl.tasks import get_task
@@ -58,6 +61,7 @@ SMOLLM2 = {
     "tie_word_embeddings": True,
 }
 RESET_EVERY = 200
+FEW_ROWS = 16
 
 
 @dataclass
@@ -117,10 +121,12 @@ def least(run: Callable[[], Any], repeats: int) -> float:
 
 
 def added(run: Callable[[], Any], without: Callable[[], Any], repeats: int) -> float:
-    """How much longer one takes than the other, the two in turns."""
+    """How much longer one takes than the other, the two in turns, each first as often as second."""
     run(), without()
-    times = [(timed(run), timed(without)) for _ in range(repeats)]
-    return min(time for time, _ in times) - min(time for _, time in times)
+    times = []
+    for _ in range(-(-repeats // 2)):
+        times += [timed(run) - timed(without), -(timed(without) - timed(run))]
+    return statistics.median(times)
 
 
 def digits_of(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -232,35 +238,66 @@ class Bench:
         return run
 
     def sampling(self, strategy: Strategy) -> float:
-        """Rollouts with and without it, all of the full length since it may change where answers end; then to scale."""
         trainer = self.trainer
         recorded, ends = (trainer._records, trainer._row_temperature), trainer.eos_token_ids
-        trainer.eos_token_ids = []
-        # On a CPU, samples that have drawn the same tokens are decoded as one row. How many there are depends on the
-        # distribution, which is the strategy's purpose and not its overhead.
-        shares = Decoder.shares
-        Decoder.shares = property(lambda self: False)  # type: ignore[method-assign, assignment]
-
-        def sample(strategies: list[Strategy]) -> Callable[[], None]:
-            def run() -> None:
-                trainer.strategies = strategies
-                trainer._rollout(self.prompts, trainer)
-
-            return run
-
-        difference = added(sample([strategy]), sample([]), min(self.repeats, 5))
-        Decoder.shares = shares  # type: ignore[method-assign]
+        measure = self.sampling_by_steps if trainer.model.device.type == "cpu" else self.sampling_by_rollouts
+        seconds = measure(strategy)
         trainer._records, trainer._row_temperature = recorded
         trainer._old_logps, trainer.eos_token_ids = None, ends
+        return seconds
+
+    def rollout(self, strategies: list[Strategy]) -> Callable[[], None]:
+        def run() -> None:
+            self.trainer.strategies = strategies
+            self.trainer._rollout(self.prompts, self.trainer)
+
+        return run
+
+    def sampling_by_rollouts(self, strategy: Strategy) -> float:
+        """Rollouts with and without it, all of the full length since it may change where answers end; then to scale."""
+        self.trainer.eos_token_ids = []
+        difference = added(self.rollout([strategy]), self.rollout([]), self.repeats)
         return difference * float(self.output["completion_mask"].float().mean())
 
+    def sampling_by_steps(self, strategy: Strategy) -> float:
+        """Rollouts with it, in which every step samples from its logits as without it, too. A sum over the steps."""
+        engine, run = self.trainer._engine, self.rollout([strategy])
+        self.rollout([])()
+        run()  # with the memory that it needs
+        assert engine is not None
+        assert engine._decoder is not None
+        sample, state = engine._decoder.sample, engine._decoder.state
+        sums: list[float] = []
+
+        def both(logits: Tensor, _: Any, active: Active, row_of: Tensor | None) -> None:
+            before = state.ints.clone()
+
+            def ways(active: Active) -> Callable[[], None]:
+                def sample_anew() -> None:
+                    state.ints.copy_(before)
+                    sample(logits, state, active, row_of)
+
+                return sample_anew
+
+            sums[-1] += added(ways(active), ways(Active()), self.repeats)
+            ways(active)()
+
+        engine._decoder.sample = both
+        for _ in range(3):
+            sums.append(least(lambda: strategy.sampling(self.prompts), self.repeats))
+            run()
+        engine._decoder.sample = sample
+        return statistics.median(sums)
+
     def updates(self, strategy: Strategy) -> float:
-        """Forward and backward of one micro-batch with the entropy's gradient, or with a temperature for each row, and
-        without; times the number of micro-batches."""
+        """Forward and backward of a part of the batch with the entropy's gradient, or with a temperature for each row,
+        and without; times the number of such parts. The part is a micro-batch, or, on a CPU, ``FEW_ROWS``."""
         trainer = self.trainer
-        batches = split_tensor_dict(self.output, trainer.args.steps_per_generation)
+        on_cpu = trainer.model.device.type == "cpu"
+        size = min(trainer.args.per_device_train_batch_size, FEW_ROWS if on_cpu else len(self.prompts))
+        batches = split_tensor_dict(self.output, len(self.prompts) // size)
         plain, changed = dict(batches[0]), dict(batches[0])
-        temperatures = strategy.sampling(self.prompts[: trainer.args.per_device_train_batch_size]).get("temperature")
+        temperatures = strategy.sampling(self.prompts[:size]).get("temperature")
         if temperatures is not None:
             changed["row_temperature"] = torch.tensor(temperatures, device=trainer.model.device)
         bonus = strategy.arguments().get("entropy_coef", 0.0)
@@ -273,7 +310,7 @@ class Bench:
 
             return run
 
-        difference = added(update(changed, bonus), update(plain, 0.0), min(self.repeats, 5))
+        difference = added(update(changed, bonus), update(plain, 0.0), self.repeats * (8 if on_cpu else 1))
         trainer._entropy_bonus_enabled, trainer.entropy_coef = False, 0.0
         return difference * len(batches)
 

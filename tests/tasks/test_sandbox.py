@@ -461,11 +461,11 @@ def keeper_that(code: str) -> str:
     """A nursery whose keepers do this, instead of keeping."""
     return f"""{STUB}
 import os, time
-from explorl.tasks import sandbox_child
+from explorl.tasks import sandbox_child, sandbox_nurse
 def keep(nursery):
     {code}
 sandbox_child.keep = keep
-sandbox_child.main()
+sandbox_nurse.main()
 """
 
 

@@ -1,9 +1,8 @@
-"""The inside of the sandbox: what `sandbox_nursery` starts in an interpreter of its own.
+"""The inside of the sandbox: what the nursery (`sandbox_nurse`) forks for each program.
 
-Four processes. The *nursery* (`nurse`) forks a keeper for each program and knows nothing of programs. The *keeper*
-talks to `sandbox` and never runs the program. The *first process* of the new process namespace only waits: when it
-goes, the kernel kills all that is left in there. The *program* is its child. Where namespaces are not permitted the
-program is the keeper's own child.
+Three processes. The *keeper* talks to `sandbox` and never runs the program. The *first process* of the new process
+namespace only waits: when it goes, the kernel kills all that is left in there. The *program* is its child. Where
+namespaces are not permitted the program is the keeper's own child.
 
 With an entry point the program only defines functions, and the keeper runs the tests. Its ``candidate`` sends each
 call's arguments to the program and gets a plain value back. The keeper reads the tests after the program's process has
@@ -13,24 +12,21 @@ begun, so they are not in its memory; and it alone decides, so no exit, patched 
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # not signal, which makes enums of all numbers
-import _socket as socket
 import ast
 import builtins
 import json
 import marshal
 import os
-import select
 import sys
 import time
 import types
-from contextlib import suppress
 
 from explorl.tasks import sandbox_kernel as kernel
 from explorl.tasks.plain import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 MEMORY_EXIT = 86
@@ -120,7 +116,7 @@ def _begin(request: dict[str, Any], descriptors: dict[int, int], uid: int) -> No
                 _wait_as_first(child)
             os.setsid()
             kernel.drop_privileges(uid)
-        _arrange(descriptors)
+        arrange(descriptors)
         ready = _READY
         _shut_in(request)
         os.write(ready, b"ready")
@@ -157,7 +153,7 @@ def _shut_in(request: dict[str, Any]) -> None:  # pragma: no cover (another proc
         kernel.refuse_calls(namespaces="namespaces" in request["layers"])
 
 
-def _arrange(descriptors: dict[int, int]) -> None:  # pragma: no cover (another process)
+def arrange(descriptors: dict[int, int]) -> None:  # pragma: no cover (another process)
     """Give the process these descriptors, by number, and no others."""
     high = {number: os.dup2(descriptor, 100 + number) for number, descriptor in descriptors.items()}
     for number, descriptor in high.items():
@@ -222,128 +218,6 @@ def _exit(body: Callable[..., None], *args: Any) -> NoReturn:  # pragma: no cove
         sys.stderr.flush()
     finally:
         os._exit(status & 255)
-
-
-# The nursery ----------------------------------------------------------------------------------------------------------
-
-
-def main() -> None:  # pragma: no cover (another process)
-    nursery = os.getpid()
-    nurse()
-    keep(nursery)
-
-
-def nurse() -> None:  # pragma: no cover (another process)
-    """Fork a keeper for each message on standard input, a socket, and return in the keeper; end with the socket.
-
-    A message brings four descriptors: the keeper's standard three, and its leash. When the other end of the leash is
-    shut or closed, the keeper is killed; when a keeper has ended, its wait status is written there.
-    """
-    kernel.prepare()
-    _warm_up()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # programs of the same user shall not debug it, nor keepers
-    control = socket.socket(fileno=0)
-    wake_in, wake_out = os.pipe()
-    os.set_blocking(wake_out, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-    leashes: dict[int, int] = {}  # of each keeper
-    alive: dict[int, int] = {}  # the keeper on each leash that is still to be watched
-    poll = select.poll()
-    for descriptor in (0, wake_in):
-        poll.register(descriptor, select.POLLIN)
-    while True:
-        ready = {descriptor for descriptor, _ in poll.poll()}
-        # New keepers come last: a new leash may get the number of one that has just been closed.
-        for leash in ready & alive.keys():
-            poll.unregister(leash)
-            _kill_group(alive.pop(leash))
-        if wake_in in ready:
-            os.read(wake_in, 4096)
-            for pid, code in _ended():
-                leash = leashes.pop(pid)
-                if alive.pop(leash, None):
-                    poll.unregister(leash)
-                _report(leash, code)
-        if 0 in ready:
-            if (given := _accept(control)) is None:
-                for pid in leashes:
-                    _kill_group(pid)
-                while leashes:
-                    del leashes[os.wait()[0]]
-                os._exit(0)
-            *standard, leash = given
-            try:
-                pid = os.fork()
-            except OSError as error:
-                os.write(standard[2], described(error).encode())
-                _report(leash, 1 << 8)
-            else:
-                if pid == 0:
-                    break
-                leashes[pid], alive[leash] = leash, pid
-                poll.register(leash, select.POLLIN)
-            for descriptor in standard:
-                os.close(descriptor)
-    control.detach()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _arrange(dict(enumerate(standard)))
-    os.setsid()
-
-
-def _warm_up() -> None:  # pragma: no cover (another process)
-    """Do what keepers will do, so that the interpreter's caches are full, and import what programs often do.
-
-    Nothing that draws random numbers when it is imported: all programs would have the same.
-    """
-    import bisect  # noqa: F401
-    import heapq  # noqa: F401
-    import math  # noqa: F401
-    import string  # noqa: F401
-    import typing  # noqa: F401
-
-    for _ in range(10):
-        normal_form("import os\ndef f(x: int) -> int:\n    'doc'\n    return [x + 1 for x in range(x)][0]")
-        decode(json.loads(json.dumps(encode(((1, "a", [2.0]), {"a": None})))))
-        exec(compile("def f(x):\n    return x", "<program>", "exec", dont_inherit=True), {})
-
-
-def _accept(control: socket.socket) -> list[int] | None:  # pragma: no cover (another process)
-    """The four descriptors of the next message; None when there will be none."""
-    message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * 4))
-    if not message:
-        return None
-    ((_, _, content),) = ancillary
-    descriptors = memoryview(content).cast("i").tolist()
-    if len(descriptors) != 4:
-        raise RuntimeError(f"{len(descriptors)} descriptors instead of 4")
-    return descriptors
-
-
-def _ended() -> Iterator[tuple[int, int]]:  # pragma: no cover (another process)
-    """Process number and wait status of each child that has ended."""
-    while True:
-        try:
-            pid, code = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        yield pid, code
-
-
-def _report(leash: int, code: int) -> None:  # pragma: no cover (another process)
-    with suppress(OSError):  # perhaps nobody waits for it any more
-        os.write(leash, b"%d" % code)
-    os.close(leash)
-
-
-def _kill_group(pid: int) -> None:  # pragma: no cover (another process)
-    """Kill a child that has not been waited for, so that its number is still its own, and its process group."""
-    os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):  # perhaps it had not come to make one
-        os.killpg(pid, signal.SIGKILL)
 
 
 # The keeper -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Where `sandbox` gets its processes from: a nursery, which has imported what they need and forks one for each program.
 
-The nursery (`nurse` in `sandbox_child`) is a child of this process, started at first use. It never reads a request.
+The nursery (`sandbox_nurse`) is a child of this process, started at first use. It never reads a request.
 Each call sends it four descriptors: three pipes, which become the new keeper's standard input, output and error, and a
 *leash*, a socket on which the nursery says how the keeper has ended, and whose end here is the keeper's death.
 """
@@ -24,7 +24,7 @@ import sys, types
 for name, path in zip(("explorl", "explorl.tasks"), sys.argv[1:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from explorl.tasks.sandbox_child import main
+from explorl.tasks.sandbox_nurse import main
 main()
 """
 """Imports the child by its name, but not the packages around it, which would import torch."""
