@@ -191,6 +191,11 @@ def agree(got: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
     return close
 
 
+def cannot(error: Exception) -> None:
+    """Says why a model that looks like Llama runs as it is."""
+    logger.warning("the faster, written-out forward pass fails on this model, which runs as it is: %s", error)
+
+
 def written_out(model: nn.Module, probe: Any, use_kernels: bool) -> LlamaForward | None:
     """The written-out forward pass of this model; None where it has none, or one that does not agree with it.
 
@@ -212,7 +217,8 @@ def written_out(model: nn.Module, probe: Any, use_kernels: bool) -> LlamaForward
                 want = model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits[:, -1]
             try:
                 got = forward(ids, positions, probe())
-            except (AttributeError, TypeError, RuntimeError):
+            except (AttributeError, TypeError, RuntimeError) as error:
+                cannot(error)
                 return None
             if got.shape != want.shape:
                 return None

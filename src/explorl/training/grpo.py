@@ -34,6 +34,7 @@ from explorl.rollout import Engine, PaddedRollouts, SamplingParams
 from explorl.strategies import Batch, ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import overrides
 from explorl.training.dealing import dealt
+from explorl.training.loss import clipped_surrogate, importance_ratio, k3, normalised, sums_and_counts
 from explorl.training.packed import packed_logps
 from explorl.training.records import counted_tokens, logged_columns, prompt_text, token_columns
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
@@ -428,22 +429,16 @@ class ExplorationTrainer(GRPOTrainer):
         old_logps = inputs.get("old_per_token_logps")
         old_logps = logps.detach() if old_logps is None else old_logps
 
-        log_ratio = logps - old_logps
-        if self.importance_sampling_level == "sequence":
-            log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-        ratio = torch.exp(log_ratio)
-        low = torch.as_tensor(inputs.get("clip_low", self.epsilon_low)).to(ratio)
-        high = torch.as_tensor(inputs.get("clip_high", self.epsilon_high)).to(ratio)
-        clipped = torch.minimum(torch.maximum(ratio, 1 - low), 1 + high)
-        bounded = ratio if self.args.delta is None else ratio.clamp(max=self.args.delta)
-        token_loss = -torch.min(bounded * advantages, clipped * advantages)
+        ratio = importance_ratio(logps, old_logps, mask, self.importance_sampling_level)
+        low, high = inputs.get("clip_low", self.epsilon_low), inputs.get("clip_high", self.epsilon_high)
+        surrogate = clipped_surrogate(ratio, advantages, low, high, self.args.delta)
+        token_loss = surrogate.loss
         if "token_weights" in inputs:
             token_loss = token_loss * inputs["token_weights"]
         if self.use_vllm and self.vllm_importance_sampling_correction:
             token_loss = token_loss * inputs["importance_sampling_ratio"]
         if self.beta != 0.0:
-            ahead = inputs["ref_per_token_logps"] - logps
-            kl = torch.exp(ahead) - ahead - 1
+            kl = k3(logps, inputs["ref_per_token_logps"])
             kl = kl * ratio if self.args.use_bias_correction_kl else kl
             token_loss = token_loss + self.beta * kl * inputs.get("kl_weights", 1.0)
         for penalty in self._penalties(inputs, logps, old_logps, mask, advantages):
@@ -453,32 +448,27 @@ class ExplorationTrainer(GRPOTrainer):
         if self._entropy_bonus_enabled:
             loss = self._with_entropy_bonus(loss, entropies, mask, mode)
 
-        # Metrics are of counted tokens, whether or not a strategy took them out of the loss.
-        counted = counted_tokens(inputs)
-        low_clipped = (ratio < 1 - low) & (advantages < 0)
-        high_clipped = (ratio > 1 + high) & (advantages > 0)
         values = {
             "entropy": entropies,
-            "clip_ratio/low_mean": low_clipped.float(),
-            "clip_ratio/high_mean": high_clipped.float(),
-            "clip_ratio/region_mean": (low_clipped | high_clipped).float(),
+            "clip_ratio/low_mean": surrogate.low_clipped.float(),
+            "clip_ratio/high_mean": surrogate.high_clipped.float(),
+            "clip_ratio/region_mean": (surrogate.low_clipped | surrogate.high_clipped).float(),
             **({"kl": kl} if self.beta != 0.0 else {}),
         }
-        left_out = inputs.get("left_out", torch.zeros(2, device=logps.device))
-        sums, counts = [], []
-        for name, value in values.items():  # a sequence-level ratio has one value a sequence
-            per_sequence = value.size(1) == 1
-            total = (value.detach() if per_sequence else value.detach() * counted).sum()
-            sums.append(total + left_out[0] if name == "entropy" else total)
-            counts.append(
-                torch.tensor(float(len(value)), device=value.device)
-                if per_sequence
-                else counted.sum().float() + left_out[1]
-            )
-        total_sums, total_counts = self.accelerator.reduce(torch.stack([torch.stack(sums), torch.stack(counts)]), "sum")
+        self._log_means(values, inputs, mode)
+        return loss
+
+    def _log_means(self, values: dict[str, Tensor], inputs: dict[str, Any], mode: str) -> None:
+        """Logs means over counted tokens, whether or not a strategy took them out of the loss, of all processes."""
+        found = sums_and_counts(values, counted_tokens(inputs))
+        if "left_out" in inputs:  # rows that need no pass: their entropy is known, and nothing of them is clipped
+            sums, counts = inputs["left_out"]
+            per_token = torch.tensor([value.size(1) > 1 for value in values.values()], device=found.device)
+            found[1] += counts * per_token
+            found[0, list(values).index("entropy")] += sums
+        total_sums, total_counts = self.accelerator.reduce(found, "sum")
         for name, mean in zip(values, (total_sums / total_counts.clamp(min=1.0)).tolist(), strict=True):
             self._metrics[mode][name].append(mean)
-        return loss
 
     def _penalties(
         self, inputs: dict[str, Any], logps: Tensor, old_logps: Tensor, mask: Tensor, advantages: Tensor
@@ -511,18 +501,18 @@ class ExplorationTrainer(GRPOTrainer):
     def _normalised(self, token_loss: Tensor, mask: Tensor, inputs: dict[str, Any], mode: str) -> Tensor:
         """From token losses to one number, as TRL's loss types do it, scaled for gradient accumulation."""
         accumulated = self.current_gradient_accumulation_steps if mode == "train" else 1.0
-        rows = inputs.get("mean_rows", len(token_loss))
-        if self.loss_type == "grpo":
-            return ((token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).sum() / rows / accumulated
-        if self.loss_type == "bnpo":
-            return (token_loss * mask).sum() / mask.sum().clamp(min=1.0) / accumulated
-        if self.loss_type == "dr_grpo":
-            return (token_loss * mask).sum() / (rows * self.max_completion_length) / accumulated
-        # dapo: all tokens of the generation batch, rescaled to one accumulation window
         tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if mode == "train":
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        return (token_loss * mask).sum() / tokens
+        return normalised(
+            token_loss,
+            mask,
+            self.loss_type,
+            rows=inputs.get("mean_rows", len(token_loss)),
+            longest=self.max_completion_length,
+            tokens=tokens,
+            accumulated=accumulated,
+        )
 
     def _with_entropy_bonus(self, loss: Tensor, entropies: Tensor, mask: Tensor, mode: str) -> Tensor:
         """TRL's bonus: loss − coef · mean H; adaptive, the coefficient seeks a target between optimizer steps."""

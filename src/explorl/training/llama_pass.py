@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from explorl.rollout.llama import LlamaForward, TorchOps, agree, llama_like
+from explorl.rollout.llama import LlamaForward, TorchOps, agree, cannot, llama_like
 
 
 class _Rotated(torch.autograd.Function):
@@ -42,11 +42,8 @@ class TrainingOps(TorchOps):
             return x, self.norm(x, norm)
         return super().add(x, y, projection, norm)
 
-    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        half = cos.shape[-1] // 2
-        signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).unsqueeze(1)
-        cos = cos.unsqueeze(1)
-        return _Rotated.apply(query, cos, signed), _Rotated.apply(key, cos, signed)
+    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return _Rotated.apply(query, *angles), _Rotated.apply(key, *angles)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(gate) * up
@@ -63,9 +60,12 @@ class TrainingKernelOps(TrainingOps):
     def add(self, x: Tensor, y: Tensor, projection: nn.Module, norm: Any) -> tuple[Tensor, Tensor]:
         return self.kernels.AddedNorm.apply(x, projection(y), norm.weight, norm.variance_epsilon)
 
-    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return cos, sin
+
+    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Later, by the kernel that spreads them."""
-        self.angles = cos, sin
+        self.latest = angles
         return query, key
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class _KernelRows:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        spread = self.ops.kernels.RotatedRows.apply(query, key, value, *self.ops.angles, self.rows)
+        spread = self.ops.kernels.RotatedRows.apply(query, key, value, *self.ops.latest, self.rows)
         return self.rows.attend_spread(*spread, scale, window, cap)
 
 
@@ -120,6 +120,7 @@ def llama_pass(model: nn.Module, probe: Any, use_kernels: bool | None = None) ->
         want = root.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
         try:
             got = found.states(ids, positions, probe)
-        except (AttributeError, TypeError, RuntimeError):
+        except (AttributeError, TypeError, RuntimeError) as error:
+            cannot(error)
             return None
     return found if got.shape == want.shape and agree(got, want, next(model.parameters()).dtype) else None
