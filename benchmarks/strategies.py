@@ -61,7 +61,7 @@ SMOLLM2 = {
     "tie_word_embeddings": True,
 }
 RESET_EVERY = 200
-FEW_ROWS = 16
+FEW_ROWS = 64
 
 
 @dataclass
