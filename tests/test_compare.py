@@ -19,8 +19,8 @@ from explorl.analysis.boundary import Boundary, boundary
 from explorl.analysis.quality import quality_by_step, quality_table
 from explorl.compare import Comparison, compare, compare_command
 from explorl.evaluation import Evaluation, protocol
-from explorl.evaluation_store import load_evaluation
-from explorl.harness import run_evaluation
+from explorl.evaluation.folder import load_evaluation
+from explorl.evaluation.harness import run_evaluation
 from explorl.metrics import paired_difference, pass_at_k, permutation_test
 from explorl.models import Policy, load_policy
 from explorl.report import boundary_figures

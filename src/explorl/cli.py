@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from explorl.config import Config, ConfigError, check_trackers, load_config, presets
-from explorl.judge import JudgeError
+from explorl.evaluation.judge import JudgeError
 from explorl.models import ModelError
 from explorl.store import RunStore, StoreError
 
@@ -161,7 +161,7 @@ def evaluate(
     json_file: JsonFile = None,
 ) -> None:
     """Sample, verify and score policies; what was sampled stays, and a later call draws only what is missing."""
-    from explorl.harness import evaluate_command
+    from explorl.evaluation.harness import evaluate_command
 
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
@@ -218,7 +218,7 @@ def judge(
     ] = "OPENAI_API_KEY",
 ) -> None:
     """Ask a language model which responses hold irrelevant content. Nothing else in Explorl asks one."""
-    from explorl.judge import Judge, judge_evaluation
+    from explorl.evaluation.judge import Judge, judge_evaluation
 
     asked = Judge(url, model, api_key=os.environ.get(api_key_variable))
     share = judge_evaluation(folder, asked, per_problem=per_problem)
@@ -236,7 +236,7 @@ def study(
     json_file: JsonFile = None,
 ) -> None:
     """Run arms × seeds under one budget and compare them with intervals. What is done is not done again."""
-    from explorl.study import run_study, study_status
+    from explorl.study.run import run_study, study_status
 
     if what[0] == "status":
         if len(what) != 2:
@@ -261,7 +261,7 @@ def study(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a study.")]) -> None:
     """Make a study's table and report again from its runs, finished or not."""
-    from explorl.study import write_results
+    from explorl.study.run import write_results
 
     write_results(folder)
     console.print(f"report: [bold]{folder / 'report.html'}[/bold]", soft_wrap=True)
@@ -288,7 +288,7 @@ def watch(
     once: Annotated[bool, typer.Option(help="Print it once and return.")] = False,
 ) -> None:
     """Show the curves of a running study or run."""
-    from explorl.watch import watch as look
+    from explorl.study.watch import watch as look
 
     look(folder, once=once, console=console)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from explorl.analysis.boundary import Boundary, boundary
 from explorl.evaluation import Evaluation
-from explorl.evaluation_store import EvaluationFolder, load_evaluation
+from explorl.evaluation.folder import EvaluationFolder, load_evaluation
 from explorl.metrics import Table
 from explorl.report.boundary_figures import figures, save
 from explorl.store import StoreError, write_json

@@ -18,9 +18,9 @@ from explorl.evaluation import Evaluation, protocol
 from explorl.metrics import Cell, Interval, Table, paired_difference
 from explorl.report.study_page import write_report
 from explorl.store import StoreError, write_json, write_text
-from explorl.study import run_study
-from explorl.study_arm import run_folder
-from explorl.study_file import Study
+from explorl.study.arm import run_folder
+from explorl.study.file import Study
+from explorl.study.run import run_study
 
 ARMS: dict[str, list[str]] = {"plain GRPO": [], "GRPO + PPL shaping": ["ppl_shaping"]}
 

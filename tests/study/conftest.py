@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from explorl.study import locked_study, write_results
-from explorl.study_arm import run_arm
-from explorl.study_file import load_study
+from explorl.study.arm import run_arm
+from explorl.study.file import load_study
+from explorl.study.run import locked_study, write_results
 
 STUDY = """
 name: mini
@@ -37,7 +37,7 @@ import sys
 from dataclasses import dataclass
 from explorl.strategies import Strategy
 
-if "study_arm" in sys.argv[0]:
+if sys.argv[0].endswith("study/arm.py"):
     raise RuntimeError("this strategy fails in a run, [not] when it is checked")
 
 @dataclass(frozen=True)

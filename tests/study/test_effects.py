@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from explorl.store import RunStore
-from explorl.study_arm import run_folder
-from explorl.study_file import Study
+from explorl.study.arm import run_folder
+from explorl.study.file import Study
 
 FILE = Path(__file__).parents[2] / "studies" / "effects.yaml"
 Measure = Callable[[Path], float]
@@ -88,7 +88,7 @@ def table(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from explorl.study import run_study
+    from explorl.study.run import run_study
 
     place = tmp_path_factory.mktemp("effects") / "study"
     outcome = run_study(FILE, folder=place, console=Console())

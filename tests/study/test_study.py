@@ -20,8 +20,7 @@ from rich.console import Console
 from explorl.config import ConfigError
 from explorl.models import ModelError
 from explorl.store import RunStore, StoreError
-from explorl.study import Outcome, environment, locked_study, run_study, study_status, write_results
-from explorl.study_arm import (
+from explorl.study.arm import (
     done,
     is_locked,
     locked,
@@ -33,12 +32,13 @@ from explorl.study_arm import (
     spent,
     trained_steps,
 )
-from explorl.study_file import load_study
+from explorl.study.file import load_study
+from explorl.study.run import Outcome, environment, locked_study, run_study, study_status, write_results
 
 RUN = """
 import sys
 from rich.console import Console
-from explorl.study import run_study
+from explorl.study.run import run_study
 run_study(sys.argv[1], folder=sys.argv[2], seeds=1, jobs=1, console=Console())
 """
 

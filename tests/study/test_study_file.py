@@ -10,7 +10,7 @@ import yaml
 
 from explorl.config import ConfigError
 from explorl.strategies import REGISTRY
-from explorl.study_file import Study, checked_seeds, flat, inert, load_study, merged, slug
+from explorl.study.file import Study, checked_seeds, flat, inert, load_study, merged, slug
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from explorl.store import StoreError
-from explorl.watch import BLOCKS, braille, sparkline, watch
+from explorl.study.watch import BLOCKS, braille, sparkline, watch
 
 
 def shown(folder: Path) -> str:

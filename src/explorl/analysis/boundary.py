@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import Any
 
 from explorl.evaluation import Evaluation
+from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
 from explorl.metrics import Cell, Interval, Table, paired_difference, permutation_test, upset_counts
-from explorl.scores import LABELS, as_json, per_problem, scores, unsolved
 
 DIFFERED = ("distinct_answers", "distinct_correct_answers", "mean_tokens")
 """Measures beside pass@k and maj@k whose paired differences are taken."""

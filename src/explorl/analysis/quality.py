@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from explorl.evaluation.scores import REPETITIVE
 from explorl.metrics import Cell, Table, format_violations, language_mixing, trigram_redundancy
-from explorl.scores import REPETITIVE
 from explorl.store import RunStore, StoreError
 
 

@@ -1,7 +1,7 @@
 """Evaluations of many models on many tasks: resumable, in several processes, with hundreds of samples a problem.
 
 What is sampled stays sampled: asking for more samples or more problems draws only those that are missing, and they are
-the ones that a single call for all of them would have drawn (see `explorl.numbering`); statistics of their tokens may
+the ones that a single call for all of them would have drawn (see `numbering`); statistics of their tokens may
 differ in the last bits, as sums do that are taken over batches of another size.
 """
 
@@ -18,14 +18,14 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from explorl.drawing import Chunk, Job
-from explorl.evaluation import Evaluation, fitting_template
-from explorl.evaluation_store import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
+from explorl.evaluation.core import Evaluation, fitting_template
+from explorl.evaluation.drawing import Chunk, Job
+from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
+from explorl.evaluation.protocols import Protocol, protocol, task_label
+from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.metrics import Interval
 from explorl.models import Policy, load_policy, resolve_model
-from explorl.protocols import Protocol, protocol, task_label
 from explorl.rollout import Engine
-from explorl.scores import as_json, scores, table, unsolved
 from explorl.store import write_json
 from explorl.tasks import Task, get_task, task_type
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
-from explorl.protocols import PROTOCOLS, Protocol, protocol
 from explorl.rollout import Engine, Rollout, SamplingParams, reference
 from explorl.store import write_json, write_parquet
 from explorl.tasks import Problem, Task, opens_think

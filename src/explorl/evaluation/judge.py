@@ -150,7 +150,7 @@ def judge_evaluation(
 
     Writes ``judged.json`` into the evaluation's folder after every opinion, and asks only for those it lacks.
     """
-    from explorl.evaluation_store import load_evaluation
+    from explorl.evaluation.folder import load_evaluation
 
     evaluation = load_evaluation(folder, ("prompt", "completion"))
     if not 1 <= per_problem <= evaluation.samples:

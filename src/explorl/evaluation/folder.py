@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from explorl.evaluation import Evaluation
+from explorl.evaluation.core import Evaluation
 from explorl.rollout import SamplingParams
 from explorl.store import StoreError, write_json, write_parquet
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from explorl.evaluation import Evaluation
+from explorl.evaluation.core import Evaluation
 from explorl.metrics import Cell, Interval, Table, answer_diversity, bootstrap_mean
 from explorl.metrics.bootstrap import CHUNK
 

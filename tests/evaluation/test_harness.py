@@ -18,15 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from explorl import harness
-from explorl.evaluation import PROTOCOLS, evaluate, protocol
-from explorl.evaluation_store import TOKEN_COLUMNS, EvaluationFolder, load_evaluation
-from explorl.harness import Evaluated, evaluate_command, parse_models, parse_shard, run_evaluation
+from explorl.evaluation import PROTOCOLS, evaluate, harness, protocol
+from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, load_evaluation
+from explorl.evaluation.harness import Evaluated, evaluate_command, parse_models, parse_shard, run_evaluation
+from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
+from explorl.evaluation.scores import per_problem, scores, unsolved
 from explorl.metrics import Interval, Table, avg_at_k, maj_at_k
 from explorl.models import ModelError, Policy, load_policy
-from explorl.numbering import WIDTH, block_seed, seed_at
 from explorl.rollout.rng import request_keys
-from explorl.scores import per_problem, scores, unsolved
 from explorl.store import StoreError
 from explorl.tasks import CountdownMini, get_task
 

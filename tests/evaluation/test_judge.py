@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorl.evaluation import protocol
-from explorl.harness import run_evaluation
-from explorl.judge import Judge, JudgeError, Opinion, judge_evaluation, parse_opinion
+from explorl.evaluation.harness import run_evaluation
+from explorl.evaluation.judge import Judge, JudgeError, Opinion, judge_evaluation, parse_opinion
 
 
 class Server(HTTPServer):

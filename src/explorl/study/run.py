@@ -32,8 +32,8 @@ from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_trackers
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json
-from explorl.study_arm import done, is_locked, locked, prepared, run_folder, trained_steps
-from explorl.study_file import Arm, Study, flat, inert, load_study, read_record
+from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
+from explorl.study.file import Arm, Study, flat, inert, load_study, read_record
 
 POLL = 0.2
 """Seconds between two looks at the processes."""
@@ -246,7 +246,7 @@ class _Run:
 
     def command(self) -> list[str]:
         return [
-            sys.executable, "-m", "explorl.study_arm", str(self.study),
+            sys.executable, "-m", "explorl.study.arm", str(self.study),
             "--arm", self.arm.slug, "--seed", str(self.seed), "--supervised",
         ]  # fmt: skip
 
@@ -314,7 +314,7 @@ def _prepare(study: Study, folder: Path, console: Console) -> None:
     if prepared(folder, study):
         return
     console.print("making what all arms share" + (": the warm start" if study.warm_start else ": solve rates"))
-    command = [sys.executable, "-m", "explorl.study_arm", str(folder), "--prepare", "--supervised"]
+    command = [sys.executable, "-m", "explorl.study.arm", str(folder), "--prepare", "--supervised"]
     (folder / "error.txt").unlink(missing_ok=True)
     process = _process(command, folder / "log.txt", environment(1, 0))
     try:

@@ -1,7 +1,7 @@
 """One process of a study: a run of an arm with a seed, or what all arms share (warm start and solve rates).
 
-    python -m explorl.study_arm STUDY --arm plain-grpo --seed 0
-    python -m explorl.study_arm STUDY --prepare
+    python -m explorl.study.arm STUDY --arm plain-grpo --seed 0
+    python -m explorl.study.arm STUDY --prepare
 
 The study starts it with a pipe as its standard input and `--supervised`: where the pipe ends, the study has died, and
 so does this. A failure leaves error.txt in the run's folder.
@@ -26,7 +26,7 @@ from rich.console import Console
 
 from explorl.config import Config
 from explorl.store import RunStore, StoreError, write_json, write_text
-from explorl.study_file import Study
+from explorl.study.file import Study
 
 ERROR_LINES = 12
 """How much of a traceback error.txt keeps."""
@@ -180,7 +180,7 @@ def is_locked(folder: Path) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the process."""
-    parser = argparse.ArgumentParser(prog="python -m explorl.study_arm")
+    parser = argparse.ArgumentParser(prog="python -m explorl.study.arm")
     parser.add_argument("study", type=Path)
     parser.add_argument("--arm")
     parser.add_argument("--seed", type=int, default=0)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from explorl.evaluation_store import Rows
+from explorl.evaluation.folder import Rows
+from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
+from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
-from explorl.numbering import WIDTH, block_seed, seed_at
-from explorl.protocols import Protocol
 from explorl.rollout import Engine, Rollout, reference
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
 
