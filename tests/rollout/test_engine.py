@@ -197,6 +197,22 @@ def test_the_engine_is_used_again(llama: Any) -> None:
     assert same_tokens(first, engine.generate(prompts(), 2, TINY))
 
 
+@pytest.mark.usefixtures("place")
+def test_what_an_engine_did_before_changes_no_bit(llama: Any) -> None:
+    """A resumed run has an engine that has seen nothing."""
+    short = [ids[:6] for ids in prompts()]
+    fresh = Engine(llama).generate(short, 3, TINY)
+    used = Engine(llama)
+    used.generate(prompts(), 5, replace(TINY, max_tokens=17))
+    again = used.generate(short, 3, TINY)
+    assert used._decoder is not None
+    assert used._decoder.plan.prompt_tokens > 6
+    for one, other in zip(fresh, again, strict=True):
+        assert one.token_ids == other.token_ids
+        assert torch.equal(one.logps, other.logps)
+        assert torch.equal(one.entropy, other.entropy)
+
+
 def test_a_seed_of_none_follows_torch(llama: Any) -> None:
     engine = Engine(llama)
     torch.manual_seed(4)

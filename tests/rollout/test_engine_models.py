@@ -208,7 +208,7 @@ def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
     assert decoder is not None
     token_bytes = GQA["num_hidden_layers"] * 2 * 2 * 12 * 4
     assert (plan.slots, plan.tokens, plan.prompt_tokens) == (6, 10, 29)
-    columns = 10 + 29 * (place == "joined")
+    columns = 10 + 32 * (place == "joined")
     assert plan.cache_bytes == 6 * columns * token_bytes == sum(b.nbytes for b in decoder.cache.blocks)
     assert plan.prompt_bytes == plan.entries * 29 * token_bytes == sum(b.nbytes for b in decoder.prompts.blocks)
     state = decoder.state

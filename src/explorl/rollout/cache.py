@@ -180,7 +180,7 @@ class SlotCache(_Base):
         self.blocks, self.keys, self.values = _allocate(layers, slots, prefix + length)
         device = state.ints.device
         self._first = torch.arange(slots, device=device) * (prefix + length) + prefix
-        self._columns = torch.arange(max(length, prompts.length), device=device)
+        self._columns = torch.arange(max(length, prompts.length, prefix), device=device)
         self.ints, self.rows, self.length, self.even = state.ints, slots, length, False
         self.grouping: Grouping | None = None
         self._grouped: tuple[Any, ...] = ()
@@ -195,8 +195,8 @@ class SlotCache(_Base):
         if device.type == "cpu" and known != self._grouped:
             self.grouping, self._grouped = Grouping.of(entries, lengths, device), known
 
-    def start(self, rows: np.ndarray, entries: np.ndarray) -> None:
-        """These rows begin completions of these prompt entries."""
+    def start(self, rows: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> None:
+        """These rows begin completions of these prompt entries, which hold so many tokens."""
 
     def look(self, ints: Tensor, length: int, even: bool = False) -> None:
         """Prepares a step of rows with these `State.ints` over the first columns; ``even``: all rows fill them."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
-from explorl.rollout.state import State
+from explorl.rollout.state import OFFSET, POSITION, State
 
 SHORT_PROMPT = 32
 """Prompt tokens up to which a copy in every row is faster than reading the prompt once for all rows that share it:
@@ -17,46 +17,63 @@ rows then need not be brought into the order of their prompts, and one product c
 
 
 class JoinedCache(SlotCache):
-    """A slot holds its prompt in the first ``prompts.length`` columns, and the completion after them."""
+    """A slot holds its prompt at the end of its first `SHORT_PROMPT` columns, and the completion after them.
+
+    Where a prompt stands depends on its own length alone, and how many columns are read on the longest in flight: what
+    the engine did before must not change a bit.
+    """
 
     def __init__(
         self, layers: Sequence[LayerShape], slots: int, length: int, state: State, prompts: PromptCache
     ) -> None:
-        super().__init__(layers, slots, length, state, prompts, prefix=prompts.length)
+        super().__init__(layers, slots, length, state, prompts, prefix=SHORT_PROMPT)
+        self.seen = SHORT_PROMPT
+        """Prompt columns to read: the last of them."""
 
     def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
-        """Nothing to do: no row reads what another one has."""
+        self.seen = max(1, int(lengths.max()))
 
-    def start(self, rows: np.ndarray, entries: np.ndarray) -> None:
-        here, there = torch.from_numpy(entries), torch.from_numpy(rows)
+    def start(self, rows: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> None:
+        here, there = torch.from_numpy(entries)[:, None], torch.from_numpy(rows)
+        source = torch.arange(self.prefix) - self.prefix + torch.from_numpy(lengths)[:, None]
+        source = source.clamp(min=0)  # what stands before a prompt is hidden
         for block, stored in zip(self.blocks, self.prompts.blocks, strict=True):
-            block[:, there, : self.prefix] = stored[:, here]
+            block[:, there, : self.prefix] = stored[:, here, source]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
         rows, heads = query.shape[:2]
-        kv_heads, columns = key.shape[1], self.prefix + self.length
-        keys, values = self.keys[self._layer][:rows, :columns], self.values[self._layer][:rows, :columns]
-        query = query[:, :, 0] * scale
-        at_once = self.at_once(kv_heads, columns)
+        kv_heads, columns = key.shape[1], slice(self.prefix - self.seen, self.prefix + self.length)
+        keys, values = self.keys[self._layer][:rows, columns], self.values[self._layer][:rows, columns]
+        query = query[:, :, 0]
+        at_once = self.at_once(kv_heads, keys.shape[1])
         bias = self._bias(window, kv_heads, heads // kv_heads) if at_once else self._bias(window, 1, 1)
-        assert bias is not None  # prompts of any length stand in the first columns
+        assert bias is not None
         if at_once:
-            out = _attend(query, keys.flatten(1, 2), values.flatten(1, 2), bias, cap)
+            out = _attend(query, keys.flatten(1, 2), values.flatten(1, 2), scale, bias, cap)
         else:
             parts = [
-                _attend(part, keys[:, :, head], values[:, :, head], bias, cap)
+                _attend(part, keys[:, :, head], values[:, :, head], scale, bias, cap)
                 for head, part in enumerate(query.split(heads // kv_heads, 1))
             ]
             out = torch.cat(parts, 1)
         return out.unsqueeze(1)
 
+    def _hidden(self, window: int | None) -> Tensor:
+        ints = self.ints[..., None]
+        prompt = self._columns[: self.seen] - self.seen + ints[OFFSET]  # positions; negative before the prompt
+        newest, own = ints[POSITION] - ints[OFFSET], self._columns[: self.length]
+        hidden = torch.cat([prompt < 0, own > newest], dim=-1)
+        if window is not None:
+            hidden |= torch.cat([prompt <= ints[POSITION] - window, own <= newest - window], dim=-1)
+        return hidden
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, cap: float | None) -> Tensor:
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None) -> Tensor:
     """(rows, m, size) over (rows, n, size)."""
     if cap is None:
-        scores = torch.baddbmm(bias, query, keys.mT)
+        scores = torch.baddbmm(bias, query, keys.mT, alpha=scale)
     else:
-        scores = torch.bmm(query, keys.mT).div_(cap).tanh_().mul_(cap).add_(bias)
+        scores = torch.bmm(query, keys.mT).mul_(scale / cap).tanh_().mul_(cap).add_(bias)
     return torch.bmm(torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype), values)

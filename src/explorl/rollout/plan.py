@@ -122,7 +122,7 @@ def make_plan(
             prompt_tokens=stored,
             joined=joined,
             prefill_tokens=prefill,
-            cache_bytes=rows * (tokens + joined * stored) * token_bytes,
+            cache_bytes=rows * (tokens + joined * SHORT_PROMPT) * token_bytes,
             prompt_bytes=entries * stored * token_bytes,
             work_bytes=State.bytes(rows, tokens) + rows * vocab * logit_bytes + prefill * prefill_bytes,
             split=rows < wanted,

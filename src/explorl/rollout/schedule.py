@@ -170,9 +170,9 @@ class Schedule:
         self.owner[seats], self.steps[seats] = requests, 0
         self.rows.start(seats, entries)
         self.stops.start(seats)
-        rows = np.unique(self.rows.row[seats])
+        rows, first = np.unique(self.rows.row[seats], return_index=True)
         self._clean(rows.tolist())
-        decoder.cache.start(rows, self.rows.entry[rows])
+        decoder.cache.start(rows, entries[first], offsets[first])
 
     # Results
 
