@@ -247,6 +247,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module.Decoder, "_capture", capture)
     monkeypatch.setattr(module, "LENGTH_BUCKET", 8)
     monkeypatch.setitem(schedule.SYNC_STEPS, "cpu", 4)
+    monkeypatch.setattr("explorl.rollout.plan.SHORT_PROMPT", 0)
     engine = Engine(llama, batch_size=7)
     engine.generate(ids, 3, params)
     assert engine._decoder is not None
