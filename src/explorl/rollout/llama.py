@@ -71,7 +71,7 @@ class TorchOps:
         return product.unflatten(0, x.shape[:-1])
 
     def norm(self, x: Tensor, norm: Any) -> Tensor:
-        if x.dtype != torch.float32 or torch.is_grad_enabled():
+        if x.dtype != torch.float32:
             return torch.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # which leaves fewer passes than rms_norm takes
         scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()

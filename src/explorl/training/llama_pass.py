@@ -42,6 +42,9 @@ class TrainingOps(TorchOps):
             return x, self.norm(x, norm)
         return super().add(x, y, projection, norm)
 
+    def norm(self, x: Tensor, norm: Any) -> Tensor:
+        return torch.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+
     def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return _Rotated.apply(query, *angles), _Rotated.apply(key, *angles)
 
