@@ -62,6 +62,7 @@ SMOLLM2 = {
 }
 RESET_EVERY = 200
 FEW_ROWS = 64
+"""Rows of a batch that are compared at a time on a CPU."""
 
 
 @dataclass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     for command in commands:
         assert command in out
+
+
+def test_the_command_starts_without_torch() -> None:
+    code = "import sys, explorl.cli; print({'torch', 'transformers', 'trl', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
