@@ -180,7 +180,7 @@ def settings(name: str, prompts: list[str]) -> dict[str, Any]:
     """Hyperparameters with which a strategy does all that it can."""
     rates = {prompt: (row % 4) / 4 for row, prompt in enumerate(dict.fromkeys(prompts))}
     special: dict[str, dict[str, Any]] = {
-        "bottom_p": {"importance": "truncated"},
+        "importance_correction": {},
         "element_wise_temperature": {"solve_rates": rates},
         "curriculum": {"solve_rates": rates},
         "position_shaping": {"start": 0},
@@ -208,7 +208,7 @@ class Bench:
             parts["loss"] = added(self.losses(self.shaped(strategy)), self.losses(self.output), self.repeats)
             if overrides(strategy, "sampling"):
                 parts["sample"] = self.sampling(strategy)
-            if "entropy_coef" in strategy.arguments() or "temperature" in strategy.sampling(self.prompts):
+            if "entropy_coef" in strategy.arguments() or "temperature" in strategy.sampling(self.prompts, 0):
                 parts["update"] = self.updates(strategy)
             if overrides(strategy, "after_step"):
                 parts["after"] = self.after_steps(strategy)
@@ -285,7 +285,7 @@ class Bench:
 
         engine._decoder.sample = both
         for _ in range(3):
-            sums.append(least(lambda: strategy.sampling(self.prompts), self.repeats))
+            sums.append(least(lambda: strategy.sampling(self.prompts, 0), self.repeats))
             run()
         engine._decoder.sample = sample
         return statistics.median(sums)
@@ -298,7 +298,7 @@ class Bench:
         size = min(trainer.args.per_device_train_batch_size, FEW_ROWS if on_cpu else len(self.prompts))
         batches = split_tensor_dict(self.output, len(self.prompts) // size)
         plain, changed = dict(batches[0]), dict(batches[0])
-        temperatures = strategy.sampling(self.prompts[:size]).get("temperature")
+        temperatures = strategy.sampling(self.prompts[:size], 0).get("temperature")
         if temperatures is not None:
             changed["row_temperature"] = torch.tensor(temperatures, device=trainer.model.device)
         bonus = strategy.arguments().get("entropy_coef", 0.0)

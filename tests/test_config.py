@@ -62,7 +62,8 @@ def test_numbers_inside_strategies_too() -> None:
         ("rollout.temperature=.nan", ["rollout.temperature is nan", "finite"]),
         ("rollout.top_p=1.5", ["rollout.top_p is 1.5", "less than or equal to 1"]),
         ("training.micro_batch=7", ["micro_batch is 7", "256", "use 4"]),
-        ("training.loss=cispo", ["training.loss is 'cispo'", "'dapo'"]),
+        ("training.loss=cipso", ["training.loss is 'cipso'", "'cispo'"]),
+        ("model.dtype=half", ["model.dtype is 'half'", "'pure_bfloat16'", "default is 'float32'"]),
         ("strategies=[ppl_shapin]", ["ppl_shapin", "ppl_shaping"]),
         ("strategies=[{passk_training: {k: 99}}]", ["k", "99", "16"]),
         ("no-equals-sign", ["not key=value", "training.learning_rate=5e-6"]),
@@ -94,3 +95,21 @@ def test_trackers_have_names_and_are_installed():
     with pytest.raises(ConfigError, match="names neptune, which is not installed: pip install neptune"):
         check_trackers(["neptune"])
     check_trackers([])
+
+
+def test_every_loss_of_trl_is_accepted() -> None:
+    for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
+        assert load_config(overrides=[f"training.loss={loss}"]).training.loss == loss
+
+
+def test_cispo_has_its_own_upper_bound(tmp_path: Path) -> None:
+    """TRL clamps the ratio itself to it; 0.2 would shrink every update to a fifth."""
+    config = load_config(overrides=["training.loss=cispo"])
+    assert config.training.clip_high == 5.0
+    file = tmp_path / "resolved.yaml"
+    file.write_text(yaml.safe_dump(config.dump()))
+    assert load_config(file) == config
+    assert load_config(overrides=["training.loss=cispo", "training.clip_high=3"]).training.clip_high == 3.0
+    assert load_config(overrides=["training.loss=dapo"]).training.clip_high == 0.2
+    with pytest.raises(ConfigError, match=r"clip_high is 0\.28, and cispo cuts the ratio itself off there.*use 5\.0"):
+        load_config(overrides=["training.loss=cispo", "training.clip_high=0.28"])

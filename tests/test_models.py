@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from explorl.models import (
     tiny_model,
     tiny_tokenizer,
 )
+from explorl.models.smollm2 import convert_gguf
 from explorl.models.tiny import CHARACTERS, TAGS
 
 
@@ -115,3 +118,92 @@ def test_smollm2_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("EXPLORL_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match="explorl models fetch smollm2-135m"):
         resolve_model("smollm2-135m")
+
+
+# ---------------------------------------------------------------------------- GGUF
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<none>"]
+SPECIAL = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "unk_token": "<none>"}
+
+
+def write_gguf(path: Path, **special: int) -> None:
+    """A one-layer Llama that reads bytes, "12" and "123"; `special` are ids of tokens, as `bos=1`."""
+    import gguf
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    tokens = [*CONTROL, *sorted(bytes_to_unicode().values()), "12", "123"]
+    hidden, inner, heads = 32, 64, 2
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * len(CONTROL) + [gguf.TokenType.NORMAL] * 258)
+    writer.add_token_merges(["1 2", "12 3"])
+    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    for name, token in special.items():
+        getattr(writer, f"add_{name}_token_id")(token)
+    shapes = {
+        "token_embd": (len(tokens), hidden), "output_norm": (hidden,), "blk.0.attn_norm": (hidden,),
+        "blk.0.ffn_norm": (hidden,), "blk.0.ffn_gate": (inner, hidden), "blk.0.ffn_up": (inner, hidden),
+        "blk.0.ffn_down": (hidden, inner), **{f"blk.0.attn_{name}": (hidden, hidden) for name in ("q", "k", "v")},
+        "blk.0.attn_output": (hidden, hidden),
+    }  # fmt: skip
+    generator = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", generator.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 takes the beginning token of a Llama's GGUF file for its end token, 5.22 does not."""
+    from transformers import AutoTokenizer
+
+    load = AutoTokenizer.from_pretrained
+
+    def mistaken_load(*args: Any, **kwargs: Any) -> Any:
+        tokenizer = load(*args, **kwargs)
+        if "gguf_file" in kwargs:
+            tokenizer.eos_token, tokenizer.unk_token = "<|im_start|>", "<|im_start|>"
+        return tokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", mistaken_load)
+
+
+@pytest.mark.parametrize(
+    ("padding", "pad"),
+    [
+        (0, "<|endoftext|>"),  # what the file says
+        (2, "<none>"),  # the end token: padding would be taken for an end
+        (None, "<none>"),
+    ],
+)
+@pytest.mark.usefixtures("mistaken")
+def test_a_gguf_files_special_tokens_are_its_own(padding: int | None, pad: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "small.gguf", bos=1, eos=2, unk=3, **({} if padding is None else {"pad": padding}))
+    convert_gguf(tmp_path / "small.gguf", tmp_path / "model")
+    policy = load_policy(str(tmp_path / "model"), device="cpu")
+    tokenizer = policy.tokenizer
+    special = {**SPECIAL, "pad_token": pad}
+    assert {name: getattr(tokenizer, name) for name in special} == special
+    assert {name: getattr(tokenizer, f"{name}_id") for name in special} == {
+        name: CONTROL.index(token) for name, token in special.items()
+    }
+    for place in (policy.model.config, policy.model.generation_config):
+        assert (place.bos_token_id, place.eos_token_id, place.pad_token_id) == (1, 2, CONTROL.index(pad))
+    assert len(tokenizer) == policy.model.config.vocab_size == len(CONTROL) + 258
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "12 + 3"}], return_dict=True)["input_ids"]
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "12 + 3"

@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from explorl.config import Config, ConfigError, check_trackers, load_config, presets
+from explorl.config import Config, ConfigError, check_precision, check_trackers, load_config, presets
 from explorl.evaluation.judge import JudgeError
 from explorl.models import ModelError
 from explorl.store import RunStore, StoreError
@@ -375,6 +375,7 @@ def _start(
         return store, load_config(store.config_path)
     config = load_config(path, preset=preset, overrides=overrides)
     check_trackers(config.training.report_to if kind == "grpo" else ())
+    check_precision(config.model.dtype)
     folder = run or Path("runs") / f"{kind}-{config.task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return RunStore.create(folder, config.dump()), config
 

@@ -20,11 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+WeightsDtype = Literal["float32", "bfloat16", "float16"]
+"""What `load_policy` can load weights in."""
 Tracker = Literal[
     "tensorboard", "trackio", "wandb", "mlflow", "comet_ml", "neptune", "swanlab", "clearml", "dvclive", "codecarbon",
     "dagshub", "azure_ml", "flyte", "kubeflow",
 ]  # fmt: skip
 _TRACKER_PACKAGES = {"azure_ml": "azureml", "flyte": "flytekit"}
+CISPO_BOUND = 5.0
+"""ε_max of CISPO as TRL recommends it (ScaleRL, arXiv:2510.13786)."""
 
 
 class ConfigError(ValueError):
@@ -51,9 +55,37 @@ class ModelSettings(Section):
 
     name: str = "Qwen/Qwen2-0.5B-Instruct"
     """`tiny`, `smollm2-135m`, a folder, or a hub id."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "pure_bfloat16"] = "float32"
+    """What is computed in.
+
+    float32: everything. It runs everywhere, and is exact enough for runs to be compared; slow on a GPU.
+    bfloat16: mixed precision, the one for a GPU. Products are computed in bfloat16; the weights that are trained and
+        the optimizer's state are float32.
+    float16: the same with float16 and a gradient scaler, for a GPU that has no bfloat16. It needs a GPU.
+    pure_bfloat16: the weights themselves are bfloat16, which takes half the memory. Without LoRA that is what the
+        optimizer changes, and it loses most of its small steps; an adapter is float32 all the same and loses none.
+
+    Where a policy is only evaluated, its weights are loaded in the type that is computed in.
+    """
     lora: LoraSettings | None = LoraSettings()
     """null trains all weights."""
+
+    @property
+    def training_dtype(self) -> WeightsDtype:
+        """What the weights are loaded in to be trained."""
+        return "bfloat16" if self.dtype == "pure_bfloat16" else "float32"
+
+    @property
+    def evaluation_dtype(self) -> WeightsDtype:
+        """What the weights are loaded in where nothing is trained."""
+        return "bfloat16" if self.dtype == "pure_bfloat16" else self.dtype
+
+    def precision(self) -> dict[str, bool]:
+        """The arguments of a transformers Trainer that say so; a ConfigError where this computer cannot do it."""
+        check_precision(self.dtype)
+        bf16 = self.evaluation_dtype == "bfloat16"
+        # transformers takes bf16 on a CPU only where it is told that the CPU is meant
+        return {"bf16": bf16, "fp16": self.dtype == "float16", "use_cpu": bf16 and not _has_accelerator()}
 
 
 class TaskSettings(Section):
@@ -77,7 +109,9 @@ class RolloutSettings(Section):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     max_tokens: Count = 1024
-    engine: Literal["explorl", "generate", "vllm"] = "explorl"
+    engine: Literal["explorl", "generate", "vllm"] | None = None
+    """What samples; null is Explorl's engine where it computes what the model computes, and else `model.generate`, with
+    a warning that says why."""
 
 
 class TrainingSettings(Section):
@@ -87,7 +121,8 @@ class TrainingSettings(Section):
     prompts_per_step: Count = 16
     generations: Annotated[int, Field(ge=2)] = 16
     micro_batch: Count = 16
-    """Sequences in one forward and backward pass; it changes memory and speed, never the result."""
+    """Sequences in one forward and backward pass: no micro-batch has more rows than that. It changes memory and speed,
+    and the result only with the loss bnpo and the strategy entropy_bonus, which average over each micro-batch."""
     iterations: Count = 1
     """How many optimizer steps use one batch."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
@@ -97,10 +132,22 @@ class TrainingSettings(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     beta: Annotated[float, Field(ge=0)] = 0.001
     """Weight of the KL term against the starting policy; 0 needs no reference."""
-    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
-    """Normalisation: dapo divides by all tokens of the batch, as in Mecklenburg's Eq. 1."""
+    loss: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
+    """TRL's loss types. r is the ratio of the new to the old probability, A the advantage.
+
+    grpo: the clipped objective, averaged over each sequence's tokens and then over sequences; favours short answers.
+    bnpo: the clipped objective, divided by the tokens of the micro-batch, whose size therefore matters.
+    dr_grpo: the clipped objective, divided by the constant `rollout.max_tokens` (Dr. GRPO, arXiv:2503.20783).
+    dapo: the clipped objective, divided by all tokens of the batch (arXiv:2503.14476), as in Mecklenburg's Eq. 1.
+    cispo: min(r, clip_high)·A·log π with no gradient through the ratio: no token is dropped (arXiv:2506.13585).
+    sapo: as grpo, with a smooth gate instead of the clip, narrower where A ≤ 0 (arXiv:2511.20347).
+    luspo: one ratio for each sequence, clipped, its loss multiplied by the length (arXiv:2602.05261).
+    vespo: one smooth weight for each sequence from the product of its ratios, no clip (arXiv:2602.10693).
+    """
     clip_low: Annotated[float, Field(gt=0)] = 0.2
+    """The ratio is clipped to 1 − clip_low and 1 + clip_high; sapo and vespo have no bounds, cispo no lower one."""
     clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """In cispo the largest ratio itself, not what is added to 1: there it is 5.0, unless it is set."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     shuffle: bool = False
     """Mecklenburg keeps the order of the prompts, so that runs can be compared step by step."""
@@ -112,6 +159,17 @@ class TrainingSettings(Section):
     """So many prompts of each step are saved with what was recorded of every token."""
     report_to: list[Tracker] = []
     """Trackers of the transformers Trainer, such as tensorboard (its files are in RUN/tensorboard) or trackio."""
+
+    @model_validator(mode="after")
+    def _bound_of_cispo(self) -> TrainingSettings:
+        if self.loss == "cispo" and "clip_high" not in self.model_fields_set:
+            self.clip_high = CISPO_BOUND
+        if self.loss == "cispo" and self.clip_high < 1:
+            raise ValueError(
+                f"clip_high is {self.clip_high}, and cispo cuts the ratio itself off there, so that every update would "
+                f"be made smaller; use {CISPO_BOUND}, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> TrainingSettings:
@@ -294,6 +352,22 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if importlib.util.find_spec(_TRACKER_PACKAGES.get(name, name)) is None:
             raise ConfigError(f"training.report_to names {name}, which is not installed: pip install {name}")
+
+
+def check_precision(dtype: str) -> None:
+    """That this computer can train in ``model.dtype``."""
+    if dtype == "float16" and not _has_accelerator():
+        raise ConfigError(
+            "model.dtype is float16, whose gradients must be scaled, and this computer has no GPU to do that on; use "
+            "bfloat16, or float32"
+        )
+
+
+def _has_accelerator() -> bool:
+    import torch
+    from transformers.utils import is_torch_xla_available
+
+    return bool(torch.accelerator.is_available() or is_torch_xla_available())
 
 
 def _section(location: Sequence[str]) -> type[BaseModel] | None:

@@ -12,7 +12,19 @@ from explorl.rollout import Engine, SamplingParams, rng
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
 from explorl.rollout.schedule import STATE_REALS
-from explorl.rollout.state import KEY, LIMIT, OFFSET, POSITION, PROMPT, RUNNING, STATUS, STEP, TOP_K, State
+from explorl.rollout.state import (
+    KEY,
+    LIMIT,
+    LOGQ,
+    OFFSET,
+    POSITION,
+    PROMPT,
+    RUNNING,
+    STATUS,
+    STEP,
+    TOP_K,
+    State,
+)
 
 from .models import build, prompts
 
@@ -141,8 +153,126 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(got.seen, want.seen)
 
 
+def test_the_mixture_of_bottom_p() -> None:
+    """Rows with another f and p each: torch against kernel, and where the mixture is the branch, the same bits."""
+    from explorl.rollout.triton_sampling import sample_step_kernel
+
+    vocab, rows = 300, 16
+    distinct = (torch.arange(vocab, device=DEVICE) + 0x3F80).to(torch.int16).view(torch.bfloat16)  # from 1 to 5.4
+    logits = distinct[random(rows, vocab, seed=5).argsort(-1)]
+    logits[6, 17] = 20.0  # bottom-p cuts nothing here
+    frequency = np.array([0.5, 0.0, 1.0, 0.3] + [0.3, 0.4, 0.5, 0.6, 0.7, 0.8] * 2)
+    p = np.array([1.0, 0.5, 0.5, 1.0] + [0.9] * 6 + [0.2] * 6)
+    temperature = np.array([1.0, 0.7, 1.0, 2.0, 0.0] + [1.0] * 11)
+
+    def sample(step: Any, per: Any) -> State:
+        params = SamplingParams(
+            bottom_p=p.tolist(),
+            bottom_p_frequency=frequency.tolist(),
+            bottom_p_per=per,
+            temperature=temperature.tolist(),
+        )
+        values = params.rows(rows, 1)
+        state = State(rows, 1, vocab, DEVICE)
+        state.ints[KEY] = torch.from_numpy(rng.request_keys(1, range(rows))).to(DEVICE)
+        state.ints[LIMIT], state.ints[STATUS] = 1, RUNNING
+        state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
+        step(logits, state, Active.of(params, values))
+        return state
+
+    want, got = sample(sample_step, "token"), sample(sample_step_kernel, "token")
+    assert torch.equal(got.out_ints, want.out_ints)
+    torch.testing.assert_close(got.out_reals, want.out_reals, atol=2e-5, rtol=2e-5)
+    branch = sample(sample_step_kernel, "sequence")  # the same coin at the first token
+    assert torch.equal(got.out_ints, branch.out_ints)
+    change = (got.out_reals[LOGQ] - branch.out_reals[LOGQ])[:, 0].cpu()
+    mixed = torch.from_numpy((frequency > 0) & (frequency < 1) & (p < 1) & (temperature > 0))
+    mixed[6] = False
+    assert torch.equal(change != 0, mixed)
+    assert bool((change > 0).any())  # would stay under bottom-p, which was not applied
+    removed = torch.isclose(change.double(), torch.from_numpy(np.log1p(-frequency)), atol=1e-5) & mixed
+    assert bool(removed.any())
+    assert bool(((change < 0) & ~removed).any())  # bottom-p was applied
+
+
+@pytest.mark.parametrize("others", [{}, {"temperature": [0.0, 0.7, 1.0, 2.0] * 12, "top_k": 40, "top_p": 0.9}])
+def test_the_mixture_of_bottom_p(others: dict[str, Any]) -> None:
+    """Rows with another chance and share each: torch against kernel, and what a coin without a choice changes."""
+    from explorl.rollout.triton_sampling import sample_step_kernel
+
+    vocab, rows = 300, 48
+    logits = random(rows, vocab, seed=5) * 2
+    logits[::5, 17] = 20.0  # bottom-p cuts nothing here
+    frequency, p = np.repeat([0.0, 0.3, 0.8, 1.0], 12), np.tile([1.0, 0.9, 0.2], 16)
+
+    def records(step: Any, frequency: np.ndarray, per: Any = "token") -> State:
+        params = SamplingParams(bottom_p=p, bottom_p_frequency=frequency, bottom_p_per=per, **others)
+        values = params.rows(rows, 1)
+        state = State(rows, 4, vocab, DEVICE)
+        state.ints[KEY] = torch.from_numpy(rng.request_keys(1, range(rows))).to(DEVICE)
+        state.ints[TOP_K] = torch.from_numpy(values["top_k"]).to(DEVICE)
+        state.ints[LIMIT], state.ints[STATUS] = 4, RUNNING
+        state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
+        for _ in range(3):
+            step(logits, state, Active.of(params, values))
+        return state
+
+    want, got = records(sample_step, frequency), records(sample_step_kernel, frequency)
+    assert torch.equal(got.ints, want.ints)
+    assert torch.equal(got.out_ints, want.out_ints)
+    torch.testing.assert_close(got.out_reals, want.out_reals, atol=2e-5, rtol=2e-5)
+
+    sure = records(sample_step_kernel, np.ones(rows)).out_reals
+    certain = torch.from_numpy((frequency == 1) | (p == 1)).to(DEVICE)
+    assert torch.equal(got.out_reals[:, certain], sure[:, certain])
+    branch = records(sample_step_kernel, frequency, "sequence").out_reals[:, :, 0]  # the same coin at the first token
+    mixed = torch.from_numpy((frequency > 0) & (frequency < 1) & (p < 1)).to(DEVICE)
+    assert torch.equal(branch[:, ~mixed], got.out_reals[:, ~mixed, 0])
+    moved = branch[1] != got.out_reals[1, :, 0]
+    assert bool(moved[mixed].any())
+    assert bool((got.out_reals[0] - got.out_reals[1] <= -torch.log1p(-want.reals[FREQUENCY])[:, None] + 1e-4).all())
+
+
+@pytest.mark.parametrize("others", [{}, {"temperature": [0.0, 0.7, 1.0, 2.0] * 12, "top_k": 40, "top_p": 0.9}])
+def test_the_mixture_of_bottom_p(others: dict[str, Any]) -> None:
+    """Rows with another chance and share each: torch against kernel, and what a coin without a choice changes."""
+    from explorl.rollout.triton_sampling import sample_step_kernel
+
+    vocab, rows = 300, 48
+    logits = random(rows, vocab, seed=5) * 2
+    logits[::5, 17] = 20.0  # bottom-p cuts nothing here
+    frequency, p = np.repeat([0.0, 0.3, 0.8, 1.0], 12), np.tile([1.0, 0.9, 0.2], 16)
+
+    def records(step: Any, frequency: np.ndarray, per: Any = "token") -> State:
+        params = SamplingParams(bottom_p=p, bottom_p_frequency=frequency, bottom_p_per=per, **others)
+        values = params.rows(rows, 1)
+        state = State(rows, 4, vocab, DEVICE)
+        state.ints[KEY] = torch.from_numpy(rng.request_keys(1, range(rows))).to(DEVICE)
+        state.ints[TOP_K] = torch.from_numpy(values["top_k"]).to(DEVICE)
+        state.ints[LIMIT], state.ints[STATUS] = 4, RUNNING
+        state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
+        for _ in range(3):
+            step(logits, state, Active.of(params, values))
+        return state
+
+    want, got = records(sample_step, frequency), records(sample_step_kernel, frequency)
+    assert torch.equal(got.ints, want.ints)
+    assert torch.equal(got.out_ints, want.out_ints)
+    torch.testing.assert_close(got.out_reals, want.out_reals, atol=2e-5, rtol=2e-5)
+
+    sure = records(sample_step_kernel, np.ones(rows)).out_reals
+    certain = torch.from_numpy((frequency == 1) | (p == 1)).to(DEVICE)
+    assert torch.equal(got.out_reals[:, certain], sure[:, certain])
+    branch = records(sample_step_kernel, frequency, "sequence").out_reals[:, :, 0]  # the same coin at the first token
+    mixed = torch.from_numpy((frequency > 0) & (frequency < 1) & (p < 1)).to(DEVICE)
+    assert torch.equal(branch[:, ~mixed], got.out_reals[:, ~mixed, 0])
+    moved = branch[1] != got.out_reals[1, :, 0]
+    assert bool(moved[mixed].any())
+    assert bool((got.out_reals[0] - got.out_reals[1] <= -torch.log1p(-want.reals[FREQUENCY])[:, None] + 1e-4).all())
+
+
 def test_fused_operations() -> None:
-    from explorl.rollout.triton_fused import add_rms_norm, gated, rms_norm, rotary
+    from explorl.modeling.triton_fused import add_rms_norm, gated, rms_norm, rotary
 
     x, weight = random(5, 1, 48), random(48, seed=1)
     want = torch.rms_norm(x, (48,), weight + 1, 1e-5)

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from explorl.metrics.tokens import branching_factor
 from explorl.rollout import ranking, rng
 from explorl.rollout.processors import BottomPLogitsProcessor
 from explorl.rollout.ranking import branching_count, head_mask, mass_head, search_head
-from explorl.rollout.sampler import draw, pick
+from explorl.rollout.sampler import Coin, Draw, draw, pick
 from explorl.rollout.sampling import (
     Active,
     SamplingParams,
@@ -198,6 +200,15 @@ def test_search_finds_what_the_sort_finds(vocab: int) -> None:
             by_sort, by_search = mass_head(x, target, over=over, slack=0), search_head(x, target, over=over)
             assert torch.equal(by_sort.size, by_search.size), (mass, over)
             assert torch.equal(head_mask(x, by_sort), head_mask(x, by_search)), (mass, over)
+            held = torch.where(head_mask(x, by_sort), x.double().softmax(-1), 0.0).sum(-1)
+            torch.testing.assert_close(by_sort.mass, held, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(by_search.mass, held, atol=1e-6, rtol=1e-6)
+            held = torch.where(head_mask(x, by_sort), x.double().softmax(-1), 0.0).sum(-1)
+            torch.testing.assert_close(by_sort.mass, held, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(by_search.mass, held, atol=1e-6, rtol=1e-6)
+            held = torch.where(head_mask(x, by_sort), x.double().softmax(-1), 0.0).sum(-1)
+            torch.testing.assert_close(by_sort.mass, held, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(by_search.mass, held, atol=1e-6, rtol=1e-6)
     for k in (1, 2, vocab - 1):
         found = ranking._bisect(x, torch.ones_like(x), torch.full((12,), k), strict=False)
         assert torch.equal(found, ranking.kth_largest(x, torch.full((12,), k)))
@@ -256,18 +267,69 @@ def chi_square_p(counts: np.ndarray, probs: np.ndarray) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def sampled(row: torch.Tensor, params: SamplingParams, draws: int, seen: list[int] | None = None) -> Any:
-    """``draws`` independent draws of requests that all have these logits."""
-    values = params.rows(1, draws)
-    state = State(draws, 1, len(row), torch.device("cpu"))
-    state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(draws)))
+def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
+    """The state of requests with these parameters."""
+    values = params.rows(count, 1)
+    state = State(count, step + 1, vocab, torch.device("cpu"))
+    state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(count)))
     state.ints[TOP_K] = torch.from_numpy(values["top_k"])
-    state.ints[STATUS] = state.ints[STEP] = 0
+    state.ints[STATUS], state.ints[STEP] = 0, step
     state.reals.copy_(torch.from_numpy(np.stack([values[name] for name in STATE_REALS])))
     if seen is not None:
-        state.seen = torch.zeros(draws, len(row), dtype=torch.bool)
+        state.seen = torch.zeros(count, vocab, dtype=torch.bool)
         state.seen[:, seen] = True
-    return draw(row.expand(draws, -1), state, Active.of(params, values))
+    return state
+
+
+def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> Draw:
+    """One draw of each row."""
+    state = seats(params, *x.shape, seen, step)
+    return draw(x, state, Active.of(params, params.rows(len(x), 1)))
+
+
+def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
+    """The state of requests with these parameters."""
+    values = params.rows(count, 1)
+    state = State(count, step + 1, vocab, torch.device("cpu"))
+    state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(count)))
+    state.ints[TOP_K] = torch.from_numpy(values["top_k"])
+    state.ints[STATUS], state.ints[STEP] = 0, step
+    state.reals.copy_(torch.from_numpy(np.stack([values[name] for name in STATE_REALS])))
+    if seen is not None:
+        state.seen = torch.zeros(count, vocab, dtype=torch.bool)
+        state.seen[:, seen] = True
+    return state
+
+
+def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> Draw:
+    """One draw of each row."""
+    state = seats(params, *x.shape, seen, step)
+    return draw(x, state, Active.of(params, params.rows(len(x), 1)))
+
+
+def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
+    """The state of requests with these parameters."""
+    values = params.rows(count, 1)
+    state = State(count, step + 1, vocab, torch.device("cpu"))
+    state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(count)))
+    state.ints[TOP_K] = torch.from_numpy(values["top_k"])
+    state.ints[STATUS], state.ints[STEP] = 0, step
+    state.reals.copy_(torch.from_numpy(np.stack([values[name] for name in STATE_REALS])))
+    if seen is not None:
+        state.seen = torch.zeros(count, vocab, dtype=torch.bool)
+        state.seen[:, seen] = True
+    return state
+
+
+def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> Draw:
+    """One draw of each row."""
+    state = seats(params, *x.shape, seen, step)
+    return draw(x, state, Active.of(params, params.rows(len(x), 1)))
+
+
+def sampled(row: torch.Tensor, params: SamplingParams, draws: int, seen: list[int] | None = None) -> Draw:
+    """``draws`` independent draws of requests that all have these logits."""
+    return drawn(row.expand(draws, -1), params, seen)
 
 
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -319,8 +381,164 @@ def test_bottom_p_is_applied_with_its_frequency(per: Any) -> None:
     result = sampled(row, params, 100_000)
     exact = np.array([0.75 * 0.6, 0.75 * 0.3 + 0.25 * 0.75, 0.75 * 0.1 + 0.25 * 0.25])
     assert chi_square_p(torch.bincount(result.token, minlength=3).numpy(), exact) > 0.001
-    cut = torch.isclose(result.logq, torch.tensor([0.0, 0.75, 0.25]).log()[result.token])
-    assert float(cut.float().mean()) == pytest.approx(0.25, abs=0.01)
+    if per == "token":  # whatever the coin showed, the token came from the mixture
+        torch.testing.assert_close(result.logq, torch.from_numpy(exact).log().float()[result.token])
+    else:
+        if per == "token":  # whatever the coin showed, the token came from the mixture
+        torch.testing.assert_close(result.logq, torch.from_numpy(exact).log().float()[result.token])
+    else:
+        if per == "token":  # whatever the coin showed, the token came from the mixture
+        torch.testing.assert_close(result.logq, torch.from_numpy(exact).log().float()[result.token])
+    else:
+        cut = torch.isclose(result.logq, torch.tensor([0.0, 0.75, 0.25]).log()[result.token])
+        assert float(cut.float().mean()) == pytest.approx(0.25, abs=0.01)
+
+
+# The mixture: with a coin a token, the distribution sampled from is f · q_bottom + (1 − f) · q_rest
+
+
+def rest_by_hand(row: np.ndarray, tau: float, k: int, top: float, least: float, penalty: float, seen: Any) -> np.ndarray:
+    """Logits after all warpers but bottom-p, in float64."""
+    row = row.astype(np.float64)
+    for j in seen:
+        row[j] = row[j] * penalty if row[j] < 0 else row[j] / penalty
+    row = row / tau
+    if k:
+        row = np.where(row >= np.sort(row)[-min(k, len(row))], row, -INF)
+    order = np.argsort(-row, kind="stable")
+    before = np.cumsum(softmax(row)[order]) - softmax(row)[order]
+    row[order[before >= top]] = -INF
+    return np.where(softmax(row) >= least * softmax(row).max(), row, -INF)
+
+
+def mixture_by_hand(rest: np.ndarray, p: float, f: float) -> np.ndarray:
+    bottom = np.full_like(rest, -INF)
+    stays = list(bottom_p_by_hand(rest, p))
+    bottom[stays] = rest[stays]
+    return f * softmax(bottom) + (1 - f) * softmax(rest)
+
+
+@pytest.mark.parametrize("coin", [True, False])
+def test_the_mixture_by_hand(coin: bool) -> None:
+    """0.5 + 0.2 ≤ 1 − 0.3, so bottom-p leaves (0, 0, 2/3, 1/3); q = ¼ of that + ¾ of the policy."""
+    x = torch.tensor([0.5, 0.2, 0.2, 0.1]).log().repeat(400, 1)
+    params = SamplingParams(bottom_p=0.3, bottom_p_frequency=0.25, seed=2)
+    result = drawn(x, params, step=1)
+    applied = rng.uniform(seats(params, 400, 4).ints[KEY], torch.ones(400, dtype=torch.long), rng.BERNOULLI) < 0.25
+    logq, token = result.logq[applied == coin], result.token[applied == coin]
+    assert set(token.tolist()) == ({2, 3} if coin else {0, 1, 2, 3})
+    q = torch.tensor([3 / 8, 3 / 20, 1 / 6 + 3 / 20, 1 / 12 + 3 / 40])
+    assert float(q.sum()) == pytest.approx(1.0)
+    torch.testing.assert_close(logq, q.log()[token])
+
+
+@pytest.mark.parametrize("vocab", [13, 3000])
+@pytest.mark.parametrize("others", ["alone", "temperature", "all"])
+def test_the_mixture_on_random_rows(vocab: int, others: str) -> None:
+    """Against NumPy; rows with another f and p each, greedy ones and ones without bottom-p among them."""
+    rows = 96
+    generator = np.random.default_rng(vocab)
+    values: dict[str, Any] = {
+        "bottom_p": generator.choice([1.0, 0.99, 0.9, 0.6, 0.3, 0.05], rows),
+        "bottom_p_frequency": generator.choice([0.0, 0.1, 0.5, 0.9, 1.0], rows),
+    }
+    values["bottom_p"][:2], values["bottom_p_frequency"][:2] = (0.5, 1.0), 0.5
+    if others != "alone":
+        values["temperature"] = generator.choice([0.0, 0.5, 1.0, 2.5], rows)
+    if others == "all":
+        values |= {
+            "top_k": generator.choice([0, 2, 9], rows),
+            "top_p": generator.choice([0.5, 0.95, 1.0], rows),
+            "min_p": generator.choice([0.0, 0.1], rows),
+            "repetition_penalty": generator.choice([1.0, 1.4], rows),
+        }
+    x, seen = logits(rows, vocab, seed=vocab), [0, 3, 7]
+    x[5::7, 4:] = -INF
+    params = SamplingParams(seed=5, **values)
+    given_ = params.rows(rows, 1)
+    outcomes = set()
+    for step in range(3):
+        result = drawn(x, params, seen, step)
+        for i, row in enumerate(x.numpy()):
+            tau, f, p = (float(given_[n][i]) for n in ("temperature", "bottom_p_frequency", "bottom_p"))
+            if tau == 0:
+                assert result.logq[i] == 0
+                continue
+            names = ("top_k", "top_p", "min_p", "repetition_penalty")
+            rest = rest_by_hand(row, tau, *(given_[name][i] for name in names), seen)
+            token = int(result.token[i])
+            want = math.log(mixture_by_hand(rest, p, f)[token])
+            assert float(result.logq[i]) == pytest.approx(want, abs=3e-5), (i, f, p)
+            outcomes.add((f, token in bottom_p_by_hand(rest, p)))
+    assert {(0.0, False), (0.5, False), (0.5, True), (1.0, True)} <= outcomes
+
+
+def test_the_mixture_of_shared_rows() -> None:
+    x, row_of = logits(3, 40), torch.tensor([0, 2, 2, 1, 0, 2] * 20)
+    params = SamplingParams(bottom_p=[0.9, 0.2] * 60, bottom_p_frequency=[0.3, 0.8, 0.5] * 40, seed=4)
+    active = Active.of(params, params.rows(120, 1))
+    shared = draw(x, seats(params, 120, 40), active, row_of)
+    for one, other in zip(shared, drawn(x[row_of], params), strict=True):
+        assert torch.equal(one, other)
+    values = params.rows(120, 1)
+    for i, row in enumerate(row_of.tolist()):
+        q = mixture_by_hand(x[row].double().numpy(), values["bottom_p"][i], values["bottom_p_frequency"][i])
+        assert float(shared.logq[i]) == pytest.approx(math.log(q[shared.token[i]]), abs=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    scale=st.floats(0.0, 60.0),
+    f=st.floats(0.0, 0.999),
+    p=st.floats(1e-9, 1.0),
+    top_p=st.sampled_from([1.0, 0.8]),
+    temperature=st.sampled_from([1.0, 0.3, 4.0]),
+)
+def test_the_policy_is_at_most_so_many_times_likelier_than_the_mixture(
+    seed: int, scale: float, f: float, p: float, top_p: float, temperature: float
+) -> None:
+    """π / q ≤ 1 / (1 − f), and q is a probability."""
+    x = logits(64, 17, scale, seed)
+    params = SamplingParams(bottom_p=p, bottom_p_frequency=f, top_p=top_p, temperature=temperature, seed=seed)
+    result = drawn(x, params)
+    assert bool((result.logp - result.logq <= -math.log1p(-f) + 1e-5).all())
+    assert bool((result.logq <= 1e-6).all())
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"temperature": 1.8, "top_k": 9, "top_p": 0.95, "min_p": 0.02}], ids=["alone", "truncated"]
+)
+def test_200_000_draws_match_the_recorded_mixture(others: dict[str, Any]) -> None:
+    row = logits(1, 12, scale=1.2, seed=9)[0]
+    result = sampled(row, SamplingParams(bottom_p=0.6, bottom_p_frequency=0.4, seed=13, **others), 200_000)
+    recorded = np.zeros(12)
+    for token in result.token.unique().tolist():
+        logq = result.logq[result.token == token].double()
+        assert float(logq.max() - logq.min()) < 1e-6  # one value, whatever the coin showed
+        recorded[token] = math.exp(float(logq.mean()))
+    assert recorded.sum() == pytest.approx(1.0, abs=1e-6)
+    assert chi_square_p(torch.bincount(result.token, minlength=12).numpy(), recorded) > 0.001
+
+
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_the_coin_changes_no_token_and_nothing_where_there_is_no_mixture(per: Any) -> None:
+    """The same tokens as from the branches, and the same bits where q is one of them."""
+    x = logits(300, 50)
+    x[::4, 11] = 12.0  # bottom-p at 0.9 cuts nothing there
+    frequency, p = np.tile([0.0, 0.5, 1.0], 100), np.tile([0.9, 0.9, 0.9, 1.0, 0.4], 60)
+    params = SamplingParams(bottom_p=p, bottom_p_frequency=frequency, bottom_p_per=per, seed=8)
+    state = seats(params, 300, 50, step=3)
+    at = torch.zeros_like(state.ints[STEP]) if per == "sequence" else state.ints[STEP]
+    apply = rng.uniform(state.ints[KEY], at, rng.BERNOULLI) < torch.from_numpy(frequency)
+    cut = warp_bottom_p(x.log_softmax(-1), torch.from_numpy(p))
+    branch = torch.where(apply[:, None], cut, x.log_softmax(-1)).log_softmax(-1)
+    result = drawn(x, params, step=3)
+    assert torch.equal(result.token, pick(branch.exp(), rng.uniform(state.ints[KEY], state.ints[STEP])))
+    whole = torch.from_numpy((frequency == 0) | (frequency == 1)) | (cut > -INF).all(-1)
+    same = result.logq == branch.gather(-1, result.token[:, None])[:, 0]
+    assert bool(same[whole].all())
+    assert bool(same.all()) == (per == "sequence")
 
 
 # transformers

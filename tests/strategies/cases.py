@@ -34,12 +34,29 @@ class Case:
     entropy: torch.Tensor
     mask: torch.Tensor
     rewards: torch.Tensor
+    correctness: torch.Tensor
+    correct: torch.Tensor
     group: torch.Tensor
 
     def map(self, per_token, per_row):
         return Case(
             *(per_token(x) for x in (self.advantages, self.logps, self.entropy, self.mask)),
-            *(per_row(x) for x in (self.rewards, self.group)),
+            *(per_row(x) for x in (self.rewards, self.correctness, self.correct, self.group)),
+        )
+
+    def batch(self) -> Batch:
+        """The same as a strategy sees it; what was sampled from is some other distribution."""
+        return make_batch(
+            logps=self.logps,
+            old_logps=self.logps,
+            sampling_logps=-0.5 * self.entropy,
+            entropy=self.entropy,
+            mask=self.mask,
+            advantages=self.advantages,
+            rewards=self.rewards,
+            correctness=self.correctness,
+            correct=self.correct,
+            group=self.group,
         )
 
 
@@ -50,7 +67,10 @@ def exact(tensor):
 
 @st.composite
 def cases(draw, dtype=None):
-    """Ragged masks with holes and empty sequences, group ids in any order, ties, equal rewards, NaN in the padding."""
+    """Ragged masks with holes and empty sequences, group ids in any order, ties, equal rewards, NaN in the padding.
+
+    What is correct has nothing to do with the total reward, and some answers could not be scored.
+    """
     rows, width = draw(st.integers(1, 7)), draw(st.integers(1, 8))
     kind = DTYPES[dtype or draw(st.sampled_from(sorted(DTYPES)))]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -72,6 +92,9 @@ def cases(draw, dtype=None):
         "any": rng.uniform(-2, 2, rows),
     }[draw(st.sampled_from(["binary", "equal", "any"]))]
 
+    correctness = rng.choice([0.0, 0.5, 1.0, 2.0, -1.0, np.nan], rows)
+    threshold = rng.choice([-2.0, 0.5, 1.0, 3.0])
+
     def tensor(array):
         return torch.tensor(array, dtype=torch.float32).to(kind)
 
@@ -81,6 +104,8 @@ def cases(draw, dtype=None):
         entropy=tensor(np.abs(values(-np.inf, np.inf))),
         mask=torch.tensor(mask, dtype=torch.float32),
         rewards=tensor(rewards),
+        correctness=tensor(correctness),
+        correct=torch.tensor(correctness >= threshold),
         group=torch.tensor(ids, dtype=torch.long),
     )
 
@@ -93,14 +118,17 @@ def close(actual, expected, name=""):
 
 
 def make_batch(**changes) -> Batch:
-    """Two prompts with three answers each, of up to four tokens; what is masked out is NaN."""
+    """Two prompts with three answers each, of up to four tokens; what is masked out is NaN.
+
+    The total reward is correctness and 0.1 for the format; unless told otherwise, an answer is correct from 1 on.
+    """
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]).float()
     steps = torch.arange(24, dtype=torch.float32).reshape(6, 4)
 
     def padded(values):
         return torch.where(mask > 0, values, torch.nan)
 
-    rewards = changes.pop("rewards", torch.tensor([1.1, 0.1, 0.0, 1.0, 0.0, 0.0]))
+    correctness = changes.pop("correctness", torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0]))
     fields = {
         "logps": padded(-0.1 - 0.05 * steps),
         "old_logps": padded(-0.1 - 0.05 * steps),
@@ -110,7 +138,9 @@ def make_batch(**changes) -> Batch:
         "branching": None,
         "mask": mask,
         "advantages": padded(torch.tensor([1.0, -0.5, -0.5, 1.2, -0.6, -0.6]).unsqueeze(1).expand(6, 4)),
-        "rewards": rewards,
+        "rewards": torch.tensor([1.1, 0.1, 0.0, 1.0, 0.0, 0.0]),
+        "correct": correctness >= 1,
+        "correctness": correctness,
         "group": torch.tensor([9, 9, 9, 4, 4, 4]),
         "truncated": torch.tensor([False, True, False, False, True, False]),
         "temperature": torch.tensor([0.6, 0.6, 0.6, 1.5, 1.5, 1.5]),

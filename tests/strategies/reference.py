@@ -85,21 +85,28 @@ def entropy_bonus(advantages, entropy, mask, alpha, kappa):
     return out
 
 
-def signed(rewards, positive, negative):
-    return np.array([positive * r if r >= 1 else negative * (r - 1) for r in rewards])
+def signed(correctness, correct, positive, negative):
+    out = np.zeros(len(correctness))
+    for i, r in enumerate(correctness):
+        if math.isnan(r):
+            continue
+        out[i] = positive * r if correct[i] else -negative * max(0.0, 1 - r)
+    return out
 
 
-def passk(rewards, group, k):
+def passk(correct, scored, group, k):
     """Straight from its meaning: draw every set of k answers, its reward is its best; in exact fractions."""
-    out = np.zeros(len(rewards))
-    for i in range(len(rewards)):
-        mine = members(group, i)
-        n, c = len(mine), sum(rewards[j] >= 1 for j in mine)
+    out = np.zeros(len(correct))
+    for i in range(len(correct)):
+        mine = [j for j in members(group, i) if scored[j]]
+        n, c = len(mine), sum(bool(correct[j]) for j in mine)
+        if n < k or not scored[i]:
+            continue
         rho = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
         sigma = math.sqrt(rho * (1 - rho))
         # mean reward of the sets that hold this answer: 1 if it is right, else that of its k − 1 companions
         with_it = Fraction(1)
-        if rewards[i] < 1:
+        if not correct[i]:
             with_it -= Fraction(math.comb(n - c - 1, k - 1), math.comb(n - 1, k - 1))
         out[i] = float(with_it - rho) / (sigma + 1e-6)
     return out
@@ -164,6 +171,48 @@ def covariance(advantages, logps, mask):
 
 def share(fraction, tokens):
     return 0 if tokens == 0 else max(1, math.floor(exact(fraction) * tokens))
+
+
+def gate(values, scored, group, threshold, level):
+    """Whether each row stays: the mean over the scored answers of its group, or of the batch, against the threshold."""
+    out = np.zeros(len(values), dtype=bool)
+    for i in range(len(values)):
+        pool = members(group, i) if level == "group" else range(len(values))
+        seen = [Fraction(float(values[j])) for j in pool if scored[j]]
+        mean = sum(seen) / len(seen) if seen else Fraction(0)
+        out[i] = mean >= exact(threshold) - Fraction(1, 10**6)
+    return out
+
+
+def running_rates(batches, decay, start):
+    """Solve rates after batches of (prompts, correct, correctness): per prompt, and over all answers."""
+    rates, overall = dict(start), None
+    for prompts, correct, correctness in batches:
+        answers = [(p, bool(c)) for p, c, r in zip(prompts, correct, correctness, strict=True) if not math.isnan(r)]
+        for prompt in {p for p, _ in answers}:
+            own = [c for p, c in answers if p == prompt]
+            now = own.count(True) / len(own)
+            rates[prompt] = now if prompt not in rates else decay * rates[prompt] + (1 - decay) * now
+        if answers:
+            now = [c for _, c in answers].count(True) / len(answers)
+            overall = now if overall is None else decay * overall + (1 - decay) * now
+    return rates, overall
+
+
+def truncated(pi, kept):
+    """π on the kept tokens, renormalised: what top-p, top-k, min-p and bottom-p sample from."""
+    mass = math.fsum(p for p, keep in zip(pi, kept, strict=True) if keep)
+    return np.array([p / mass if keep else 0.0 for p, keep in zip(pi, kept, strict=True)])
+
+
+def bottom_p(pi, p):
+    """Which tokens bottom-p keeps of a distribution; of equally likely ones the earlier goes first."""
+    kept, mass = [True] * len(pi), 0.0
+    order = sorted(range(len(pi)), key=lambda j: -pi[j])
+    for j in order[:-1]:
+        mass += pi[j]
+        kept[j] = mass > 1 - p
+    return kept
 
 
 def importance(old, sampling, mask, cap):

@@ -69,9 +69,12 @@ def test_entropy_shaped(case: Case, alpha, kappa):
 @THOROUGH
 @given(cases(), st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([0.0, 1.0]))
 def test_signed(case: Case, positive, negative):
-    actual = checked(xs.signed_advantages)(case.rewards, positive_weight=positive, negative_weight=negative)
-    close(actual, reference.signed(exact(case.rewards), positive, negative))
+    actual = checked(xs.signed_advantages)(
+        case.correctness, case.correct, positive_weight=positive, negative_weight=negative
+    )
+    close(actual, reference.signed(exact(case.correctness), case.correct.tolist(), positive, negative))
     assert actual.dtype == torch.float32
+    assert not (actual[~case.correct] > 0).any()
 
 
 @THOROUGH
@@ -79,8 +82,9 @@ def test_signed(case: Case, positive, negative):
 def test_passk(case: Case, k):
     smallest = min(case.group.tolist().count(i) for i in case.group.tolist())
     k = 1 + (k - 1) % smallest
-    actual = checked(xs.passk_advantages)(case.rewards, case.group, k=k)
-    close(actual, reference.passk(exact(case.rewards), case.group.tolist(), k))
+    scored = ~case.correctness.isnan()
+    actual = checked(xs.passk_advantages)(case.correct, scored, case.group, k=k)
+    close(actual, reference.passk(case.correct.tolist(), scored.tolist(), case.group.tolist(), k))
 
 
 @THOROUGH
@@ -88,10 +92,10 @@ def test_passk(case: Case, k):
 def test_passk_in_larger_groups(n, k, correct, seed):
     k, correct = 1 + (k - 1) % n, correct % (n + 1)
     order = np.random.default_rng(seed).permutation(2 * n)
-    rewards = np.r_[np.arange(n) < correct, np.ones(n)].astype(np.float32)[order]
+    right, scored = np.r_[np.arange(n) < correct, np.ones(n, dtype=bool)][order], np.ones(2 * n, dtype=bool)
     group = np.repeat([5, -1], n)[order]
-    actual = xs.passk_advantages(torch.tensor(rewards), torch.tensor(group), k=k)
-    close(actual, reference.passk(rewards, group.tolist(), k))
+    actual = xs.passk_advantages(*map(torch.tensor, (right, scored, group)), k=k)
+    close(actual, reference.passk(right, scored, group.tolist(), k))
 
 
 @THOROUGH
@@ -170,6 +174,67 @@ def test_importance(case: Case, cap):
     sampling = case.entropy * 0.5
     actual = checked(xs.importance_weights)(case.logps, sampling, case.mask, cap=cap)
     close(actual, reference.importance(*map(exact, (case.logps, sampling, case.mask)), cap))
+    assert actual.dtype == torch.float32
+
+
+def importance_of_each_token(pi, q, cap=math.inf):
+    """The weights of all tokens that can be sampled, one token per sequence."""
+    drawn = q > 0
+    logs = (torch.tensor(np.log(values[drawn]))[:, None] for values in (pi, q))
+    return xs.importance_weights(*logs, torch.ones(int(drawn.sum()), 1), cap=cap)[:, 0]
+
+
+@THOROUGH
+@given(st.integers(1, 40), st.sampled_from([0.1, 0.5, 0.9]), st.sampled_from([0.0, 0.25, 0.5, 0.9]), st.data())
+def test_importance_of_truncated_sampling(vocabulary, p, frequency, data):
+    """Pure truncation: the kept mass, nothing above 1. A mixture with the rest: at most 1/(1 − f), and no bias."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    pi = rng.dirichlet(np.full(vocabulary, data.draw(st.sampled_from([0.3, 3.0])))) + 1e-9
+    pi /= pi.sum()
+    kept = rng.random(vocabulary) > 0.4
+    kept[rng.integers(vocabulary)] = True
+    for keep in (kept, np.array(reference.bottom_p(pi, p))):
+        weights = importance_of_each_token(pi, reference.truncated(pi, keep))
+        close(weights, np.full(keep.sum(), pi[keep].sum()))
+        close(weights, exact(importance_of_each_token(pi, reference.truncated(pi, keep), cap=1 + 1e-6)))
+    rest = reference.truncated(pi, kept)
+    bottom = np.zeros(vocabulary)
+    bottom[kept] = reference.truncated(rest[kept], reference.bottom_p(rest[kept], p))
+    mixed = frequency * bottom + (1 - frequency) * rest
+    weights = importance_of_each_token(pi, mixed)
+    assert weights.max() <= (1 + 1e-6) / (1 - frequency)
+    payoff = rng.normal(size=vocabulary)  # its mean under π over what can be sampled
+    assert math.isclose((exact(weights) * mixed[kept] * payoff[kept]).sum(), (pi * payoff)[kept].sum(), abs_tol=1e-5)
+
+
+GATES = [(of, level) for of in ("reward", "correct") for level in ("batch", "group")]
+
+
+@THOROUGH
+@given(cases(dtype="float32"), st.sampled_from(GATES), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_pass_threshold(case: Case, gate, threshold):
+    of, level = gate
+    actual = xs.PassThreshold(threshold, level=level, of=of).passes(case.batch())
+    values, decides = (case.rewards, case.rewards) if of == "reward" else (case.correct, case.correctness)
+    scored = (~decides.isnan()).tolist()
+    expected = reference.gate(exact(values), scored, case.group.tolist(), threshold, level)
+    assert actual.tolist() == expected.tolist()
+
+
+@THOROUGH
+@given(st.lists(cases(), min_size=1, max_size=3), st.sampled_from([0.0, 0.5, 0.9]), st.booleans())
+def test_running_solve_rates(batches: list[Case], decay, given_some):
+    start = {"7": 0.25, "elsewhere": 0.75} if given_some else {}
+    heat = xs.ElementWiseTemperature(0.5, 1.5, "running", start or None, decay)
+    seen = []
+    for case in batches:
+        prompts = [str(group) for group in case.group.tolist()]
+        heat.metrics(case.batch().with_(prompts=prompts))
+        seen.append((prompts, case.correct.tolist(), exact(case.correctness)))
+    rates, overall = reference.running_rates(seen, decay, start)
+    unseen = overall if overall is not None else sum(start.values()) / len(start) if start else 0.5
+    for prompt in ("-3", "0", "7", "1000003", "elsewhere", "new"):
+        assert heat.rate(prompt) == pytest.approx(rates.get(prompt, unseen))
 
 
 # --- what holds for all of them -----------------------------------------------------------------------------------
@@ -180,8 +245,8 @@ FUNCTIONS = {
     "ppl": lambda c: xs.ppl_shaped(c.advantages, c.logps, c.mask, c.group, alpha=0.3),
     "position": lambda c: xs.position_shaped(c.advantages, c.mask, gamma=0.3),
     "entropy": lambda c: xs.entropy_shaped(c.advantages, c.entropy, c.mask, alpha=0.4, kappa=2.0),
-    "signed": lambda c: xs.signed_advantages(c.rewards, positive_weight=0.1),
-    "passk": lambda c: xs.passk_advantages(c.rewards, c.group, k=1),
+    "signed": lambda c: xs.signed_advantages(c.correctness, c.correct, positive_weight=0.1),
+    "passk": lambda c: xs.passk_advantages(c.correct, ~c.correctness.isnan(), c.group, k=1),
     "egsw": lambda c: xs.egsw_weights(c.advantages, c.entropy, c.mask, alpha=0.3, temperature=1.0),
     "egsw_sequence": lambda c: xs.egsw_weights(
         c.advantages, c.entropy, c.mask, alpha=0.3, temperature=1.0, level="sequence"
@@ -189,6 +254,15 @@ FUNCTIONS = {
     "forking": lambda c: xs.forking_mask(c.entropy, c.mask, fraction=0.3),
     "covariance": lambda c: xs.token_covariance(c.advantages, c.logps, c.mask),
     "importance": lambda c: xs.importance_weights(c.logps, c.entropy, c.mask, cap=2.0),
+    "negative_reinforcement": lambda c: xs.NegativeReinforcement(0.1).advantages(c.batch()),
+    "passk_training": lambda c: xs.PassKTraining(1).advantages(c.batch()),
+    "importance_correction": lambda c: xs.ImportanceCorrection().weights(c.batch()),
+    **{
+        f"pass_threshold_{of}_{level}": lambda c, of=of, level=level: xs.PassThreshold(0.3, level=level, of=of).select(
+            c.batch()
+        )
+        for of, level in GATES
+    },
 }
 
 
@@ -242,6 +316,8 @@ def test_no_gradient_flows(name):
         *(torch.rand(3, 4, requires_grad=True) for _ in range(3)),
         torch.ones(3, 4),
         torch.rand(3, requires_grad=True),
+        torch.rand(3, requires_grad=True),
+        torch.tensor([True, False, True]),
         torch.tensor([0, 0, 1]),
     )
     assert not FUNCTIONS[name](case).requires_grad
@@ -251,14 +327,18 @@ def test_no_gradient_flows(name):
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e6])
 def test_extreme_but_finite_input_stays_finite(name, size):
     values = size * tensor([1, -1, 1, 0], [0, 0, 0, 0], [-1, 1, 0, 1])
-    case = Case(values, -values.abs(), values.abs(), torch.ones(3, 4), values[:, 0].clone(), torch.tensor([1, 0, 1]))
+    rewards = values[:, 0].clone()
+    tokens = values, -values.abs(), values.abs(), torch.ones(3, 4)
+    case = Case(*tokens, rewards, rewards, rewards >= 1, torch.tensor([1, 0, 1]))
     assert torch.isfinite(FUNCTIONS[name](case)).all()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_batch_without_a_single_token(name):
     empty = torch.full((2, 3), math.nan)
-    case = Case(empty, empty, empty, torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, dtype=torch.long))
+    rewards = torch.zeros(2)
+    group = torch.zeros(2, dtype=torch.long)
+    case = Case(empty, empty, empty, torch.zeros(2, 3), rewards, rewards, rewards > 0, group)
     result = FUNCTIONS[name](case)
     assert torch.isfinite(result).all()
     if result.ndim == 2:
@@ -343,34 +423,39 @@ def test_entropy_shaped_by_hand():
 
 
 def test_signed_by_hand():
-    rewards = torch.tensor([1.0, 1.1, 0.0, 0.1, math.nan])
-    close(xs.signed_advantages(rewards, positive_weight=0.0), [0, 0, -1, -0.9, 0])
-    close(xs.signed_advantages(rewards, positive_weight=0.1), [0.1, 0.11, -1, -0.9, 0])
-    close(xs.signed_advantages(rewards, positive_weight=1.0, negative_weight=0.0), [1, 1.1, 0, 0, 0])
+    # correct from 1 on; then from 0.5 on; then from 3 on: an incorrect 2.0 is punished no further, but never rewarded
+    rewards = torch.tensor([1.0, 2.0, 0.0, 0.6, math.nan])
+    one, half, three = (rewards >= threshold for threshold in (1.0, 0.5, 3.0))
+    close(xs.signed_advantages(rewards, one, positive_weight=0.0), [0, 0, -1, -0.4, 0])
+    close(xs.signed_advantages(rewards, one, positive_weight=0.1), [0.1, 0.2, -1, -0.4, 0])
+    close(xs.signed_advantages(rewards, one, positive_weight=1.0, negative_weight=0.0), [1, 2, 0, 0, 0])
+    close(xs.signed_advantages(rewards, half, positive_weight=0.1, negative_weight=2.0), [0.1, 0.2, -2, 0.06, 0])
+    close(xs.signed_advantages(rewards, three, positive_weight=0.1), [0, 0, -1, -0.4, 0])
 
 
 def test_passk_by_hand():
     # n = 4, c = 1, k = 2: ρ = 1 − C(3,2)/C(4,2) = ½, σ = ½; A⁺ = ½/½ = 1; A⁻ = (½ − C(2,1)/C(3,1))/½ = −⅓,
     # all but for the 1e-6 that is added to σ
-    rewards, group = torch.tensor([0.0, 1.0, 0.1, 0.0]), torch.zeros(4, dtype=torch.long)
-    close(xs.passk_advantages(rewards, group, k=2), np.array([-1 / 3, 1, -1 / 3, -1 / 3]) * 0.5 / (0.5 + 1e-6))
+    answers = torch.arange(4) == 1, torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.long)
+    close(xs.passk_advantages(*answers, k=2), np.array([-1 / 3, 1, -1 / 3, -1 / 3]) * 0.5 / (0.5 + 1e-6))
     # k = 1: ρ = ¼, σ = √3/4; A⁺ = ¾/σ = √3, A⁻ = −¼/σ = −1/√3
     sigma = math.sqrt(3) / 4 + 1e-6
-    close(xs.passk_advantages(rewards, group, k=1), [-0.25 / sigma, 0.75 / sigma, -0.25 / sigma, -0.25 / sigma])
+    close(xs.passk_advantages(*answers, k=1), [-0.25 / sigma, 0.75 / sigma, -0.25 / sigma, -0.25 / sigma])
     # k = 4: the one set has a right answer: nothing to learn
-    close(xs.passk_advantages(rewards, group, k=4), [0, 0, 0, 0])
+    close(xs.passk_advantages(*answers, k=4), [0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0])
-def test_passk_of_groups_that_are_all_wrong_or_all_right(reward):
+@pytest.mark.parametrize("right", [False, True])
+def test_passk_of_groups_that_are_all_wrong_or_all_right(right):
+    every = torch.ones(8, dtype=torch.bool)
     for k in (1, 3, 8):
-        close(xs.passk_advantages(torch.full((8,), reward), torch.zeros(8, dtype=torch.long), k=k), np.zeros(8))
+        close(xs.passk_advantages(every & right, every, torch.zeros(8, dtype=torch.long), k=k), np.zeros(8))
 
 
 @pytest.mark.parametrize(("correct", "k"), [(1, 1), (3, 250), (500, 2), (10, 64), (999, 3)])
 def test_passk_of_a_thousand_answers(correct, k):
-    rewards = (torch.arange(1000) < correct).float()
-    actual = xs.passk_advantages(rewards, torch.zeros(1000, dtype=torch.long), k=k)
+    right, every = torch.arange(1000) < correct, torch.ones(1000, dtype=torch.bool)
+    actual = xs.passk_advantages(right, every, torch.zeros(1000, dtype=torch.long), k=k)
     wrong = 1000 - correct
     missed = Fraction(math.comb(wrong, k), math.comb(1000, k))
     without = Fraction(math.comb(wrong - 1, k - 1), math.comb(999, k - 1))
@@ -379,17 +464,18 @@ def test_passk_of_a_thousand_answers(correct, k):
 
 
 def test_passk_leaves_out_what_could_not_be_scored():
-    rewards = torch.tensor([0.0, 1.0, 0.0, 0.0, math.nan, 1.0, math.nan])
+    correct = torch.tensor([False, True, False, False, False, True, True])
+    scored = torch.tensor([True, True, True, True, False, True, False])
     group = torch.tensor([0, 0, 0, 0, 0, 1, 1])
     expected = np.array([-1 / 3, 1, -1 / 3, -1 / 3, 0, 0, 0]) * 0.5 / (0.5 + 1e-6)
-    close(xs.passk_advantages(rewards, group, k=2), expected)
+    close(xs.passk_advantages(correct, scored, group, k=2), expected)
 
 
 def test_passk_needs_k_answers_to_each_prompt():
     with pytest.raises(ValueError, match="k is 3, but a prompt has 2 samples; k must be between 1 and 2"):
-        xs.passk_advantages(torch.zeros(5), torch.tensor([0, 0, 0, 1, 1]), k=3)
+        xs.passk_advantages(torch.arange(5) < 0, torch.arange(5) >= 0, torch.tensor([0, 0, 0, 1, 1]), k=3)
     with pytest.raises(ValueError, match="k is 0"):
-        xs.passk_advantages(torch.zeros(2), torch.zeros(2, dtype=torch.long), k=0)
+        xs.passk_advantages(torch.arange(2) < 0, torch.arange(2) >= 0, torch.zeros(2, dtype=torch.long), k=0)
 
 
 def test_egsw_by_hand():
@@ -479,3 +565,15 @@ def test_clip_covariance_draws_by_chance():
 def test_importance_by_hand():
     old, sampling = tensor([math.log(0.5), math.log(0.9), -1]), tensor([math.log(0.8), math.log(0.1), 0])
     close(xs.importance_weights(old, sampling, tensor([1, 1, 0]), cap=2.0), [[0.625, 2, 0]])
+
+
+def test_importance_of_bottom_p_by_hand():
+    # π = 0.5, 0.3, 0.2 and bottom-p 0.5: the first goes, q = 0, 0.6, 0.4, and what is drawn weighs the kept half
+    pi = np.array([0.5, 0.3, 0.2])
+    bottom = reference.truncated(pi, reference.bottom_p(pi, 0.5))
+    np.testing.assert_allclose(bottom, [0, 0.6, 0.4])
+    close(importance_of_each_token(pi, bottom), [0.5, 0.5])
+    # with frequency ½ it is q = 0.25, 0.45, 0.3: weights 2 (that is 1/(1 − f)), ⅔, ⅔
+    close(importance_of_each_token(pi, 0.5 * bottom + 0.5 * pi, cap=2.0), [2, 2 / 3, 2 / 3])
+    # with frequency 0.9 the first is rarer still, 0.05: its weight of 10 is cut to the cap
+    close(importance_of_each_token(pi, 0.9 * bottom + 0.1 * pi, cap=2.0)[0], 2)

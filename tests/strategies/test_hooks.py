@@ -6,13 +6,15 @@ import copy
 import importlib.util
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 import explorl.strategies as xs
-from explorl.strategies import Schedule, StepState
+from explorl.strategies import Schedule, StepState, Strategy
+from explorl.strategies.base import overrides
 from explorl.strategies.solve_rates import digest
 
 from .cases import make_batch
@@ -44,38 +46,53 @@ class Resets:
 
 
 def test_bottom_p_sets_its_parameters_for_each_row():
-    assert xs.BottomP(0.9, frequency=0.5).sampling(["a", "b"]) == {
+    assert xs.BottomP(0.9, frequency=0.5).sampling(["a", "b"], 0) == {
         "bottom_p": [0.9, 0.9],
         "bottom_p_frequency": [0.5, 0.5],
         "bottom_p_per_sequence": [0.0, 0.0],
     }
-    assert xs.BottomP(0.9, per="sequence").sampling(["a"])["bottom_p_per_sequence"] == [1.0]
+    assert xs.BottomP(0.9, per="sequence").sampling(["a"], 0)["bottom_p_per_sequence"] == [1.0]
 
 
 def test_sampling_follows_a_schedule_through_the_steps_taken():
     bottom = xs.BottomP(Schedule(0.5, 1.0, steps=10))
     heat = xs.ElementWiseTemperature(easy=1.0, hard=Schedule(2.0, 1.0, steps=10), solve_rates={"a": 0.0})
-    assert bottom.sampling(["a"])["bottom_p"] == [0.5]
-    for strategy in (bottom, heat):
-        strategy.after_step(Resets().at(5))
-    assert bottom.sampling(["a"])["bottom_p"] == [0.75]
-    assert heat.sampling(["a"])["temperature"] == [1.5]
+    assert bottom.sampling(["a"], 0)["bottom_p"] == [0.5]
+    assert bottom.sampling(["a"], 5)["bottom_p"] == [0.75]
+    assert heat.sampling(["a"], 0)["temperature"] == [2.0]
+    assert heat.sampling(["a"], 5)["temperature"] == [1.5]
     assert bottom.metrics(make_batch(step=5)) == {"p": 0.75, "frequency": 1.0}
 
 
-def test_bottom_p_corrects_for_what_was_sampled_from_on_request():
+def test_the_step_is_told_and_not_remembered():
+    for strategy in (xs.BottomP(), xs.ElementWiseTemperature(solve_rates={"a": 0.0})):
+        strategy.after_step(Resets().at(5))
+        strategy.sampling(["a"], 5)
+        assert "step" not in strategy.memory
+        assert not overrides(strategy, "after_step")
+
+
+def test_importance_correction_weighs_by_what_was_sampled_from():
     batch = make_batch()
-    assert xs.BottomP().weights(batch) is None
     batch = batch.with_(sampling_logps=batch.old_logps + math.log(2))
-    equal(xs.BottomP(importance="truncated").weights(batch), 0.5 * batch.mask)
-    batch = batch.with_(sampling_logps=batch.old_logps - 9)
-    equal(xs.BottomP(importance="truncated").weights(batch), 2.0 * batch.mask)
-    assert not xs.BottomP.weighs_kl
+    equal(xs.ImportanceCorrection().weights(batch), 0.5 * batch.mask)
+    assert xs.ImportanceCorrection().metrics(batch) == {"mean": pytest.approx(0.5), "capped": 0.0}
+    low = batch.sampling_logps.clone()
+    low[0, :4] -= 9
+    batch = batch.with_(sampling_logps=low)  # 4 of the 16 counted tokens
+    expected = 0.5 * batch.mask
+    expected[0] = 2.0
+    equal(xs.ImportanceCorrection().weights(batch), expected)
+    assert xs.ImportanceCorrection().metrics(batch) == {"mean": pytest.approx(14 / 16), "capped": 0.25}
+    expected[0] = 3.0
+    rising = xs.ImportanceCorrection(cap=Schedule(2.0, 4.0, steps=10))
+    equal(rising.weights(batch.with_(step=5)), expected)
+    assert not xs.ImportanceCorrection.weighs_kl
 
 
-def test_bottom_p_says_when_it_cannot_correct():
-    with pytest.raises(ValueError, match="bottom_p: importance='truncated' needs the log-probabilities"):
-        xs.BottomP(importance="truncated").weights(make_batch())
+def test_importance_correction_says_when_it_cannot_correct():
+    with pytest.raises(ValueError, match=r"importance_correction needs the log-probabilities .*engine='explorl'"):
+        xs.ImportanceCorrection().weights(make_batch())
 
 
 def test_temperature_by_solve_rate_of_a_file(tmp_path):
@@ -84,43 +101,77 @@ def test_temperature_by_solve_rate_of_a_file(tmp_path):
     expected = [0.6, 1.05, 1.5, 1.05]  # a prompt that is not in the file takes the mean rate
     for source in (path, str(path), {"solved": 1.0, "half": 0.5, "unsolved": 0}):
         heat = xs.ElementWiseTemperature(solve_rates=source)
-        assert heat.sampling(["solved", "half", "unsolved", "new"])["temperature"] == pytest.approx(expected)
+        assert heat.sampling(["solved", "half", "unsolved", "new"], 0) == {"temperature": pytest.approx(expected)}
+
+
+def test_training_log_probabilities_at_temperature_one_on_request():
+    heat = xs.ElementWiseTemperature(solve_rates={"a": 1.0, "b": 0.0}, training_temperature="one")
+    assert heat.sampling(["a", "b", "a"], 0) == {
+        "temperature": pytest.approx([0.6, 1.5, 0.6]),
+        "training_temperature": [1.0, 1.0, 1.0],
+    }
+    by_row = xs.ElementWiseTemperature(solve_rates={"a": 1.0, "b": 0.0}, training_temperature="row")
+    assert by_row.sampling(["a"], 0).keys() == {"temperature"}
+    assert by_row == xs.ElementWiseTemperature(solve_rates={"a": 1.0, "b": 0.0})
+
+
+@pytest.mark.parametrize("source", ["checkpoint", "running"])
+def test_solve_rates_of_other_prompts_are_warned_of_once(source):
+    rates = {"What is  1 + 1?": 1.0, "z" * 500: 0.0}
+    heat = xs.ElementWiseTemperature(solve_rates=rates, source=source)
+    long = "In the beginning" + " and so on" * 50 + " to the end"
+    with pytest.warns(UserWarning, match="none of the 2 solve rates") as warned:
+        heat.sampling([long, long, "b"], 0)
+    assert [str(warning.message) for warning in warned] == [
+        "element_wise_temperature: none of the 2 solve rates belongs to any of the 2 prompts: a prompt asked for is "
+        "'In the beginning and so on and so on and … and so on and so on and so on to the end', one in solve_rates is "
+        "'What is  1 + 1?'; its keys must be the whole texts of the prompts, as they are trained on; they take the "
+        "mean rate"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heat.sampling(["c"], 1)
+        some = xs.ElementWiseTemperature(solve_rates=rates, source=source)
+        some.sampling(["c", "What is  1 + 1?"], 0)
+        some.sampling(["c"], 1)  # a file may cover a part of the prompts
+        xs.ElementWiseTemperature(source="running").sampling(["c"], 0)
+    json.dumps(heat.memory)
 
 
 def test_running_temperature_learns_from_each_batch():
     heat = xs.ElementWiseTemperature(easy=0.0 + 0.5, hard=1.5, source="running", decay=0.5)
-    assert heat.sampling(["a", "b"])["temperature"] == [1.0, 1.0]  # nothing known: rate 0.5
-    batch = make_batch(rewards=torch.tensor([1.0, 0.1, 1.1, 0.0, 0.9, math.nan]))
+    assert heat.sampling(["a", "b"], 0)["temperature"] == [1.0, 1.0]  # nothing known: rate 0.5
+    batch = make_batch(correctness=torch.tensor([1.0, 0.1, 1.1, 0.0, 0.9, math.nan]), rewards=torch.full((6,), 2.0))
     logged = heat.metrics(batch)
     assert logged["temperature_min"] == pytest.approx(0.6)
     assert logged["temperature_max"] == pytest.approx(1.5)
     # a: 2 of 3, b: 0 of 2 (one could not be scored), all: 2 of 5
-    assert heat.sampling(["a", "b", "c"])["temperature"] == pytest.approx([1.5 - 2 / 3, 1.5, 1.5 - 2 / 5])
-    heat.metrics(make_batch(rewards=torch.ones(6)))
+    assert heat.sampling(["a", "b", "c"], 0)["temperature"] == pytest.approx([1.5 - 2 / 3, 1.5, 1.5 - 2 / 5])
+    heat.metrics(make_batch(correctness=torch.ones(6)))
     assert [heat.rate(prompt) for prompt in "abc"] == pytest.approx([(2 / 3 + 1) / 2, 0.5, (2 / 5 + 1) / 2])
 
 
 def test_running_temperature_may_start_from_a_file_and_survives_a_checkpoint():
     heat = xs.ElementWiseTemperature(source="running", solve_rates={"a": 1.0, "z": 0.0})
     assert [heat.rate(prompt) for prompt in ("a", "z", "new")] == [1.0, 0.0, 0.5]
-    heat.metrics(make_batch(rewards=torch.zeros(6)))
+    heat.metrics(make_batch(correctness=torch.zeros(6)))
     # a: 0.9 of the file's 1.0; z was not in the batch; what is new takes the mean of the batch
     assert [heat.rate(prompt) for prompt in ("a", "z", "new")] == [0.9, 0.0, 0.0]
     resumed = xs.ElementWiseTemperature(source="running", solve_rates={"a": 1.0, "z": 0.0})
     resumed.memory.update(json.loads(json.dumps(heat.memory)))
-    assert resumed.sampling(list("abz")) == heat.sampling(list("abz"))
+    assert resumed.sampling(list("abz"), 1) == heat.sampling(list("abz"), 1)
     assert digest("a") in heat.memory["rates"]
 
 
 def test_a_batch_without_any_score_teaches_nothing():
     heat = xs.ElementWiseTemperature(source="running")
-    heat.metrics(make_batch(rewards=torch.full((6,), math.nan)))
+    heat.metrics(make_batch(correctness=torch.full((6,), math.nan), correct=torch.ones(6, dtype=torch.bool)))
     assert heat.rate("a") == 0.5
 
 
 def test_temperature_of_a_checkpoint_does_not_learn():
     heat = xs.ElementWiseTemperature(solve_rates={"a": 1.0})
-    heat.metrics(make_batch(rewards=torch.zeros(6)))
+    heat.metrics(make_batch(correctness=torch.zeros(6)))
     assert heat.rate("a") == 1.0
 
 
@@ -152,6 +203,19 @@ def test_pass_threshold_over_groups():
     assert xs.PassThreshold(0.35, level="group").metrics(batch) == {"skipped": 0.5}
 
 
+def test_pass_threshold_by_the_share_of_correct_answers():
+    # of the first prompt's answers 2 of 3 are correct, of the second's 1 of 2, as one could not be scored: 3 of 5
+    batch = make_batch(correctness=torch.tensor([1.0, 0.9, 1.0, 1.0, math.nan, 0.0]), rewards=torch.full((6,), 2.0))
+    first = batch.mask.clone()
+    first[3:] = 0
+    equal(xs.PassThreshold(0.6, of="correct").select(batch), batch.mask)
+    assert not xs.PassThreshold(0.61, of="correct").select(batch).any()
+    equal(xs.PassThreshold(0.6, level="group", of="correct").select(batch), first)
+    equal(xs.PassThreshold(0.5, level="group", of="correct").select(batch), batch.mask)
+    assert xs.PassThreshold(0.6, level="group", of="correct").metrics(batch) == {"skipped": 0.5}
+    equal(xs.PassThreshold(0.61).select(batch), batch.mask)  # the mean total reward is 2
+
+
 def test_a_mean_at_the_threshold_passes():
     batch = make_batch(rewards=torch.full((6,), 0.7))  # 0.7 in float32 is 0.69999999
     assert xs.PassThreshold(0.7).select(batch).any()
@@ -172,8 +236,19 @@ def test_curriculum_starts_with_the_easy_ones():
 
 
 def test_a_curriculum_that_leaves_nothing_is_an_error():
-    with pytest.raises(ValueError, match="curriculum: no prompt is left: 1 of 2 have a solve rate"):
+    with pytest.raises(ValueError, match="curriculum: no prompt is left: 1 of 2 have one of the 1 solve rates, none"):
         xs.Curriculum({"a": 0.0}).order(["a", "b"])
+
+
+@pytest.mark.parametrize("mode", ["solved", "easy_first"])
+def test_a_curriculum_of_other_prompts_is_an_error(mode):
+    course = xs.Curriculum({"a": 1.0, "c": 0.0}, mode=mode)
+    with pytest.raises(ValueError, match="none of the 2 solve rates belongs to any of the 1 prompts: a prompt asked"):
+        course.order(["b", "b"])
+    with pytest.raises(ValueError, match=r"curriculum: .* is 'b', one in solve_rates is 'a'; its keys must be"):
+        course.order(["b"])
+    with pytest.raises(ValueError, match="any of the 0 prompts: one in solve_rates is 'a'"):
+        course.order([])
 
 
 @pytest.mark.parametrize("make", [xs.Curriculum, lambda rates: xs.ElementWiseTemperature(solve_rates=rates)])
@@ -247,11 +322,52 @@ def test_position_shaping_has_its_window():
 def test_replacing_strategies_spread_one_advantage_over_each_answer():
     batch = make_batch()
     negative = xs.NegativeReinforcement(0.1).advantages(batch)
-    equal(negative, torch.tensor([0.11, -0.9, -1.0, 0.1, -1.0, -1.0]).unsqueeze(1) * batch.mask)
+    equal(negative, torch.tensor([0.1, -1.0, -1.0, 0.1, -1.0, -1.0]).unsqueeze(1) * batch.mask)
     passk = xs.PassKTraining(2).advantages(batch)
-    equal(passk, xs.passk_advantages(batch.rewards, batch.group, k=2).unsqueeze(1) * batch.mask)
+    scored = torch.ones(6, dtype=torch.bool)
+    equal(passk, xs.passk_advantages(batch.correct, scored, batch.group, k=2).unsqueeze(1) * batch.mask)
     assert xs.NegativeReinforcement.replaces_advantage
     assert xs.PassKTraining.replaces_advantage
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [xs.NegativeReinforcement(0.1), xs.PassKTraining(2), xs.PassThreshold(0.4, "group", "correct")],
+    ids=lambda strategy: strategy.name,
+)
+def test_a_well_formed_wrong_answer_is_wrong(strategy):
+    # accuracy and format at weight 1 each: a total reward of 1 is no sign of a correct answer
+    accuracy, form = torch.tensor([0.0, 0, 1, 0, 0, 1]), torch.tensor([1.0, 1, 1, 0, 1, 0])
+    plain, dressed = (make_batch(correctness=accuracy, rewards=total) for total in (accuracy, accuracy + form))
+    equal(strategy.advantages(plain), strategy.advantages(dressed))
+    equal(strategy.select(plain), strategy.select(dressed))
+
+
+def test_what_could_not_be_scored_is_neither_right_nor_wrong():
+    correct = torch.tensor([True, True, False, True, True, False])
+    batch = make_batch(correctness=torch.tensor([1.0, math.nan, 0, 1, 1, math.nan]), correct=correct)
+    negative = xs.NegativeReinforcement(0.1).advantages(batch)
+    equal(negative, torch.tensor([0.1, 0.0, -1.0, 0.1, 0.1, 0.0]).unsqueeze(1) * batch.mask)
+    # n = 2 for both prompts, k = 1: ρ = ½ and σ = ½ for the first, nothing to learn from the second
+    passk = xs.PassKTraining(1).advantages(batch)
+    equal(passk, torch.tensor([1.0, 0.0, -1.0, 0.0, 0.0, 0.0]).unsqueeze(1) * batch.mask * 0.5 / (0.5 + 1e-6))
+
+
+def test_who_asks_what_is_correct():
+    rates = {"a": 1.0}
+    asking = {
+        xs.NegativeReinforcement(): True,
+        xs.PassKTraining(2): True,
+        xs.PassThreshold(): False,
+        xs.PassThreshold(of="correct"): True,
+        xs.ElementWiseTemperature(source="running"): True,
+        xs.EntropyGuidedWeighting(): False,
+        xs.ImportanceCorrection(): False,
+    }
+    assert {strategy: strategy.needs_correct for strategy in asking} == asking
+    for source, asks in (("checkpoint", False), ("running", True)):
+        assert xs.ElementWiseTemperature(solve_rates=rates, source=source).needs_correct is asks
+    assert not Strategy.needs_correct
 
 
 def test_passk_may_end_as_pass_at_one():

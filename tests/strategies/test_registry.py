@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, InitVar, dataclass, field
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -24,6 +24,7 @@ REQUIRED = {
 
 NAMES = [
     "bottom_p",
+    "importance_correction",
     "element_wise_temperature",
     "mask_truncated",
     "pass_threshold",
@@ -118,7 +119,7 @@ import explorl.strategies
 print(len(explorl.strategies.describe()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "17\n", done.stderr
+    assert done.stdout == "18\n", done.stderr
 
 
 # --- building -----------------------------------------------------------------------------------------------------
@@ -179,10 +180,15 @@ def test_a_bad_schedule_in_a_config(schedule, message):
         ("clip-cov", "did you mean 'clip_cov'?"),
         ("EGSW", "did you mean 'egsw'?"),
         ("curiculum", "did you mean 'curriculum'?"),
-        ("xyzzy", "there is no strategy 'xyzzy'; known are bottom_p, element_wise_temperature"),
+        ("xyzzy", "there is no strategy 'xyzzy'; known are bottom_p, importance_correction"),
         ({"egsw": {"alhpa": 0.3}}, "egsw has no hyperparameter 'alhpa'; did you mean 'alpha'?"),
         ({"clip_higher": {"zzz": 0.3}}, "clip_higher has no hyperparameter 'zzz'; it has low, high"),
         ({"mask_truncated": {"limit": 3}}, "mask_truncated has no hyperparameter 'limit'; it has none"),
+        (
+            {"bottom_p": {"importance": "truncated"}},
+            "bottom_p has no hyperparameter 'importance'; list the strategy importance_correction beside it",
+        ),
+        ({"bottom_p": {"cap": 2.0}}, "'cap'; it is now the cap of the strategy importance_correction"),
         ({"egsw": {"memory": {}}}, "egsw has no hyperparameter 'memory'"),
         ({"egsw": None, "alpha": 0.3}, "indent the hyperparameters below the name"),
         ({"egsw": 0.3}, "a strategy must be a name such as egsw"),
@@ -204,14 +210,15 @@ BAD_VALUES = [
     ("bottom_p", "p", [0, 1.1, "0.9", True, math.nan, None]),
     ("bottom_p", "frequency", [-0.1, 2, "often"]),
     ("bottom_p", "per", ["tokens", 1, True]),
-    ("bottom_p", "importance", ["full"]),
-    ("bottom_p", "cap", [0, -1, math.inf]),
+    ("importance_correction", "cap", [0, -1, math.inf, "2", True, Schedule(2, 0)]),
     ("element_wise_temperature", "easy", [0, "low"]),
     ("element_wise_temperature", "hard", [-1]),
     ("element_wise_temperature", "source", ["file"]),
     ("element_wise_temperature", "decay", [1, -0.1, True]),
+    ("element_wise_temperature", "training_temperature", ["rows", 1.0, True]),
     ("pass_threshold", "threshold", ["0.3", math.nan, False]),
     ("pass_threshold", "level", ["prompt"]),
+    ("pass_threshold", "of", ["accuracy", True]),
     ("curriculum", "mode", ["hard_first"]),
     ("curriculum", "above", [1, -0.1, Schedule(0, 0.5)]),
     ("egsw", "alpha", ["0.3", -1, True, math.nan]),
@@ -299,6 +306,83 @@ def test_a_list_keeps_its_order():
     built = xs.build_all(["clip_higher", {"bottom_p": {"p": 0.5}}, xs.EntropyAdvantage()])
     assert built == [xs.ClipHigher(), xs.BottomP(0.5), xs.EntropyAdvantage()]
     assert xs.build_all(None) == xs.build_all([]) == []
+
+
+@dataclass(frozen=True)
+class Learning(xs.Strategy):
+    """Has state of its own beside its memory."""
+
+    factor: float = 2.0
+    label: str = field(default="x", kw_only=True)
+    seen: list[str] = field(default_factory=list, init=False)
+    double: float = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "double", 2 * self.factor)
+
+
+@dataclass(frozen=True)
+class Derived(xs.Strategy):
+    """Is built from what it does not keep."""
+
+    half: InitVar[float]
+    factor: float = field(default=0.0, init=False)
+
+    def __post_init__(self, half):
+        object.__setattr__(self, "factor", 2 * half)
+
+
+class Handmade(xs.Strategy):
+    """Has an __init__ of its own, whose default is not what it was built with."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        object.__setattr__(self, "factor", factor)
+
+
+@pytest.mark.parametrize("build", [xs.build, lambda strategy: xs.build_all([strategy])[0]])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strategy_is_taken_over_without_its_memory(build, name):
+    strategy = xs.build({name: REQUIRED.get(name)})
+    strategy.memory["rates"] = {"a": 1.0}
+    built = build(strategy)
+    assert built is not strategy
+    assert type(built) is type(strategy)
+    assert built == strategy
+    assert built.memory == {}
+    built.memory["rates"] = {}
+    assert strategy.memory == {"rates": {"a": 1.0}}
+
+
+def test_a_learning_strategy_is_taken_over_as_new():
+    strategy = Learning(3.0, label="y")
+    strategy.memory["a"] = 1
+    strategy.seen.append("a prompt")
+    built = xs.build(strategy)
+    assert (built.factor, built.label, built.double, built.seen, built.memory) == (3.0, "y", 6.0, [], {})
+
+
+@pytest.mark.parametrize("strategy", [Derived(1.5), Handmade(3.0)], ids=lambda strategy: type(strategy).__name__)
+def test_a_strategy_that_its_fields_do_not_build_is_taken_over_too(strategy):
+    strategy.memory["a"] = 1
+    (built,) = xs.build_all([strategy])
+    assert built is not strategy
+    assert type(built) is type(strategy)
+    assert built.factor == 3.0
+    assert built.memory == {}
+    assert strategy.memory == {"a": 1}
+
+
+def test_a_strategy_outlives_its_file(tmp_path):
+    path = tmp_path / "rates.json"
+    path.write_text('{"a": 1.0, "b": 0.5}')
+    course = xs.Curriculum(path, mode="easy_first")
+    course.order(["a"])
+    path.unlink()
+    built = xs.build(course)
+    assert built is not course
+    assert built.memory == {}
+    assert built.order(["b", "a"]) == [1, 0]
 
 
 def test_all_that_do_not_exclude_each_other_build_together():

@@ -50,7 +50,7 @@ def test_a_bad_schedule_is_an_error(change, message):
 
 def test_a_strategy_without_hooks_does_nothing():
     strategy, batch = Strategy(), make_batch()
-    assert strategy.arguments() == strategy.sampling(["a"]) == strategy.keep(batch) == strategy.metrics(batch) == {}
+    assert strategy.arguments() == strategy.sampling(["a"], 0) == strategy.keep(batch) == strategy.metrics(batch) == {}
     for hook in (strategy.select, strategy.advantages, strategy.weights, strategy.clip):
         assert hook(batch) is None
     assert strategy.order(["a"]) is strategy.penalty(batch, {}) is None
@@ -73,7 +73,7 @@ def test_a_batch_with_another_field():
     assert batch.step == 0
 
 
-def test_one_value_a_sequence_spread_over_its_tokens():
+def test_one_value_per_sequence_spread_over_its_tokens():
     mask = torch.ones(2, 3)
     assert per_token(torch.tensor([1.0, 2.0]), mask).tolist() == [[1, 1, 1], [2, 2, 2]]
 

@@ -220,6 +220,8 @@ def random_batch() -> Batch:
         mask=mask,
         advantages=noise(),
         rewards=torch.randint(0, 5, (rows,), generator=generator) / 4,
+        correct=torch.rand(rows, generator=generator) < 0.5,
+        correctness=torch.rand(rows, generator=generator),
         group=torch.arange(rows) // 4,
         truncated=torch.rand(rows, generator=generator) < 0.3,
         temperature=torch.ones(rows),
@@ -239,7 +241,7 @@ SHAPED: dict[str, list[Any]] = {
     **LISTS,
     # with fraction 1 there is nothing to draw among the rows
     "clip_cov": [{"clip_cov": {"fraction": 1.0, "low": 0.1, "high": 50.0}}],
-    "bottom_p": [{"bottom_p": {"importance": "truncated"}}],
+    "importance_correction": ["bottom_p", "importance_correction"],
     "negative_reinforcement": [{"negative_reinforcement": {"positive_weight": 0.1}}, "mask_truncated"],
 }
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.trainer.utils import add_fused_lm_head
 
-from explorl.training.packed import PackedRows, packed_logps
+from explorl.modeling.llama import llama_like
+from explorl.modeling.packed import PackedRows, packed_logps
 from tests.rollout.models import BUILDERS, build
 
 
@@ -51,8 +52,17 @@ def shared(lengths: list[tuple[int, int]], vocab: int) -> tuple[torch.Tensor, to
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("rows", ["one temperature", "own temperatures"])
 @pytest.mark.parametrize("prompts", ["own prompts", "shared prompts"])
-def test_log_probabilities_entropies_and_gradients(name: str, rows: str, prompts: str) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("written_out", [False, True], ids=["modules", "written out"])
+def test_log_probabilities_entropies_and_gradients(
+    name: str, rows: str, prompts: str, checkpointing: bool, written_out: bool
+) -> None:
     model = build(name)
+    if written_out and llama_like(model) is None:
+        pytest.skip("its layers are not written out")
+    if checkpointing:
+        model.train()  # there is no dropout
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
     vocab = model.config.get_text_config().vocab_size
     ids, mask, completion = ragged(LENGTHS, vocab) if prompts == "own prompts" else shared(GROUPS, vocab)
@@ -63,7 +73,13 @@ def test_log_probabilities_entropies_and_gradients(name: str, rows: str, prompts
     gradients = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     logps, entropy = packed_logps(
-        model, ids, mask, completion, temperature=temperature if own else None, head_temperature=0.7
+        model,
+        ids,
+        mask,
+        completion,
+        temperature=temperature if own else None,
+        head_temperature=0.7,
+        written_out=written_out,
     )
     torch.testing.assert_close(logps, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-4, atol=1e-4)
@@ -78,7 +94,6 @@ def test_a_prompt_is_computed_once() -> None:
     model = build("llama")
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     ids, mask, completion = shared([(9, 2), (9, 3), (9, 4)], model.config.vocab_size)
-    packed_logps(model, ids, mask, completion)  # the first call looks at the model
     seen: list[int] = []
     hook = model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
     packed_logps(model, ids, mask, completion)

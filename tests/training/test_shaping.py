@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from explorl.strategies import Batch, ClipHigher, EntropyGuidedWeighting, KLCov, Strategy
-from explorl.training.grpo import LOSSES, ExplorationTrainer
+from explorl.training.grpo import ExplorationTrainer
+from explorl.training.loss import LOSSES
 from explorl.training.shaping import shape
 
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
@@ -32,6 +33,8 @@ def make_batch(**changes: Any) -> Batch:
         "mask": MASK,
         "advantages": torch.tensor([[1.0, 1.0, 1.0], [-2.0, -2.0, -2.0]]) + padding,
         "rewards": torch.tensor([1.0, 0.0]),
+        "correct": torch.tensor([True, False]),
+        "correctness": torch.tensor([1.0, 0.0]),
         "group": torch.tensor([0, 0]),
         "truncated": torch.tensor([False, True]),
         "temperature": torch.ones(2),
@@ -348,6 +351,8 @@ def crafted() -> Crafted:
             "ref_per_token_logps": -4 + noise(),
             "recorded_entropy": noise().abs(),
             "row_rewards": torch.zeros(rows),
+            "row_correct": torch.zeros(rows, dtype=torch.bool),
+            "row_correctness": torch.zeros(rows),
             "row_group": torch.zeros(rows, dtype=torch.long),
             "row_truncated": torch.zeros(rows, dtype=torch.bool),
             "kept/1/chosen": (noise() > 0).float() * mask,
@@ -366,16 +371,36 @@ def plain_logps(model: Any, inputs: dict[str, Any], temperature: float | Tensor)
     return torch.log_softmax(logits, dim=-1).gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1)
 
 
+def policy_terms(
+    kind: str, x: Any, ratio: Any, clipped: Any, ceiling: Any, advantages: Any, log_ratio: Any, mask: Any
+) -> tuple[Any, Any]:
+    """The policy's part of the token losses, and its derivative with respect to x = log π."""
+    if kind == "cispo":
+        weight = np.minimum(ratio, ceiling)
+        return -weight * advantages * x, -weight * advantages
+    if kind == "sapo":
+        tau = np.where(advantages > 0, 1.0, 1.05)
+        gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
+        return -4 / tau * gate * advantages, -4 * gate * (1 - gate) * ratio * advantages
+    if kind == "vespo":
+        log_w = np.clip((np.clip(log_ratio, -20, 20) * mask).sum(1, keepdims=True), np.log(1e-8), 20)
+        k, lam = np.where(advantages >= 0, 2.0, 3.0), np.where(advantages >= 0, 3.0, 2.0)
+        phi = np.exp(lam + k * log_w - lam * np.exp(log_w))
+        return -phi * advantages * x, -phi * advantages
+    policy = -np.minimum(ratio * advantages, clipped * advantages)
+    return policy, np.where(ratio * advantages <= clipped * advantages, -ratio * advantages, 0.0)
+
+
 @pytest.mark.parametrize("loss_type", LOSSES)
 @pytest.mark.parametrize(
     ("beta", "corrected"), [(0.0, False), (0.3, False), (0.3, True)], ids=["no kl", "kl", "kl times r"]
 )
-@pytest.mark.parametrize("temperatures", [None, [0.7, 1.0, 2.0, 0.3]], ids=["one temperature", "one a row"])
-@pytest.mark.filterwarnings("ignore:the clip of clip_higher has no effect")
+@pytest.mark.parametrize("temperatures", [None, [0.7, 1.0, 2.0, 0.3]], ids=["one temperature", "one per row"])
+@pytest.mark.filterwarnings("ignore:the clip of")
 def test_loss_and_gradient_with_everything_that_strategies_say(
     make_trainer: Callable[..., Any], loss_type: str, beta: float, corrected: bool, temperatures: list[float] | None
 ) -> None:
-    """loss_t = −min(r·A, clip(r)·A)·weight + β·k3·kl_weight + coef·|log r| on the chosen, then TRL's mean.
+    """loss_t = policy_t·weight + β·k3·kl_weight + coef·|log r| on the chosen, then TRL's mean.
 
     TRL's `use_bias_correction_kl`, on by default, multiplies k3 by r.
     """
@@ -399,23 +424,24 @@ def test_loss_and_gradient_with_everything_that_strategies_say(
     ratio, advantages = np.exp(x - given["old_per_token_logps"]), given["advantages"]
     clipped = np.clip(ratio, 1 - given["clip_low"], 1 + given["clip_high"])
     ahead, drift = given["ref_per_token_logps"] - x, x - given["old_per_token_logps"]
-    policy = -np.minimum(ratio * advantages, clipped * advantages)
+    mask = given["loss_mask"]
+    policy, policy_slope = policy_terms(loss_type, x, ratio, clipped, 1 + given["clip_high"], advantages, drift, mask)
     kl = np.exp(ahead) - ahead - 1
     token = policy * given["token_weights"] + beta * (kl * ratio if corrected else kl) * given["kl_weights"]
     token += 0.8 * np.abs(drift) * given["kept/1/chosen"]
     # the derivative with respect to x = log π
-    policy = np.where(ratio * advantages <= clipped * advantages, -ratio * advantages, 0.0)
     kl = (kl + 1 - np.exp(ahead)) * ratio if corrected else 1 - np.exp(ahead)
-    slope = policy * given["token_weights"] + beta * kl * given["kl_weights"]
+    slope = policy_slope * given["token_weights"] + beta * kl * given["kl_weights"]
     slope += 0.8 * np.sign(drift) * given["kept/1/chosen"]
 
-    mask = given["loss_mask"]
+    over_sequences = mask / np.maximum(mask.sum(1, keepdims=True), 1) / len(mask) / 2
     share = {  # of each token in the mean; the 2 is the accumulation
-        "grpo": mask / np.maximum(mask.sum(1, keepdims=True), 1) / len(mask) / 2,
+        "grpo": over_sequences,
+        "sapo": over_sequences,
         "bnpo": mask / mask.sum() / 2,
         "dr_grpo": mask / (len(mask) * 10) / 2,
-        "dapo": mask / 31,  # the generation batch is one accumulation window
-    }[loss_type]
+        "luspo": mask / len(mask) / 2,
+    }.get(loss_type, mask / 31)  # the generation batch is one accumulation window
     assert (clipped != ratio)[mask > 0].any()
     assert (clipped == ratio)[mask > 0].any()
 
@@ -436,6 +462,7 @@ def test_clip_metrics_count_what_the_given_bounds_clip(make_trainer: Callable[..
     given = crafted()
     with torch.no_grad():
         x = plain_logps(trainer.model, given.inputs, 1.0).double().numpy()
+        given.inputs["made_at"] = torch.tensor(-1)  # the policy has moved since
         trainer._compute_loss(trainer.model, given.inputs)
     ratio, advantages, mask = np.exp(x - given["old_per_token_logps"]), given["advantages"], given["completion_mask"]
     low = (ratio < 1 - given["clip_low"]) & (advantages < 0)

@@ -32,8 +32,8 @@ def compare(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...], in
 @pytest.mark.parametrize("heads", [(3, 1), (4, 4)])
 def test_rotated_rows(heads: tuple[int, int]) -> None:
     """Three rows, of which the last two share their first three tokens."""
-    from explorl.training.packed import PackedRows
-    from explorl.training.triton_training import RotatedRows
+    from explorl.modeling.packed import PackedRows
+    from explorl.modeling.triton_training import RotatedRows
 
     counted = torch.tensor([[0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]], device=DEVICE).bool()
     shared = torch.zeros_like(counted)
@@ -48,7 +48,7 @@ def test_rotated_rows(heads: tuple[int, int]) -> None:
     cos, sin = angles.cos(), angles.sin()
     rotated = apply_rotary_pos_emb(query, key, cos, sin)
     expected = tuple(rows._spread(tensor) for tensor in (*rotated, value))
-    found = RotatedRows.apply(query, key, value, cos, sin, rows)
+    found = RotatedRows.apply(query, key, value, cos, sin, rows, None)
     seen = (rows.source != 0) | (torch.arange(len(rows.source), device=DEVICE) == rows.slots[0])  # padding is any token
     weights = seen.view(3, 1, 6, 1).float()
     compare(
@@ -57,39 +57,29 @@ def test_rotated_rows(heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
-def test_a_whole_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_pass(name: str) -> None:
     """With kernels and without, by a model with shared prompts."""
     from trl.trainer.utils import add_fused_lm_head
 
-    from explorl.training import packed
+    from explorl.modeling import packed
     from tests.rollout.models import build
     from tests.training.test_packed import shared
 
     model = build(name).to(DEVICE)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     ids, mask, completion = (x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in shared([(5, 3), (5, 4)], 90))
-    results, passes = [], []
+    results = []
     for use_kernels in (True, False):
-        packed._PASSES.clear()
-        make = packed.llama_pass
-
-        def chosen(model: Any, probe: Any, make: Any = make, use: bool = use_kernels) -> Any:
-            passes.append(make(model, probe, use))
-            return passes[-1]
-
-        with monkeypatch.context() as patch:
-            patch.setattr(packed, "llama_pass", chosen)
-            logps, _ = packed.packed_logps(model, ids, mask, completion)
+        logps, _ = packed.packed_logps(model, ids, mask, completion, written_out=True, use_kernels=use_kernels)
         model.zero_grad()
         logps.sum().backward()
         results.append([logps.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-    assert all(found is not None for found in passes)
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_gate() -> None:
-    from explorl.training.triton_training import Gated
+    from explorl.modeling.triton_training import Gated
 
     gate, up = (random(3, 50, seed=i).requires_grad_() for i in (1, 2))
     compare((Gated.apply(gate, up),), (F.silu(gate) * up,), [gate, up])
@@ -97,20 +87,20 @@ def test_gate() -> None:
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_norm_of_a_sum(rows: int) -> None:
-    from explorl.training.triton_training import AddedNorm
+    from explorl.modeling.triton_training import AddedNorm
 
     x, y = (random(1, rows, 24, seed=i).requires_grad_() for i in (1, 2))
     weight = random(24, seed=3).requires_grad_()
     total = x + y
     expected = total, F.rms_norm(total, (24,), weight, 1e-5)
-    compare(AddedNorm.apply(x, y, weight, 1e-5), expected, [x, y, weight])
+    compare(AddedNorm.apply(x, y, weight, 1e-5, None), expected, [x, y, weight])
 
 
 def test_a_frozen_norm_has_no_gradient() -> None:
-    from explorl.training.triton_training import AddedNorm
+    from explorl.modeling.triton_training import AddedNorm
 
     x, y, weight = random(2, 8).requires_grad_(), random(2, 8, seed=1), random(8, seed=2)
-    total, out = AddedNorm.apply(x, y, weight, 1e-5)
+    total, out = AddedNorm.apply(x, y, weight, 1e-5, None)
     (out.sum() + total.sum()).backward()
     assert x.grad is not None
     assert weight.grad is None

@@ -68,22 +68,43 @@ def _download(folder: Path) -> Path:
 
 
 def convert_gguf(gguf: Path, target: Path) -> None:
-    """Writes the de-quantised weights, the tokenizer, its chat template and a pad token as a transformers folder."""
+    """Writes the de-quantised weights, the tokenizer and its chat template as a transformers folder.
+
+    The special tokens are those of the file: transformers 5.17 takes the beginning token for the end token.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer.add_special_tokens(special_tokens(gguf))
     if tokenizer.pad_token is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        tokenizer.pad_token = "<|endoftext|>"  # unused in conversations, which end with <|im_end|>
+        # padding must not look like an end; SmolLM2 gets <|endoftext|>
+        tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
     tokenizer.padding_side = "left"
+    tokenizer.clean_up_tokenization_spaces = False
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # transformers holds on to the GGUF quantiser, which refuses to save
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    for place in (model.config, model.generation_config):
+        place.bos_token_id = tokenizer.bos_token_id
+        place.eos_token_id = tokenizer.eos_token_id
+        place.pad_token_id = tokenizer.pad_token_id
     target.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+
+
+def special_tokens(gguf: Path) -> dict[str, str]:
+    """The special tokens that a GGUF file names, by the tokenizer's names for them."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf)
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    found = {}
+    for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        field = reader.get_field(f"tokenizer.ggml.{key}_token_id")
+        if tokens is not None and field is not None:
+            found[f"{name}_token"] = str(tokens.contents(int(field.contents())))
+    return found

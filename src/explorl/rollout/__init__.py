@@ -10,8 +10,17 @@ if TYPE_CHECKING:
     from explorl.rollout.processors import BottomPLogitsProcessor
     from explorl.rollout.rollouts import PaddedRollouts, Rollout, Rollouts
     from explorl.rollout.sampling import SamplingParams
+    from explorl.rollout.trial import UnsupportedModel
 
-__all__ = ["BottomPLogitsProcessor", "Engine", "PaddedRollouts", "Rollout", "Rollouts", "SamplingParams"]
+__all__ = [
+    "BottomPLogitsProcessor",
+    "Engine",
+    "PaddedRollouts",
+    "Rollout",
+    "Rollouts",
+    "SamplingParams",
+    "UnsupportedModel",
+]
 
 _HOME = {
     "BottomPLogitsProcessor": "processors",
@@ -20,6 +29,7 @@ _HOME = {
     "Rollout": "rollouts",
     "Rollouts": "rollouts",
     "SamplingParams": "sampling",
+    "UnsupportedModel": "trial",
 }
 
 

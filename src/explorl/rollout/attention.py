@@ -1,98 +1,14 @@
-"""Hooks the engine into a transformers model: its attention function, and the state in which the model is run.
-
-transformers looks attention up by the name in the model's config. While the engine runs, that name is `NAME`; the
-function registered under it hands the call to whichever cache is at work, which knows how its rows lie in memory.
-There is no mask of that name, so the models build none.
-"""
+"""Attention over a cache: of rows that share a prompt, and of whole sequences to themselves."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
-
-NAME = "explorl"
-
-_local = threading.local()
-
-
-class Attends(Protocol):
-    """A cache that computes attention over what it holds."""
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
-    ) -> Tensor:
-        """(rows, heads, queries, head size) → (rows, queries, heads, head size)."""
-        ...
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    cache: Attends | None = getattr(_local, "cache", None)
-    if cache is None:
-        raise RuntimeError(f"attention {NAME!r} works only inside Engine.generate")
-    if s_aux is not None or position_bias is not None:
-        raise NotImplementedError(
-            f"{type(module).__name__} uses attention sinks or a position bias, which Engine lacks"
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return cache.attend(query, key, value, scale, sliding_window, softcap), None
-
-
-AttentionInterface.register(NAME, _attention)
-
-
-@contextmanager
-def attending(cache: Attends) -> Iterator[None]:
-    """Sends the model's attention calls to this cache."""
-    before = getattr(_local, "cache", None)
-    _local.cache = cache
-    try:
-        yield
-    finally:
-        _local.cache = before
-
-
-@contextmanager
-def sampling_mode(model: nn.Module) -> Iterator[None]:
-    """Runs the model for sampling: evaluation mode, no gradients, our attention. Restores every module's own mode."""
-    training = [module for module in model.modules() if module.training]
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
-    for config in list(configs.values()):
-        text = config.get_text_config(decoder=True)
-        configs[id(text)] = text
-    before = [(config, config._attn_implementation_internal) for config in configs.values()]
-    try:
-        for module in training:
-            module.training = False
-        for config in configs.values():
-            config._attn_implementation_internal = NAME
-        with torch.no_grad():
-            yield
-    finally:
-        for config, name in before:
-            config._attn_implementation_internal = name
-        for module in training:
-            module.training = True
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from explorl.rollout.attention import (
-    Grouping,
-    attending,
-    causal_attention,
-    sampling_mode,
-    shared_attention,
-)
+from explorl.modeling.attention import attending, sampling_mode
+from explorl.rollout.attention import Grouping, causal_attention, shared_attention
 from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
 COPY_BYTES = 64 << 20
@@ -76,8 +71,10 @@ class Probe(_Base):
         self.attended = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        # Under autocast keys may be wider than values; attention, which it narrows, reads both as the narrower type.
+        dtype = min((key_states.dtype, value_states.dtype), key=lambda kind: kind.itemsize)
         self.shapes[layer_idx] = LayerShape(
-            key_states.shape[1], key_states.shape[-1], value_states.shape[-1], key_states.dtype, key_states.device
+            key_states.shape[1], key_states.shape[-1], value_states.shape[-1], dtype, key_states.device
         )
         return key_states, value_states
 
@@ -89,20 +86,22 @@ class Probe(_Base):
 
 
 def probe(model: nn.Module, device: torch.device) -> tuple[list[LayerShape], int]:
-    """What every layer of the model stores, and the width of its logits."""
+    """What every layer of the model stores, and the width of its logits. `TypeError` where a cache cannot hold it."""
     cache = Probe()
     ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-    name = type(model).__name__
     try:
         with sampling_mode(model), attending(cache):
             logits = model(input_ids=ids, position_ids=ids, past_key_values=cache, use_cache=True).logits
-    except (AttributeError, NotImplementedError, TypeError) as error:
-        raise TypeError(f"{name} cannot be decoded by Engine ({error}); use model.generate") from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model does with a cache that it does not know
+        said = f"{type(error).__name__}: {error}"
+        raise TypeError(f"its layers ask more of a cache than keys and values ({said})") from error
     layers = [cache.shapes[i] for i in sorted(cache.shapes)]
     if not layers or cache.attended != len(layers) or sorted(cache.shapes) != list(range(len(layers))):
         raise TypeError(
-            f"{name} made {cache.attended} attention calls for {len(layers)} cached layers: it does not go through "
-            "transformers' attention interface in every layer; use model.generate"
+            f"it made {cache.attended} attention calls for {len(layers)} cached layers: it does not go through "
+            "transformers' attention interface in every layer"
         )
     return layers, int(logits.shape[-1])
 
@@ -142,8 +141,8 @@ class PromptCache(_Base):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         length = key_states.shape[2]
-        self.keys[layer_idx][self.at, :length] = key_states.transpose(1, 2)
-        self.values[layer_idx][self.at, :length] = value_states.transpose(1, 2)
+        for mine, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
+            mine[self.at, :length] = new.transpose(1, 2).to(mine.dtype)
         return key_states, value_states
 
     def attend(
@@ -210,7 +209,7 @@ class SlotCache(_Base):
                 mine[: self.rows, self.prefix + self.length - 1] = new[:, :, 0]
             else:
                 width = mine.shape[2] * mine.shape[3]
-                mine.view(-1, width).index_copy_(0, self._places(), new.reshape(-1, width))
+                mine.view(-1, width).index_copy_(0, self._places(), new.reshape(-1, width).to(mine.dtype))
         return key_states, value_states
 
     def _places(self) -> Tensor:

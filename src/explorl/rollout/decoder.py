@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorl.rollout.attention import attending
-from explorl.rollout.cache import LayerShape, Probe, PromptCache, SlotCache
-from explorl.rollout.fused import Fusion
+from explorl.modeling.attention import attending
+from explorl.modeling.fused import Fusion
+from explorl.modeling.llama import KernelOps, LlamaForward, TorchOps, llama_like
+from explorl.modeling.proof import keeps_logits
+from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
 from explorl.rollout.joined import JoinedCache
-from explorl.rollout.llama import written_out
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
@@ -31,13 +31,6 @@ LENGTH_BUCKET = 256
 """Without our attention kernel a graph reads a fixed number of columns: a multiple of this."""
 
 
-def keeps_logits(model: nn.Module) -> bool:
-    """Whether the model can be asked for the last position's logits alone."""
-    wrapped: Any = model
-    base = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
-    return "logits_to_keep" in inspect.signature(base.forward).parameters
-
-
 class Decoder:
     """The memory of a plan and the model's forward passes over it."""
 
@@ -51,9 +44,10 @@ class Decoder:
         *,
         use_graphs: bool,
         use_kernels: bool,
+        write_out: bool,
     ) -> None:
         self.model, self.layers, self.plan, self.device = model, layers, plan, device
-        self.use_graphs, self.use_kernels = use_graphs, use_kernels
+        self.use_graphs, self.use_kernels, self.write_out = use_graphs, use_kernels, write_out
         self.state = State(plan.slots, plan.tokens, vocab, device)
         cache_type: type[SlotCache] = JoinedCache if plan.joined else SlotCache
         self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = sample_step
@@ -66,7 +60,8 @@ class Decoder:
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
-        self._written_out = written_out(model, Probe, use_kernels)
+        root = llama_like(model) if write_out else None
+        self._written_out = None if root is None else LlamaForward(root, KernelOps() if use_kernels else TorchOps())
         self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
         logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}

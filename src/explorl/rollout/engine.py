@@ -3,6 +3,9 @@
 Each different prompt is computed once and its keys and values are copied to the rows of its samples. Rows that finish
 are refilled at once, so the longest completion holds up nobody. The model's weights are read where they are: after an
 optimizer step the next call samples from the new policy.
+
+Before a model is sampled from, the engine is tried on it: see `explorl.rollout.trial`. A model that the engine would
+not compute as it computes itself is refused with `UnsupportedModel`.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from explorl.rollout.attention import sampling_mode
+from explorl.modeling.attention import sampling_mode
+from explorl.modeling.precision import Shadow, weights_dtype
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
 from explorl.rollout.plan import Plan, free_memory, make_plan
@@ -23,6 +28,7 @@ from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.schedule import Schedule
+from explorl.rollout.trial import UnsupportedModel, admitted
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +43,9 @@ class Engine:
         memory_budget: Bytes that the engine may hold beside the model; None is half of what is free.
         use_graphs: Decode in CUDA graphs; None is yes on CUDA.
         use_kernels: Use the Triton kernels; None is yes on CUDA where Triton is installed.
+        dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
+            weights in it, refreshed at each call.
+        write_out: Run Llama-like layers written out; None is yes where that gives what the model gives.
     """
 
     def __init__(
@@ -48,6 +57,8 @@ class Engine:
         memory_budget: int | None = None,
         use_graphs: bool | None = None,
         use_kernels: bool | None = None,
+        dtype: torch.dtype | None = None,
+        write_out: bool | None = None,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; use at least 1, or None to let memory decide")
@@ -56,9 +67,11 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self.batch_size, self.memory_budget = batch_size, memory_budget
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
+        self.dtype, self.write_out = dtype, write_out
         self.plan: Plan | None = None
         """Sizes and memory of the latest call."""
         self._decoder: Decoder | None = None
+        self._shadow: Shadow | None = None
         self._signature: tuple[Any, ...] = ()
         self._warned = False
 
@@ -83,21 +96,35 @@ class Engine:
         device = next(self.model.parameters()).device
         self._refresh(device)
         requests = self._requests(prompts, n, params)
+        write_out = self._written_out(requests.longest)
         active = Active.of(params, requests.rows)
-        decoder = self._prepare(requests, active, device)
+        decoder = self._prepare(requests, active, device, write_out)
         if decoder.state.set_stops(requests.stop_ids):
             decoder.drop_graphs()
         assert self.plan is not None
-        with sampling_mode(self.model), decoder.fused():
+        with self.weights(), sampling_mode(self.model), decoder.fused():
             schedule = Schedule(decoder, requests, active, self.plan.slots, self.tokenizer, params.stop, on_finish)
             rollouts = Rollouts(schedule.run(), requests.prompts, n, requests.seed)
-        for rollout in rollouts.errors:
+        for rollout in rollouts.errors if self.write_out is None else ():  # else it is only being tried out
             logger.error(rollout.error)
         return rollouts
 
     def release(self) -> None:
-        """Gives the cache and the graphs back; the next call makes them anew."""
-        self._decoder = None
+        """Gives the cache, the graphs and the copy of the weights back; the next call makes them anew."""
+        self._decoder = self._shadow = None
+        self._signature = ()
+
+    def weights(self) -> AbstractContextManager[None]:
+        """The model with weights of the type that the engine computes in."""
+        return nullcontext() if self._shadow is None else self._shadow.in_place()
+
+    def check(self, longest: int = 0) -> None:
+        """Raises `UnsupportedModel` where this model, with sequences of up to ``longest`` tokens, cannot be sampled."""
+        self._refresh(next(self.model.parameters()).device)
+        self._written_out(longest)
+
+    def _written_out(self, longest: int) -> bool:
+        return admitted(self, longest) if self.write_out is None else self.write_out
 
     def _requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
         seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
@@ -119,12 +146,22 @@ class Engine:
             return
         if self._decoder is not None:
             logger.info("the model's parameters or adapters moved; graphs will be captured anew")
-        self.layers, self.vocab = probe(self.model, device)
-        self._decoder = None
+        self._decoder = self._shadow = None
+        if self.dtype is not None and self.dtype != weights_dtype(self.model):
+            self._shadow = Shadow(self.model, self.dtype)
+        try:
+            with self.weights():
+                self.layers, self.vocab = probe(self.model, device)
+        except TypeError as error:
+            raise UnsupportedModel(self.model, str(error)) from error
         self._signature = signature
 
-    def _prepare(self, requests: Requests, active: Active, device: torch.device) -> Decoder:
-        kernels = _have_kernels(device) if self.use_kernels is None else self.use_kernels
+    def kernels(self, device: torch.device) -> bool:
+        """Whether Triton kernels run on this device."""
+        return _have_kernels(device) if self.use_kernels is None else self.use_kernels
+
+    def _prepare(self, requests: Requests, active: Active, device: torch.device, write_out: bool) -> Decoder:
+        kernels = self.kernels(device)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
             raise ValueError(f"use_graphs needs a CUDA device and the model is on {device}; leave it None")
@@ -152,12 +189,21 @@ class Engine:
                 plan.tokens,
                 plan.slots,
             )
-        if self._decoder is None or not self._decoder.plan.covers(plan):
+        fits = self._decoder is not None and self._decoder.plan.covers(plan) and self._decoder.write_out == write_out
+        if self._decoder is None or not fits:
             self._decoder = None  # frees the old memory before the new is taken
             logger.info("rollout plan: %s", plan)
-            self._decoder = Decoder(
-                self.model, self.layers, self.vocab, plan, device, use_graphs=graphs, use_kernels=kernels
-            )
+            with self.weights():
+                self._decoder = Decoder(
+                    self.model,
+                    self.layers,
+                    self.vocab,
+                    plan,
+                    device,
+                    use_graphs=graphs,
+                    use_kernels=kernels,
+                    write_out=write_out,
+                )
         self.plan = plan
         return self._decoder
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 BLOCK = 256
@@ -31,6 +31,8 @@ class Head(NamedTuple):
     """Tokens with a score above the threshold."""
     ties: Int[Tensor, " rows"]
     """Tokens exactly at the threshold that belong to the head."""
+    mass: Float64[Tensor, " rows"]
+    """Probability of the head; exactly 0 where it is empty."""
 
     @property
     def size(self) -> Int[Tensor, " rows"]:
@@ -115,10 +117,12 @@ def _sorted_head(scores: Tensor, target: Tensor, *, over: bool) -> Head:
         count = np.minimum((cumulative < limit).sum(-1) + 1, ranked.shape[-1])
     threshold = np.where(count > 0, np.take_along_axis(ranked, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], np.inf)
     above = (ranked > threshold[:, None]).sum(-1)
+    held = np.where(count > 0, np.take_along_axis(cumulative, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], 0.0)
     return Head(
         torch.from_numpy(threshold.astype(np.float32)),
         torch.from_numpy(above),
         torch.from_numpy(count - above),
+        torch.from_numpy(held / cumulative[:, -1]),
     )
 
 
@@ -126,18 +130,20 @@ def search_head(scores: Float[Tensor, "rows vocab"], target: Float[Tensor, " row
     """`mass_head` by bisection: 32 passes over the row, no sort and no host synchronisation."""
     scores = scores.float()
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-    limit = target * weights.sum(-1, dtype=torch.float64)
+    total = weights.sum(-1, dtype=torch.float64)
+    limit = target * total
     threshold = _bisect(scores, weights, limit, strict=over)
     higher, equal = scores > threshold[:, None], scores == threshold[:, None]
     above, at = higher.sum(-1), equal.sum(-1)
-    short = limit - torch.where(higher, weights, 0.0).sum(-1, dtype=torch.float64)
+    held = torch.where(higher, weights, 0.0).sum(-1, dtype=torch.float64)
+    short = limit - held
     each = torch.where(equal, weights, 0.0).sum(-1, dtype=torch.float64) / at
     if over:
         ties = torch.minimum((short / each).floor().long().clamp(min=0), at)
         ties = torch.minimum(ties, (weights > 0).sum(-1) - 1 - above)
     else:
         ties = torch.minimum((short / each).ceil().long().clamp(min=1), at)
-    return Head(threshold, above, ties)
+    return Head(threshold, above, ties, (held + ties * each) / total)
 
 
 def _bisect(scores: Tensor, weights: Tensor, limit: Tensor, *, strict: bool) -> Tensor:

@@ -32,6 +32,11 @@ class Requests:
     def __len__(self) -> int:
         return len(self.prompts) * self.n
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a prompt and its completion can have together."""
+        return max(len(prompt) for prompt in self.prompts) + int(self.rows["max_tokens"].max())
+
     @cached_property
     def different(self) -> list[list[int]]:
         """The prompts without repetitions: each is computed once."""

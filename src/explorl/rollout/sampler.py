@@ -16,7 +16,7 @@ from explorl.rollout import rng
 from explorl.rollout.ranking import SLACK, branching_count
 from explorl.rollout.sampling import (
     Active,
-    warp_bottom_p,
+    bottom_p_cut,
     warp_min_p,
     warp_repetition,
     warp_temperature,
@@ -58,13 +58,39 @@ class Draw(NamedTuple):
     logp: Float[Tensor, " rows"]
     """log π at the row's temperature (1 where it is greedy), over the whole vocabulary."""
     logq: Float[Tensor, " rows"]
-    """log q of the distribution sampled from, after all warpers; 0 where it is greedy."""
+    """log q of the distribution sampled from, after all warpers; 0 where it is greedy.
+
+    Where a coin decides about bottom-p for every token, this is the mixture over both sides of the coin,
+    f · q_bottom + (1 − f) · q_rest; where it decides once a sequence, the side that the sequence is on.
+    """
     entropy: Float[Tensor, " rows"]
     """H(π) in nats at temperature 1."""
     branching: Int[Tensor, " rows"]
     """Size of the smallest set of top tokens with mass ≥ 0.95, at temperature 1."""
     broken: Bool[Tensor, " rows"]
     """True where the logits hold NaN or +inf."""
+
+
+class Coin(NamedTuple):
+    """The coin that decided, for this token alone, whether bottom-p is applied."""
+
+    frequency: Float64[Tensor, " rows"]
+    applied: Bool[Tensor, " rows"]
+    cut: Bool[Tensor, "rows vocab"]
+    """The tokens that bottom-p removes where it is applied."""
+    mass: Float64[Tensor, " rows"]
+    """Their probability together where it is not."""
+
+    def mixture(self, logq: Float[Tensor, " rows"], token: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """log(f · q_bottom + (1 − f) · q_rest) of a token, given its log q on the side that the coin showed.
+
+        A token that bottom-p leaves has q_bottom = q_rest / (1 − mass), so one follows from the other.
+        """
+        f, mass = self.frequency, self.mass
+        gone = self.cut.gather(-1, token[:, None])[:, 0]
+        stays = torch.maximum(1.0 - mass, logq.double().exp())  # at least the token itself, however it was rounded
+        change = torch.where(self.applied, (f - 1.0) * mass, torch.where(gone, -f, f * mass / stays))
+        return (logq + torch.log1p(change)).to(logq.dtype)
 
 
 def pick(
@@ -122,9 +148,10 @@ def draw(
 
     if active.temperature:
         policy = torch.log_softmax(warp_temperature(scores, reals[TEMPERATURE]), -1)
-    sampled = policy
+    sampled, coin = policy, None
     if active.warps:
-        sampled = torch.log_softmax(_warp(scores, policy, state, seats, active), -1)
+        warped, coin = _warp(scores, policy, state, seats, active)
+        sampled = torch.log_softmax(warped, -1)
     if active.temperature or active.warps:
         weights = torch.exp(sampled)
 
@@ -140,6 +167,8 @@ def draw(
     row = torch.arange(seats, device=token.device) if row_of is None else row_of
     logp = policy[row, token]
     logq = sampled[row, token] if active.warps else logp
+    if coin is not None:
+        logq = coin.mixture(logq, token)
     if active.greedy:
         logq = torch.where(greedy, 0.0, logq)
     return Draw(token, logp, logq, entropy, branching, broken)
@@ -151,7 +180,8 @@ def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
     return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
-def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> Tensor:
+def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> tuple[Tensor, Coin | None]:
+    """Scores after all warpers, and the coin where one is thrown for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
     warped = policy
     if active.repetition:
@@ -165,13 +195,15 @@ def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Activ
         warped = warp_top_p(warped, reals[TOP_P])
     if active.min_p:
         warped = warp_min_p(warped, reals[MIN_P])
-    if active.bottom_p:
-        apply = None
-        if active.bottom_p_chance:
-            positions = torch.zeros_like(ints[STEP]) if active.per_sequence else ints[STEP]
-            apply = rng.uniform(ints[KEY], positions, rng.BERNOULLI) < reals[FREQUENCY]
-        warped = warp_bottom_p(warped, reals[BOTTOM_P], apply)
-    return warped
+    if not active.bottom_p:
+        return warped, None
+    cut, mass = bottom_p_cut(warped, reals[BOTTOM_P])
+    if not active.bottom_p_chance:
+        return warped.masked_fill(cut, -torch.inf), None
+    positions = torch.zeros_like(ints[STEP]) if active.per_sequence else ints[STEP]
+    applied = rng.uniform(ints[KEY], positions, rng.BERNOULLI) < reals[FREQUENCY]
+    coin = None if active.per_sequence else Coin(reals[FREQUENCY], applied, cut, mass)
+    return warped.masked_fill(cut & applied[:, None], -torch.inf), coin
 
 
 def sample_step(

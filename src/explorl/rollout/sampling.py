@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from explorl.rollout.ranking import head_mask, kth_largest, mass_head
@@ -205,8 +205,13 @@ def warp_bottom_p(logits: Logits, p: Rows, apply: Bool[Tensor, " rows"] | None =
     The logits are those that the earlier warpers left. The least likely token with non-zero probability always stays.
     ``apply`` says for which rows it is done at all.
     """
-    mass = 1.0 - _column(p, logits)[:, 0].double()
-    cut = head_mask(logits, mass_head(logits, mass, over=True))
+    cut, _ = bottom_p_cut(logits, p)
     if apply is not None:
         cut = cut & apply[:, None]
     return logits.masked_fill(cut, -torch.inf)
+
+
+def bottom_p_cut(logits: Logits, p: Rows) -> tuple[Bool[Tensor, "rows vocab"], Float64[Tensor, " rows"]]:
+    """The tokens that bottom-p removes, and their probability together."""
+    head = mass_head(logits, 1.0 - _column(p, logits)[:, 0].double(), over=True)
+    return head_mask(logits, head), head.mass

@@ -4,7 +4,8 @@
 One program handles one row and reads its logits a few times from the second-level cache instead of writing
 vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search that divides
 the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. Tokens with
-exactly the logit at a cut stay together. The draw uses the same random numbers as `sampler.draw`.
+exactly the logit at a cut stay together. The draw uses the same random numbers as `sampler.draw`. The two sums that
+the mixture of bottom-p needs are taken in the pass that draws.
 """
 
 from __future__ import annotations
@@ -278,16 +279,25 @@ def _sample_kernel(
             at = step
             if PER_SEQUENCE:
                 at = step * 0
-            apply = apply & (_uniform(key_of ^ BERNOULLI, at) < tl.load(reals + FREQUENCY * slots + row))
+            frequency = tl.where(apply, tl.load(reals + FREQUENCY * slots + row), 0.0)
+            apply = apply & (_uniform(key_of ^ BERNOULLI, at) < frequency)
         high = tl.where(apply, tl.minimum(high, cut), high)
 
     # 3. The draw: first the block of the vocabulary, then the token in it.
     index = tl.arange(0, BLOCKS)
     blocks = tl.zeros([BLOCKS], tl.float32)
+    mixed: tl.constexpr = CHANCE and not PER_SEQUENCE
+    if mixed:
+        removed = tl.zeros([BLOCK], tl.float32)
+        left = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, REP, EVEN)
         weight = tl.where((x >= low) & (x <= high), tl.exp2((x - best) * rate), 0.0)
         blocks = tl.where(index == start // BLOCK, tl.sum(weight, 0), blocks)
+        if mixed:  # what bottom-p removes and what it leaves, whatever the coin showed
+            weight = tl.where(x >= low, tl.exp2((x - best) * rate), 0.0)
+            removed += tl.where(x > cut, weight, 0.0)
+            left += tl.where(x > cut, 0.0, weight)
     blocks_64 = blocks.to(tl.float64)
     sampled_total = tl.sum(blocks_64, 0)
     goal = _uniform(key_of, step) * sampled_total
@@ -319,7 +329,13 @@ def _sample_kernel(
         again = tl.load(had + token) != 0
         score = tl.where(again, tl.where(raw < 0, raw * penalty, raw / penalty), raw)
     logp = (raw - highest) / tau - tl.log(policy_total)
-    logq = tl.where(greedy, 0.0, (score - best) / tau - tl.log(sampled_total.to(tl.float32)))
+    logq = (score - best) / tau - tl.log(sampled_total.to(tl.float32))
+    if mixed:  # `sampler.Coin.mixture`
+        gone, stay = tl.sum(removed, 0).to(tl.float64), tl.sum(left, 0).to(tl.float64)
+        change = tl.where(score > cut, -frequency, frequency * (gone / stay))
+        change = tl.where(apply, (frequency - 1.0) * (gone / (gone + stay)), change)
+        logq += tl.log(1.0 + change).to(tl.float32)
+    logq = tl.where(greedy, 0.0, logq)
     at = row * tokens + step
     plane = slots * tokens
     tl.store(out_ints + at, token.to(tl.int32))

@@ -1,4 +1,4 @@
-"""Exploration strategies: one file a mechanism, a pure function for its mathematics and a dataclass for its hooks.
+"""Exploration strategies: one file per mechanism, a pure function for its mathematics and a dataclass for its hooks.
 
 Strategies compose: give the trainer a list, and each hook of each is called in that order. What the order means:
 advantages are changed one after the other, so one that replaces them (negative_reinforcement, passk_training) stands
@@ -10,7 +10,7 @@ looks at no padding. Shaped advantages keep the dtype of the advantages; weights
 """
 
 from explorl.strategies.base import Batch, Sampling, StepState, Strategy
-from explorl.strategies.bottom_p import BottomP, importance_weights
+from explorl.strategies.bottom_p import BottomP
 from explorl.strategies.clip_cov import ClipCov, clip_cov_mask
 from explorl.strategies.clip_higher import ClipHigher
 from explorl.strategies.covariance import token_covariance
@@ -21,6 +21,7 @@ from explorl.strategies.entropy_advantage import EntropyAdvantage, entropy_shape
 from explorl.strategies.entropy_bonus import EntropyBonus
 from explorl.strategies.forking_tokens import ForkingTokens, forking_mask
 from explorl.strategies.grpo import grpo_advantages
+from explorl.strategies.importance_correction import ImportanceCorrection, importance_weights
 from explorl.strategies.kl_cov import KLCov, top_cov_mask
 from explorl.strategies.mask_truncated import MaskTruncated
 from explorl.strategies.negative_reinforcement import NegativeReinforcement, signed_advantages
@@ -44,6 +45,7 @@ __all__ = [
     "EntropyBonus",
     "EntropyGuidedWeighting",
     "ForkingTokens",
+    "ImportanceCorrection",
     "KLCov",
     "MaskTruncated",
     "NegativeReinforcement",

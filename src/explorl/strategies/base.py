@@ -26,13 +26,14 @@ class Batch:
     """
 
     logps: Float[Tensor, "batch time"]
-    """log π_θ of each sampled token at its row's temperature; in `Strategy.penalty` it carries gradient."""
+    """log π_θ of each sampled token at its row's training temperature (which is the one that it was sampled at, unless
+    a strategy says otherwise, see `Sampling`); in `Strategy.penalty` it carries gradient."""
     old_logps: Float[Tensor, "batch time"]
-    """log π_θ at the time of sampling."""
+    """log π_θ at the time of sampling, at the same temperature."""
     ref_logps: Float[Tensor, "batch time"] | None
     """log π_ref, None where β = 0."""
     sampling_logps: Float[Tensor, "batch time"] | None
-    """log q, of the truncated distribution that was really sampled from; None where it was not recorded."""
+    """log q, of the distribution that was really sampled from; None where it was not recorded."""
     entropy: Float[Tensor, "batch time"]
     """H_t = −Σ π log π in nats at temperature 1, detached."""
     branching: Float[Tensor, "batch time"] | None
@@ -41,11 +42,17 @@ class Batch:
     """1 on completion tokens that count: neither padding nor a tool's output."""
     advantages: Float[Tensor, "batch time"]
     rewards: Float[Tensor, " batch"]
+    """The total reward, over all reward functions; NaN where none could score the answer."""
+    correct: Bool[Tensor, " batch"]
+    """True where the answer is correct, as the run defines it: a named reward function and a threshold."""
+    correctness: Float[Tensor, " batch"]
+    """The reward that decides whether an answer is correct; NaN where it could not be scored."""
     group: Int[Tensor, " batch"]
     """Which prompt a sequence answers."""
     truncated: Bool[Tensor, " batch"]
     """True where the sequence hit the length limit."""
     temperature: Float[Tensor, " batch"]
+    """What each row was sampled at."""
     step: int
     """Optimizer steps taken so far."""
     prompts: Sequence[str] = ()
@@ -71,8 +78,9 @@ class StepState:
 
 
 Sampling = Mapping[str, Sequence[float]]
-"""Sampling parameters by name, one value a row: ``temperature``, ``top_p``, ``top_k``, ``min_p``,
-``repetition_penalty``, ``bottom_p``, ``bottom_p_frequency``, ``bottom_p_per_sequence`` (0 or 1)."""
+"""Sampling parameters by name, one value per row: ``temperature``, ``top_p``, ``top_k``, ``min_p``,
+``repetition_penalty``, ``bottom_p``, ``bottom_p_frequency``, ``bottom_p_per_sequence`` (0 or 1); and
+``training_temperature``: temperature of the training log-probabilities; the row's temperature where absent."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,14 @@ class Strategy:
     """True where `weights` multiplies the KL term as well as the policy term."""
     needs_reuse: ClassVar[bool] = False
     """True where it does nothing on a batch that is used for a single optimizer step."""
+    needs_correct: ClassVar[bool] = False
+    """True where the strategy asks what is correct; where that depends on its hyperparameters, a property."""
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Hyperparameters that it no longer has, and what to write instead: the end of an error message."""
 
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What the strategy remembers from step to step: JSON-serialisable, saved in checkpoints and restored."""
+    """What the strategy remembers from step to step: JSON-serialisable, saved in checkpoints and restored. Each trainer
+    starts from a copy of the strategy with an empty one."""
 
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of TRL's `GRPOConfig` that this strategy sets before the trainer is built."""
@@ -105,8 +118,11 @@ class Strategy:
         """Indices of the prompts to train on, in their order; None leaves the data set as it is."""
         return None
 
-    def sampling(self, prompts: Sequence[str]) -> Sampling:
-        """Sampling parameters that this strategy sets for these rows; the later strategy wins."""
+    def sampling(self, prompts: Sequence[str], step: int) -> Sampling:
+        """Sampling parameters that this strategy sets for these rows; the later strategy wins.
+
+        step: optimizer steps taken so far.
+        """
         return {}
 
     def select(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
@@ -145,7 +161,7 @@ class Strategy:
         return {}
 
     def check(self, *, num_generations: int) -> None:
-        """Raises `ValueError` where the hyperparameters cannot work with this many samples a prompt."""
+        """Raises `ValueError` where the hyperparameters cannot work with this many samples per prompt."""
 
 
 def overrides(strategy: Strategy, hook: str) -> bool:
@@ -154,7 +170,7 @@ def overrides(strategy: Strategy, hook: str) -> bool:
 
 
 def per_token(values: Float[Tensor, " batch"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-    """One value a sequence, spread over its tokens."""
+    """One value per sequence, spread over its tokens."""
     return values.to(mask.dtype).unsqueeze(1).expand_as(mask)
 
 

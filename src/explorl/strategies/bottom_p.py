@@ -14,36 +14,19 @@ held-out puzzles; p = 0.5, or temperature 5.0, left no reward at all.
 When not to: with a small p or at a high temperature, where hardly a likely token survives. A lower `frequency` softens
 both.
 
-Deviations: the papers treat these samples as the policy's own (`importance="none"`). `importance="truncated"`
-multiplies the policy term of a token by min(exp(log π_old − log q), cap), q being what was really sampled from.
+Deviations: none. The paper treats these samples as the policy's own; list importance_correction beside it to weigh
+them by what was really sampled from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from explorl.strategies.base import Batch, Sampling, StepState, Strategy
+from explorl.strategies.base import Batch, Sampling, Strategy
 from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import double
 from explorl.strategies.validate import choice, number
-
-
-def importance_weights(
-    old_logps: Float[Tensor, "batch time"],
-    sampling_logps: Float[Tensor, "batch time"],
-    mask: Float[Tensor, "batch time"],
-    *,
-    cap: float,
-) -> Float[Tensor, "batch time"]:
-    """min(exp(log π_old − log q), cap), 0 where a token does not count."""
-    ratio = (double(old_logps) - double(sampling_logps)).exp().clamp(max=cap)
-    return torch.where(mask > 0, ratio, 0.0).float()
 
 
 @dataclass(frozen=True)
@@ -52,40 +35,27 @@ class BottomP(Strategy):
 
     name = "bottom_p"
     paper = "Mecklenburg, exploration strategies for reasoning fine-tuning of small language models, §5.2"
+    moved: ClassVar[Mapping[str, str]] = {
+        "importance": "list the strategy importance_correction beside it",
+        "cap": "it is now the cap of the strategy importance_correction",
+    }
 
     p: Scheduled = 0.9
     frequency: Scheduled = 1.0
     per: Literal["token", "sequence"] = "token"
-    importance: Literal["none", "truncated"] = "none"
-    cap: Scheduled = 2.0  # of the importance weight
 
     def __post_init__(self) -> None:
         number(self, "p", above=0, at_most=1)
         number(self, "frequency", at_least=0, at_most=1)
         choice(self, "per", "token", "sequence")
-        choice(self, "importance", "none", "truncated")
-        number(self, "cap", above=0)
 
-    def sampling(self, prompts: Sequence[str]) -> Sampling:
-        step, rows = self.memory.get("step", 0), len(prompts)
+    def sampling(self, prompts: Sequence[str], step: int) -> Sampling:
+        rows = len(prompts)
         return {
             "bottom_p": [at(self.p, step)] * rows,
             "bottom_p_frequency": [at(self.frequency, step)] * rows,
             "bottom_p_per_sequence": [float(self.per == "sequence")] * rows,
         }
-
-    def after_step(self, state: StepState) -> None:
-        self.memory["step"] = state.step  # `sampling` is not told the step
-
-    def weights(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
-        if self.importance == "none":
-            return None
-        if batch.sampling_logps is None:
-            raise ValueError(
-                f"{self.name}: importance='truncated' needs the log-probabilities that were sampled from, which this "
-                "rollout did not record; use the built-in engine, or importance='none'"
-            )
-        return importance_weights(batch.old_logps, batch.sampling_logps, batch.mask, cap=at(self.cap, batch.step))
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         return {"p": at(self.p, batch.step), "frequency": at(self.frequency, batch.step)}

@@ -11,7 +11,8 @@ When not to: with "solved" the model never meets what it cannot do yet, which is
 
 Deviations: a prompt counts as solved with a single correct answer; raise `above` to ask for more. A prompt that is
 not in `solve_rates` was not seen solved, so "solved" drops it; "easy_first" gives it the mean rate. Equal rates keep
-the order of the data set. "easy_first" switches TRL's shuffling off.
+the order of the data set. Rates none of which belongs to a prompt of the data set are an error. "easy_first" switches
+TRL's shuffling off.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.solve_rates import SolveRates, load
+from explorl.strategies.solve_rates import SolveRates, load, no_match
 from explorl.strategies.validate import choice, number
 
 
@@ -46,16 +47,18 @@ class Curriculum(Strategy):
         return {"shuffle_dataset": False} if self.mode == "easy_first" else {}
 
     def order(self, prompts: Sequence[str]) -> Sequence[int]:
+        found = sum(prompt in self.rates for prompt in prompts)
+        if not found:
+            raise ValueError(f"{self.name}: {no_match(self.rates, prompts)}")
         mean = sum(self.rates.values()) / len(self.rates)
         if self.mode == "easy_first":
             kept = sorted(range(len(prompts)), key=lambda row: -self.rates.get(prompts[row], mean))
         else:
             kept = [row for row, prompt in enumerate(prompts) if self.rates.get(prompt, 0.0) > self.above]
         if not kept:
-            found = sum(prompt in self.rates for prompt in prompts)
             raise ValueError(
-                f"{self.name}: no prompt is left: {found} of {len(prompts)} have a solve rate, none of them above "
-                f"{self.above:g}; lower `above`, or use mode='easy_first'"
+                f"{self.name}: no prompt is left: {found} of {len(prompts)} have one of the {len(self.rates)} solve "
+                f"rates, none of them above {self.above:g}; lower `above`, or use mode='easy_first'"
             )
         self.memory["prompts"] = len(kept)
         return kept

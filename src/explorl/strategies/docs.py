@@ -71,6 +71,10 @@ strategies = [
   earlier of two clips, and {reuse} on a batch that serves a single update. Reuse needs `num_iterations` of 2 or
   more, or `steps_per_generation` above `gradient_accumulation_steps`.
 
+What counts as a correct answer is for the run to say: a named reward function and a threshold.
+{correct} ask for it, and so do element_wise_temperature with
+`source: running` and pass_threshold with `of: correct`.
+
 For each generation batch the log has `strategy/<name>/…`: how far it moved the advantages or weights
 (`advantage_change`, `weight_change`: the mean absolute change over all counted tokens), how many tokens it changed
 (`advantage_tokens`, `weight_tokens`), the share and number of tokens that it took out of the loss (`masked_change`,
@@ -115,6 +119,7 @@ def render(existing: str = "") -> str:
         calls=_paragraphs(Strategy)[1],
         replacing=_names(name for name, strategy in REGISTRY.items() if strategy.replaces_advantage),
         reuse=_names(name for name, strategy in REGISTRY.items() if strategy.needs_reuse),
+        correct=_names(name for name, strategy in REGISTRY.items() if strategy.needs_correct is True),
         schedule="\n\n".join(_paragraphs(Schedule)),
     )
     tail = TAIL.format(begin=BEGIN, measured=measured(existing) or NOT_YET, end=END)

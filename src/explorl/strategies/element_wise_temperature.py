@@ -2,7 +2,10 @@
 
     τ(prompt) = hard + (easy − hard) · solve_rate(prompt)
 
-Mecklenburg, §5.2 (0.6 where the starting checkpoint solved the prompt, 1.5 where not).
+Mecklenburg, §5.2 (0.6 where the starting checkpoint solved the prompt, 1.5 where not). The training log-probabilities
+are those of the row's own temperature, log softmax(logits / τ_row), so that a sample is the policy's own.
+`training_temperature="one"` takes them at τ = 1: what is trained is then the policy as it will be used, on samples that
+are not its own; importance_correction weighs for that.
 
 What to expect: hard prompts give more varied answers and so now and then a success to learn from, easy ones stay
 clean. The author saw no gain on held-out puzzles with a 0.5B model.
@@ -11,20 +14,22 @@ When not to: above a temperature of about 1.5 a small model's answers fall apart
 
 Deviations: the author had two temperatures; the line between them is the general form, and a file with rates 0 and 1
 gives the author's. `source="checkpoint"` reads the rates from `solve_rates`. `source="running"` keeps an exponential
-mean for each prompt (R ≥ 1 is solved; `decay` is the weight of the past), which starts at the first observation, or
-at `solve_rates` where given. A prompt without a rate takes the running mean over all prompts, else the mean of
-`solve_rates`, else 0.5.
+mean per prompt of the share of correct answers, as the run defines correct (`decay` is the weight of the past), which
+starts at the first observation, or at `solve_rates` where given. A prompt without a rate takes the running mean over
+all prompts, else the mean of `solve_rates`, else 0.5; where `solve_rates` has no prompt of the first batch, a warning
+says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from explorl.strategies.base import Batch, Sampling, StepState, Strategy
+from explorl.strategies.base import Batch, Sampling, Strategy
 from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.solve_rates import SolveRates, digest, load, remember
+from explorl.strategies.solve_rates import SolveRates, digest, load, no_match, remember
 from explorl.strategies.validate import choice, number
 
 
@@ -40,6 +45,7 @@ class ElementWiseTemperature(Strategy):
     source: Literal["checkpoint", "running"] = "checkpoint"
     solve_rates: SolveRates | None = None  # needed where the source is a checkpoint's evaluation
     decay: Scheduled = 0.9  # of the running mean
+    training_temperature: Literal["row", "one"] = "row"  # of the training log-probabilities
     start: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -47,8 +53,13 @@ class ElementWiseTemperature(Strategy):
         number(self, "hard", above=0)
         choice(self, "source", "checkpoint", "running")
         number(self, "decay", at_least=0, below=1)
+        choice(self, "training_temperature", "row", "one")
         if self.source == "checkpoint" or self.solve_rates is not None:
             self.start.update(load(self, self.solve_rates))
+
+    @property
+    def needs_correct(self) -> bool:  # type: ignore[override]
+        return self.source == "running"
 
     def rate(self, prompt: str) -> float:
         """The solve rate of a prompt, as far as known."""
@@ -59,19 +70,28 @@ class ElementWiseTemperature(Strategy):
             known = self.memory.get("overall", mean)
         return self.memory.get("rates", {}).get(digest(prompt), known)
 
-    def sampling(self, prompts: Sequence[str]) -> Sampling:
-        step = self.memory.get("step", 0)
+    def sampling(self, prompts: Sequence[str], step: int) -> Sampling:
+        self._warn_unmatched(prompts)
         easy, hard = at(self.easy, step), at(self.hard, step)
-        return {"temperature": [hard + (easy - hard) * self.rate(prompt) for prompt in prompts]}
+        temperature = {"temperature": [hard + (easy - hard) * self.rate(prompt) for prompt in prompts]}
+        if self.training_temperature == "row":
+            return temperature
+        return temperature | {"training_temperature": [1.0] * len(prompts)}
 
-    def after_step(self, state: StepState) -> None:
-        self.memory["step"] = state.step  # `sampling` is not told the step
+    def _warn_unmatched(self, prompts: Sequence[str]) -> None:
+        """On the first batch: whether `solve_rates` speaks of these prompts at all."""
+        if not self.start or not prompts or "matched" in self.memory:
+            return
+        self.memory["matched"] = any(prompt in self.start for prompt in prompts)
+        if not self.memory["matched"]:
+            message = f"{self.name}: {no_match(self.start, prompts)}; they take the mean rate"
+            warnings.warn(message, stacklevel=3)
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """Logs the range of the temperatures, and learns from the batch where the rates are running ones."""
         if self.source == "running":
             decay = at(self.decay, batch.step)
-            remember(self.memory, batch.prompts, batch.rewards, decay=decay, start=self.start)
+            remember(self.memory, batch.prompts, batch.correct, batch.correctness, decay=decay, start=self.start)
         return {
             "temperature_min": float(batch.temperature.min()),
             "temperature_max": float(batch.temperature.max()),

@@ -35,7 +35,7 @@ class EntropyBonus(Strategy):
     paper = "He et al. 2025, Skywork Open Reasoner 1 (arXiv:2505.22312)"
 
     coef: float = 0.001  # with a target: where it starts
-    target: float | None = None  # nats a token; None keeps the coefficient fixed
+    target: float | None = None  # nats per token; None keeps the coefficient fixed
     delta: float = 0.005
     minimum: float = 0.0
     maximum: float = 1.0

@@ -1,9 +1,10 @@
 """Negative reinforcement: learn from wrong answers, hardly or not at all from right ones.
 
-    A = λ · R  where R ≥ 1 (correct),   A = ν · (R − 1)  where not;   no baseline, no deviation
+    A = λ · R  where the answer is correct,   A = ν · min(R − 1, 0)  where not;   no baseline, no deviation
 
 Zhu et al. 2025 (The surprising effectiveness of negative reinforcement), reviewed in Deng et al. 2025, §4.3.
-λ = `positive_weight`, ν = `negative_weight`: λ = 0 is NSR, λ = 0.1 W-REINFORCE, λ = 1 with ν = 0 PSR.
+λ = `positive_weight`, ν = `negative_weight`: λ = 0 is NSR, λ = 0.1 W-REINFORCE, λ = 1 with ν = 0 PSR. R is the reward
+that decides whether an answer is correct, as the run defines it: a named reward function and a threshold.
 
 What to expect: wrong paths lose probability and the mass goes to whatever else the policy already believed, so
 pass@k at large k is kept or grows, and pass@1 comes close to GRPO's. PSR does the reverse: pass@1 up, diversity down.
@@ -12,8 +13,11 @@ W-REINFORCE is the authors' compromise.
 When not to: where almost all answers are wrong, there is no mass worth moving; where almost all are right, there is
 next to no gradient. Without a baseline, groups with equal rewards do give a gradient.
 
-Deviations: a partial reward below 1 (for the format, say) shrinks the penalty of a wrong answer: R = 0.1 gives −0.9.
-It replaces the base advantage, so it stands first in a list and excludes passk_training.
+Deviations: the authors have one reward, right or wrong; here R is the deciding reward, not the total one, so that a
+reward for the format neither makes a wrong answer right nor softens its penalty. A partial score of the deciding reward
+does soften it (R = 0.1 gives −0.9), but an incorrect answer never gets a positive advantage, whatever its R. An answer
+that could not be scored (NaN) gets A = 0. It replaces the base advantage, so it stands first in a list and excludes
+passk_training.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy, per_token
@@ -31,11 +35,15 @@ from explorl.strategies.validate import number
 
 
 def signed_advantages(
-    rewards: Float[Tensor, " batch"], *, positive_weight: float, negative_weight: float = 1.0
+    correctness: Float[Tensor, " batch"],
+    correct: Bool[Tensor, " batch"],
+    *,
+    positive_weight: float,
+    negative_weight: float = 1.0,
 ) -> Float[Tensor, " batch"]:
-    """One advantage a sequence; 0 for a completion that no reward function could score (NaN)."""
-    values = double(rewards)
-    signed = torch.where(values >= 1, positive_weight * values, negative_weight * (values - 1))
+    """One advantage per sequence; 0 for an answer that could not be scored (NaN in `correctness`)."""
+    values = double(correctness)
+    signed = torch.where(correct, positive_weight * values, negative_weight * (values - 1).clamp(max=0))
     return torch.where(values.isnan(), 0.0, signed).float()
 
 
@@ -46,6 +54,7 @@ class NegativeReinforcement(Strategy):
     name = "negative_reinforcement"
     paper = "Zhu et al. 2025, The surprising effectiveness of negative reinforcement (arXiv:2506.01347)"
     replaces_advantage = True
+    needs_correct = True
 
     positive_weight: Scheduled = 0.0  # 0.1 is W-REINFORCE
     negative_weight: Scheduled = 1.0
@@ -56,7 +65,8 @@ class NegativeReinforcement(Strategy):
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         values = signed_advantages(
-            batch.rewards,
+            batch.correctness,
+            batch.correct,
             positive_weight=at(self.positive_weight, batch.step),
             negative_weight=at(self.negative_weight, batch.step),
         )

@@ -1,6 +1,7 @@
 """Pass threshold: a batch, or a group, with too low a mean reward gives no gradient.
 
     mask ← 0 where mean R < threshold,   the mean over the batch or over each group
+    `of="correct"`: R = 1 for a correct answer, 0 for another, so that the mean is the share of correct answers
 
 Mecklenburg, §3 and §5.2 (there 0.3, over the batch).
 
@@ -11,8 +12,9 @@ When not to: at the start of a hard task, where every batch lies below the thres
 the threshold follow a schedule, or use `level="group"`.
 
 Deviations: the optimizer still takes its step, with a gradient of zero: a momentum built up before moves the weights
-on. The mean is of the whole reward, the format's part included. Completions that no reward function could score (NaN)
-do not count.
+on. As in the paper, R is the total reward, the format's part included; with `of="correct"` it is whether the answer is
+correct, as the run defines it (a named reward function and a threshold). Answers that could not be scored (NaN) do not
+count.
 """
 
 from __future__ import annotations
@@ -40,16 +42,23 @@ class PassThreshold(Strategy):
 
     threshold: Scheduled = 0.3
     level: Literal["batch", "group"] = "batch"
+    of: Literal["reward", "correct"] = "reward"  # the mean total reward, or the share of correct answers
 
     def __post_init__(self) -> None:
         number(self, "threshold")
         choice(self, "level", "batch", "group")
+        choice(self, "of", "reward", "correct")
+
+    @property
+    def needs_correct(self) -> bool:  # type: ignore[override]
+        return self.of == "correct"
 
     def passes(self, batch: Batch) -> Bool[Tensor, " batch"]:
         """Whether each sequence stays."""
-        rewards = double(batch.rewards)
+        decides = batch.rewards if self.of == "reward" else batch.correctness
+        values = double(batch.rewards if self.of == "reward" else batch.correct)
         group = batch.group if self.level == "group" else torch.zeros_like(batch.group)
-        mean, _ = group_moments(rewards, group, ~rewards.isnan(), correction=0)
+        mean, _ = group_moments(values, group, ~decides.isnan(), correction=0)
         return mean >= at(self.threshold, batch.step) - 1e-6  # 0.7 in float32 is below 0.7
 
     def select(self, batch: Batch) -> Float[Tensor, "batch time"]:

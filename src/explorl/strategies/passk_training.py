@@ -4,7 +4,8 @@
     A⁺ = (1 − ρ)/(σ + 1e-6),    A⁻ = (1 − ρ − C(N⁻ − 1, k − 1)/C(n − 1, k − 1))/(σ + 1e-6)
 
 Chen et al. 2025 (Pass@k training), reviewed in Deng et al. 2025, §4.3. n answers to a prompt, c of them correct
-(R ≥ 1), N⁻ = n − c; the closed form of averaging over all sets of k.
+(as the run defines it: a named reward function and a threshold), N⁻ = n − c; the closed form of averaging over all sets
+of k.
 
 What to expect: prompts that are solved in most sets give no gradient, rare successes a large one, and wrong answers
 are hardly punished beside a right one; entropy and pass@k hold longer than with GRPO. With k = 1 it is GRPO on the
@@ -14,10 +15,10 @@ binary reward, but for the deviation. The authors train with pass@k first and pa
 When not to: with k close to the number of generations nearly every group counts as solved and nothing is learnt;
 n ≥ 2k is a good rule.
 
-Deviations: rewards count as right or wrong only, partial rewards are ignored. Completions that no reward function
-could score (NaN) are left out of n and get A = 0, and so does a group left with fewer than k. (verl's `grpo_passk` is
-another method: it rewards only the best answer of a group.) It replaces the base advantage, so it stands first in a
-list and excludes negative_reinforcement.
+Deviations: answers count as correct or not, partial and other rewards (for the format, say) are ignored. Answers that
+could not be scored (NaN) are left out of n and get A = 0, and so does a group left with fewer than k. (verl's
+`grpo_passk` is another method: it rewards only the best answer of a group.) It replaces the base advantage, so it
+stands first in a list and excludes negative_reinforcement.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy, per_token
@@ -41,20 +42,19 @@ def _binomial_ratio(m: Float[Tensor, " batch"], n: Float[Tensor, " batch"], k: i
 
 
 def passk_advantages(
-    rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"], *, k: int
+    correct: Bool[Tensor, " batch"], scored: Bool[Tensor, " batch"], group: Int[Tensor, " batch"], *, k: int
 ) -> Float[Tensor, " batch"]:
-    """One advantage a sequence."""
-    values = double(rewards)
-    smallest = int(group_total(torch.ones_like(values), group).min())
+    """One advantage per sequence; 0 for an answer that could not be scored."""
+    counts = double(scored)
+    smallest = int(group_total(torch.ones_like(counts), group).min())
     if not 1 <= k <= smallest:
         raise ValueError(f"k is {k}, but a prompt has {smallest} samples; k must be between 1 and {smallest}")
-    scored = ~values.isnan()
-    n = group_total(scored.to(values.dtype), group)
-    wrong = group_total((values < 1).to(values.dtype), group)
+    n = group_total(counts, group)
+    wrong = group_total(double(scored & ~correct), group)
     missed = _binomial_ratio(wrong, n, k)  # 1 − ρ
     sigma = (missed * (1 - missed)).sqrt() + 1e-6
     without = _binomial_ratio(wrong - 1, n - 1, k - 1)
-    signed = torch.where(values >= 1, missed, missed - without) / sigma
+    signed = torch.where(correct, missed, missed - without) / sigma
     return torch.where(scored, signed, 0.0).float()
 
 
@@ -65,6 +65,7 @@ class PassKTraining(Strategy):
     name = "passk_training"
     paper = "Chen et al. 2025, Pass@k training (arXiv:2508.10751)"
     replaces_advantage = True
+    needs_correct = True
 
     k: int | Schedule  # at most half of the generations of a prompt is a good rule
 
@@ -80,5 +81,6 @@ class PassKTraining(Strategy):
             )
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        values = passk_advantages(batch.rewards, batch.group, k=round(at(self.k, batch.step)))
+        scored = ~batch.correctness.isnan()
+        values = passk_advantages(batch.correct, scored, batch.group, k=round(at(self.k, batch.step)))
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

@@ -9,7 +9,7 @@ What to expect: a gentle tilt. With α = 0.01 an advantage moves by one or two p
 training. `direction=-1` favours high perplexity: their losing arm, with much higher entropy and about twice as many
 answers of bad quality.
 
-When not to: with few samples a prompt (below about 4) z is mostly noise. With a large α the factor can change the
+When not to: with few samples per prompt (below about 4) z is mostly noise. With a large α the factor can change the
 sign of an advantage; set `clamp`.
 
 Deviations: the deviation is the population's, and z is 0 where a group's ln PPL differ by rounding only. A sequence

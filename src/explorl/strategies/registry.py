@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from importlib.metadata import entry_points
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
@@ -23,6 +24,7 @@ from explorl.strategies.element_wise_temperature import ElementWiseTemperature
 from explorl.strategies.entropy_advantage import EntropyAdvantage
 from explorl.strategies.entropy_bonus import EntropyBonus
 from explorl.strategies.forking_tokens import ForkingTokens
+from explorl.strategies.importance_correction import ImportanceCorrection
 from explorl.strategies.kl_cov import KLCov
 from explorl.strategies.mask_truncated import MaskTruncated
 from explorl.strategies.negative_reinforcement import NegativeReinforcement
@@ -41,6 +43,7 @@ REGISTRY: dict[str, type[Strategy]] = {
     strategy.name: strategy
     for strategy in (
         BottomP,
+        ImportanceCorrection,
         ElementWiseTemperature,
         MaskTruncated,
         PassThreshold,
@@ -65,15 +68,19 @@ Spec = str | Mapping[str, Any] | Strategy
 
 
 def build(spec: Spec) -> Strategy:
-    """A strategy from an entry of a config. The name may be an import path, ``my_pkg.my_module:MyStrategy``."""
+    """A strategy from an entry of a config. The name may be an import path, ``my_pkg.my_module:MyStrategy``.
+
+    A strategy comes back as a copy with an empty memory: what it learnt in one training stays out of the next.
+    """
     if isinstance(spec, Strategy):
-        return spec
+        return _fresh(spec)
     name, given = _split(spec)
     strategy = find(name)
     known = {field.name: field for field in fields(strategy) if field.init}
     for key in given:
         if key not in known:
-            offer = _nearest(key, known) or (f"it has {', '.join(known)}" if known else "it has none")
+            offer = strategy.moved.get(key) or _nearest(key, known)
+            offer = offer or (f"it has {', '.join(known)}" if known else "it has none")
             raise ValueError(f"{title(strategy)} has no hyperparameter {key!r}; {offer}")
     missing = [key for key, field in known.items() if _required(field) and key not in given]
     if missing:
@@ -149,6 +156,18 @@ def find(name: str) -> type[Strategy]:
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ValueError(f"{path!r} is {found!r}, not a subclass of explorl.strategies.Strategy")
     return found
+
+
+def _fresh(strategy: Strategy) -> Strategy:
+    """A copy with the same hyperparameters that remembers nothing."""
+    if set(inspect.signature(type(strategy)).parameters) == {field.name for field in fields(strategy) if field.init}:
+        try:
+            return replace(strategy)
+        except (TypeError, ValueError):  # what was right when it was built no longer is: a file is gone, say
+            pass
+    fresh = copy.copy(strategy)  # it is built from something else than its fields
+    object.__setattr__(fresh, "memory", {})
+    return fresh
 
 
 def _split(spec: Any) -> tuple[str, Mapping[str, Any]]:

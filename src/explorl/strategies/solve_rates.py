@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from explorl.strategies.base import Strategy
@@ -49,6 +48,20 @@ def load(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
     return {prompt: float(rate) for prompt, rate in rates.items()}
 
 
+def no_match(rates: Mapping[str, float], prompts: Sequence[str]) -> str:
+    """What to say where none of the rates is that of a prompt: how many there are, and one of each to compare."""
+    asked = f"a prompt asked for is {_short(prompts[0])}, " if prompts else ""
+    return (
+        f"none of the {len(rates)} solve rates belongs to any of the {len(set(prompts))} prompts: {asked}one in "
+        f"solve_rates is {_short(next(iter(rates)))}; its keys must be the whole texts of the prompts, as they are "
+        "trained on"
+    )
+
+
+def _short(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= 80 else f"{prompt[:40]} … {prompt[-40:]}")
+
+
 def digest(prompt: str) -> str:
     """A short key for a prompt, so that a checkpoint need not hold its text."""
     return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -57,19 +70,20 @@ def digest(prompt: str) -> str:
 def remember(
     memory: dict[str, Any],
     prompts: Sequence[str],
-    rewards: Float[Tensor, " batch"],
+    correct: Bool[Tensor, " batch"],
+    correctness: Float[Tensor, " batch"],
     *,
     decay: float,
     start: Mapping[str, float],
 ) -> None:
     """Updates the running solve rate of each prompt (from `start`, or its first value) and the one over all of them.
 
-    An answer with R ≥ 1 solves its prompt; one that no reward function could score (NaN) does not count.
+    A correct answer solves its prompt; one that could not be scored (NaN in `correctness`) does not count.
     """
     outcomes: dict[str, list[bool]] = {}
-    for prompt, reward in zip(prompts, rewards.tolist(), strict=True):
-        if not math.isnan(reward):
-            outcomes.setdefault(prompt, []).append(reward >= 1)
+    for prompt, solves, scored in zip(prompts, correct.tolist(), (~correctness.isnan()).tolist(), strict=True):
+        if scored:
+            outcomes.setdefault(prompt, []).append(solves)
     rates = memory.setdefault("rates", {})
     for prompt, solved in outcomes.items():
         now, key = sum(solved) / len(solved), digest(prompt)

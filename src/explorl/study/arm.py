@@ -122,7 +122,7 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
     task = get_task(config.task.name, **task_options(config))
     problems = task.problems("train", limit=config.task.train_problems)
     how = protocol(config.evaluation.protocol, samples=samples, max_tokens=config.rollout.max_tokens)
-    policy = load_policy(config.model.name, dtype=config.model.dtype)
+    policy = load_policy(config.model.name, dtype=config.model.evaluation_dtype)
     result = evaluate(policy, task, problems, how, template=config.task.template, seed=config.seed)
     prompts = [prompt_text(task.prompt(problem, config.task.template)) for problem in problems]
     return dict(zip(prompts, np.mean(result.correct, axis=1).tolist(), strict=True))
@@ -145,7 +145,7 @@ def _evaluate_end(config: Config, store: RunStore) -> None:
     from explorl.training.common import evaluate_holdout
 
     step = trained_steps(store)
-    result = evaluate_holdout(config, load_policy(str(store.folder / "model"), dtype=config.model.dtype))
+    result = evaluate_holdout(config, load_policy(str(store.folder / "model"), dtype=config.model.evaluation_dtype))
     scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
     if not any(record.get("kind") == "evaluation" and record["step"] == step for record in store.metrics()):
         store.append_metrics({"step": step, "kind": "evaluation", **scores})

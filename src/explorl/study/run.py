@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from explorl.analysis.statistics import minimum_detectable_effect
 from explorl.analysis.study_results import results_table, study_results
-from explorl.config import ConfigError, check_trackers
+from explorl.config import ConfigError, check_precision, check_trackers
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
@@ -145,6 +145,7 @@ def check_parts(study: Study) -> None:
         resolve_model(name)
     for arm in study.arms:
         check_trackers(arm.config["training"]["report_to"])
+        check_precision(arm.config["model"]["dtype"])
 
 
 def plan_effect(study: Study, folder: Path) -> tuple[float | None, str]:

@@ -52,6 +52,8 @@ class Task(ABC):
     """Names that `prompt` accepts; the first is the default."""
     reward_parts: ClassVar[Mapping[str, float]] = {"correctness": 1.0, "format": 0.1}
     """Reward parts and their weights in the sum (Mecklenburg 2025, §4)."""
+    correct_part: ClassVar[str] = "correctness"
+    """Which of ``reward_parts`` says whether an answer is correct: it is where the part, before its weight, is 1.0."""
 
     @abstractmethod
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,6 +47,22 @@ def quiet(trainer: Any) -> None:
 
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
+
+
+def warn_of_lost_steps(config: Config, trainer: Any) -> None:
+    """Says what is lost where the optimizer changes bfloat16 weights; DeepSpeed keeps float32 ones of its own."""
+    import torch
+
+    trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
+    if trainer.is_deepspeed_enabled or not any(parameter.dtype == torch.bfloat16 for parameter in trained):
+        return
+    warnings.warn(
+        f"model.dtype is {config.model.dtype}, which trains bfloat16 weights without a float32 copy: a step of less "
+        "than about 1/256 of a weight is rounded away, and at a small learning rate most steps are; use bfloat16 "
+        "(mixed precision), or a LoRA adapter, which is float32",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Which rows of a generation batch stand in which micro-batch: as many tokens in each, neighbours together.
 
 A step takes as long, and as much memory, as its tokens, not its rows; and samples of one prompt share its tokens in the
-packed pass, so they stay together. The gradient of an optimizer step is a sum over its rows, so it does not matter
-which micro-batch a row is in.
+packed pass, so they stay together. No micro-batch has more rows than the user allows. The gradient of an optimizer step
+is a sum over its rows, so it does not matter which micro-batch a row is in.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ WHOLE = ("left_out",)
 """Tensors of the whole batch, though they have a dimension."""
 
 
-def deal(tokens: Sequence[int], parts: int) -> list[range]:
-    """Cuts rows with so many tokens each into `parts` runs of about equally many tokens, at least one row in each."""
+def deal(tokens: Sequence[int], parts: int, most: int | None = None) -> list[range]:
+    """Cuts rows with so many tokens each into `parts` runs of about equally many tokens.
+
+    Each has at least one row and at most `most`: memory has a bound that the user has set.
+    """
+    most = len(tokens) if most is None else most
     if len(tokens) < parts:
         raise ValueError(f"{len(tokens)} rows cannot be dealt to {parts} micro-batches; give each a row")
+    if len(tokens) > parts * most:
+        raise ValueError(f"{len(tokens)} rows cannot be dealt to {parts} micro-batches of at most {most} rows")
     ends = list(accumulate(tokens))
-    cuts, row = [0], 0
+    cuts = [0]
     for part in range(1, parts):
         wanted = ends[-1] * part / parts
-        row = max(row + 1, cuts[-1] + 1)
-        last = len(tokens) - (parts - part)
+        left = parts - part
+        row = max(cuts[-1] + 1, len(tokens) - left * most)
+        last = min(len(tokens) - left, cuts[-1] + most)
         while row < last and abs(ends[row] - wanted) <= abs(ends[row - 1] - wanted):
             row += 1
         cuts.append(row)
@@ -45,7 +52,9 @@ def rows_of(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     return {key: chosen(key, value) for key, value in batch.items()}
 
 
-def dealt(batch: Mapping[str, Any], *, windows: int, parts: int, needed: Tensor) -> list[dict[str, Any]]:
+def dealt(
+    batch: Mapping[str, Any], *, windows: int, parts: int, needed: Tensor, most: int | None = None
+) -> list[dict[str, Any]]:
     """The micro-batches of a generation batch: for each of `windows` optimizer steps, `parts` of equal tokens.
 
     Where a batch serves several optimizer steps, chance decides which rows each sees. Rows that are not `needed` are
@@ -59,7 +68,7 @@ def dealt(batch: Mapping[str, Any], *, windows: int, parts: int, needed: Tensor)
     for window in order.chunk(windows):
         rows = window.sort().values
         kept = rows[needed[rows]]
-        for run in deal(tokens[kept].tolist(), parts):
+        for run in deal(tokens[kept].tolist(), parts, most):
             part = rows_of(batch, kept[run.start : run.stop])
             found.append({**part, "mean_rows": torch.tensor(len(rows) / parts)})
     return found

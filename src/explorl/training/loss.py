@@ -1,9 +1,16 @@
-"""The loss of a micro-batch, piece by piece: tensors in, tensors out. Defined as in TRL, whose loss types these are."""
+"""The loss of a micro-batch, piece by piece: tensors in, tensors out. Defined as in TRL, whose loss types these are.
+
+grpo, bnpo, dr_grpo, dapo, luspo   −min(r·A, clip(r, 1 − low, 1 + high)·A)
+cispo                              −clip(r, max=high)·A·log π, the clipped r detached       (MiniMax-M1, 2506.13585)
+sapo                               −(4/τ)·σ(τ(r − 1))·A, τ by the sign of A                  (2511.20347)
+vespo                              −φ(w)·A·log π, φ a gamma weight of the sequence's ratio w (2602.10693)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,17 +18,32 @@ from torch import Tensor
 
 Tokens = Float[Tensor, "rows tokens"]
 PerToken = Float[Tensor, "rows #tokens"]
-"""One value a token, or one for all tokens of a sequence."""
+"""One value per token, or one for all tokens of a sequence."""
 Marks = Bool[Tensor, "rows #tokens"]
+
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+LOSSES = (*CLIPPED, "cispo", "sapo", "vespo")
+OVER_TOKENS = ("dapo", "cispo", "vespo")
+"""Loss types that divide by the tokens of the whole generation batch."""
 
 
 class Surrogate(NamedTuple):
-    """The clipped objective and what was clipped."""
+    """The objective of each token, and what there is to log about it."""
 
     loss: PerToken
-    ratio: PerToken
-    low_clipped: Marks
-    high_clipped: Marks
+    low_clipped: Marks | None = None
+    high_clipped: Marks | None = None
+    values: Mapping[str, PerToken] = {}
+    """Further values whose means are logged."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of the ratio: [1 − low, 1 + high], and ``ceiling`` for cispo, which has no lower one."""
+
+    low: Tensor | float
+    high: Tensor | float
+    ceiling: Tensor | float
 
 
 def importance_ratio(logps: Tokens, old_logps: Tokens, mask: Tokens, level: Literal["token", "sequence"]) -> PerToken:
@@ -41,10 +63,41 @@ def clipped_surrogate(
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     return Surrogate(
         -torch.min(bounded * advantages, clipped * advantages),
-        ratio,
-        (ratio < 1 - low) & (advantages < 0),
-        (ratio > 1 + high) & (advantages > 0),
+        (bounded < 1 - low) & (advantages < 0),
+        (bounded > 1 + high) & (advantages > 0),
     )
+
+
+def cispo_surrogate(ratio: PerToken, advantages: PerToken, logps: Tokens, ceiling: Tensor | float) -> Surrogate:
+    """−clip(r, max) · A · log π: every token keeps its gradient, with a bounded weight."""
+    ceiling = torch.as_tensor(ceiling).to(ratio)
+    marks = (ratio > ceiling) & (advantages > 0)
+    weight = torch.minimum(ratio, ceiling).detach()
+    return Surrogate(-weight * advantages * logps, values={"cispo_clip_ratio": marks.float()})
+
+
+def sapo_surrogate(ratio: PerToken, advantages: PerToken, *, positive: float, negative: float) -> Surrogate:
+    """−(4/τ) · σ(τ (r − 1)) · A: a soft gate around r = 1 instead of a clip."""
+    tau = torch.where(advantages > 0, positive, negative)
+    return Surrogate(-torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages)
+
+
+def vespo_surrogate(weight: PerToken, advantages: PerToken, logps: Tokens) -> Surrogate:
+    """−φ · A · log π with detached weights φ of the sequences."""
+    return Surrogate(-weight * advantages * logps, values={"vespo/phi_seq_mean": weight})
+
+
+def surrogate(
+    kind: str, ratio: PerToken, advantages: PerToken, logps: Tokens, bounds: Bounds, args: Any, weight: Any = None
+) -> Surrogate:
+    """The objective of a loss type; ``args`` is TRL's configuration, ``weight`` vespo's φ."""
+    if kind == "cispo":
+        return cispo_surrogate(ratio, advantages, logps, bounds.ceiling)
+    if kind == "sapo":
+        return sapo_surrogate(ratio, advantages, positive=args.sapo_temperature_pos, negative=args.sapo_temperature_neg)
+    if kind == "vespo":
+        return vespo_surrogate(weight, advantages, logps)
+    return clipped_surrogate(ratio, advantages, bounds.low, bounds.high, args.delta)
 
 
 def k3(logps: Tokens, ref_logps: Tokens) -> Tokens:
@@ -59,15 +112,18 @@ def normalised(
     """From token losses to one number.
 
     Args:
-        kind: "grpo", the mean over sequences of their means; "bnpo", the mean over tokens; "dr_grpo", the sum over
-            sequences of ``longest`` tokens; "dapo", the sum over ``tokens``.
+        kind: "grpo" and "sapo", the mean over sequences of their means; "luspo", the mean over sequences of their sums;
+            "bnpo", the mean over tokens; "dr_grpo", the sum over sequences of ``longest`` tokens; "dapo", "cispo" and
+            "vespo", the sum over ``tokens``.
         rows: sequences of the mean.
         tokens: tokens of the whole generation batch, rescaled to one accumulation window.
         accumulated: micro-batches whose losses are added up.
     """
-    if kind == "grpo":
+    if kind in ("grpo", "sapo"):
         return ((token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).sum() / rows / accumulated
     total = (token_loss * mask).sum()
+    if kind == "luspo":
+        return total / rows / accumulated
     if kind == "bnpo":
         return total / mask.sum().clamp(min=1.0) / accumulated
     if kind == "dr_grpo":
@@ -83,3 +139,10 @@ def sums_and_counts(values: Mapping[str, PerToken], counted: Tokens) -> Float[Te
         sums.append((value.detach() if per_sequence else value.detach() * counted).sum())
         counts.append(torch.tensor(float(len(value)), device=value.device) if per_sequence else counted.sum().float())
     return torch.stack([torch.stack(sums), torch.stack(counts)])
+
+
+def sequence_means(value: PerToken, counted: Tokens) -> Float[Tensor, " rows"]:
+    """The mean of each sequence over its counted tokens; NaN where it has none."""
+    if value.size(1) == 1:
+        return value.squeeze(1)
+    return (value * counted).sum(-1) / counted.sum(-1)

@@ -10,11 +10,18 @@ from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig
 
-from explorl.config import Config
+from explorl.config import Config, check_precision
 from explorl.models import Policy, load_policy, lora_config
 from explorl.store import RunStore
-from explorl.tasks import get_task
-from explorl.training.common import disabled_progress, evaluate_holdout, quiet, schedule_type, task_options
+from explorl.tasks import Task, get_task
+from explorl.training.common import (
+    disabled_progress,
+    evaluate_holdout,
+    quiet,
+    schedule_type,
+    task_options,
+    warn_of_lost_steps,
+)
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.stored import Periodically, ProgressBar, Recorder, StoredCheckpoints, save_model
 
@@ -41,6 +48,7 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         max_grad_norm=training.max_grad_norm,
         beta=training.beta,
         loss_type=training.loss,
+        importance_sampling_level="sequence" if training.loss == "luspo" else "token",
         use_bias_correction_kl=False,
         epsilon=training.clip_low,
         epsilon_high=training.clip_high,
@@ -58,12 +66,24 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         logging_steps=1,
         save_steps=training.checkpoint_every,
         seed=config.seed,
-        bf16=config.model.dtype == "bfloat16",
-        fp16=config.model.dtype == "float16",
+        **config.model.precision(),
         report_to=training.report_to or "none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
+
+
+def correct_reward(task: Task) -> tuple[str, float]:
+    """The reward function that says whether an answer is correct, by the name that TRL gives it, and from where on.
+
+    TRL calls a function by its ``__name__``, here the reward part, and multiplies by the weights afterwards.
+    """
+    if task.correct_part not in task.reward_parts:
+        raise ValueError(
+            f"task {task.name!r} has no reward that says which answers are correct: correct_part is "
+            f"{task.correct_part!r}; set it to one of {', '.join(task.reward_parts)}"
+        )
+    return task.correct_part, 1.0
 
 
 def run_grpo(
@@ -80,12 +100,14 @@ def run_grpo(
     """
     from datasets import Dataset
 
+    check_precision(config.model.dtype)
     checkpoint = store.last_checkpoint()
     store.rewind(int(checkpoint.name.removeprefix("checkpoint-")) if checkpoint else 0)
     store.record_start(seed=config.seed, resumed_from=checkpoint.name if checkpoint else None)
     task = get_task(config.task.name, **task_options(config))
+    correct = correct_reward(task)
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
-    policy = load_policy(config.model.name, dtype=config.model.dtype)
+    policy = load_policy(config.model.name, dtype=config.model.training_dtype)
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
     def save_rollouts(step: int, columns: dict[str, list[Any]]) -> None:
@@ -107,6 +129,7 @@ def run_grpo(
             peft_config=lora,
             strategies=config.strategies,
             engine=config.rollout.engine,
+            correct=correct,
             on_rollouts=save_rollouts,
             token_records=config.training.token_records if config.training.save_rollouts else 0,
             callbacks=callbacks,
@@ -114,6 +137,7 @@ def run_grpo(
         trainer.store = store
         trainer.keep_checkpoints = config.training.keep_checkpoints
         quiet(trainer)
+        warn_of_lost_steps(config, trainer)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(store.folder / "tensorboard")

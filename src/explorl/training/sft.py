@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from trl import SFTConfig, SFTTrainer
 
 from explorl.config import Config, ConfigError
 from explorl.models import Policy, load_policy, lora_config, tiny_model, tiny_tokenizer
 from explorl.store import RunStore, write_json
-from explorl.tasks import get_task
-from explorl.training.common import disabled_progress, evaluate_holdout, quiet, schedule_type, task_options
+from explorl.tasks import Task, get_task
+from explorl.tasks.base import completion_text
+from explorl.training.common import (
+    disabled_progress,
+    evaluate_holdout,
+    quiet,
+    schedule_type,
+    task_options,
+    warn_of_lost_steps,
+)
 from explorl.training.stored import ProgressBar, Recorder, StoredCheckpoints, save_model
 
 
@@ -27,13 +37,16 @@ def run_sft(config: Config, store: RunStore, *, console: Console) -> Path:
     from datasets import Dataset
 
     settings = config.sft
+    precision = config.model.precision()
     options = task_options(config)
     if settings.attempts is not None:
         options["attempts"] = settings.attempts
     task = get_task(config.task.name, **options)
     console.print(f"writing {settings.examples:,} reference solutions of {task.name}")
-    rows = list(task.examples(settings.examples, template=config.task.template, seed=config.seed))
     policy = starting_policy(config)
+    examples = list(task.examples(settings.examples, template=config.task.template, seed=config.seed))
+    rows = [conversational(example) for example in examples]
+    check_chat(rows[0], policy, task, config.task.template)
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
     steps = math.ceil(settings.examples / settings.batch_size) * settings.epochs
@@ -52,9 +65,10 @@ def run_sft(config: Config, store: RunStore, *, console: Console) -> Path:
         logging_steps=10,
         save_steps=settings.checkpoint_every,
         seed=config.seed,
-        bf16=False,
+        **precision,
         report_to="none",
         disable_tqdm=True,
+        dataloader_pin_memory=False,
     )
     with disabled_progress():
         trainer = StoredSFTTrainer(
@@ -66,9 +80,36 @@ def run_sft(config: Config, store: RunStore, *, console: Console) -> Path:
             callbacks=[Recorder(store), ProgressBar("SFT", console)],
         )
         trainer.store = store
+        warn_of_lost_steps(config, trainer)
         folder = _finish(trainer, store, policy)
     write_recipe(config, folder)
     return folder
+
+
+def conversational(example: Mapping[str, Any]) -> dict[str, Any]:
+    """The example as TRL takes it: where the prompt is messages, the completion is the assistant's message."""
+    prompt, completion = example["prompt"], example["completion"]
+    if not isinstance(prompt, str) and isinstance(completion, str):
+        completion = [{"role": "assistant", "content": completion}]
+    return {**example, "prompt": prompt, "completion": completion}
+
+
+def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str | None) -> None:
+    """Refuses messages for a model without a chat template, or with one that leaves out part of a completion."""
+    if isinstance(row["prompt"], str):
+        return
+    template = template or task.templates[0]
+    asked = f"task.template is {template!r}, which asks in messages, and"
+    others = ", ".join(name for name in task.templates if name != template) or "another task"
+    if not policy.tokenizer.chat_template:
+        raise ConfigError(f"{asked} the model {policy.name!r} has no chat template; use a template of text: {others}")
+    shown = policy.tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
+    written = completion_text(row["completion"])
+    if "".join(written.split()) not in "".join(shown.split()):
+        raise ConfigError(
+            f"{asked} the chat template of {policy.name!r} does not show the whole of an assistant's message (some "
+            f"leave out what is in <think>), so that it would not be learnt; use a template of text: {others}"
+        )
 
 
 def _finish(trainer: Any, store: RunStore, policy: Policy) -> Path:
@@ -82,7 +123,7 @@ def write_recipe(config: Config, folder: Path) -> None:
     """Puts recipe.json beside the weights: how they were made and, where asked, what they score."""
     recipe: dict[str, Any] = {"seed": config.seed, "sft": config.dump()["sft"], "task": config.dump()["task"]}
     if config.sft.score:
-        result = evaluate_holdout(config, load_policy(str(folder), dtype=config.model.dtype))
+        result = evaluate_holdout(config, load_policy(str(folder), dtype=config.model.evaluation_dtype))
         recipe |= {"problems": len(result.problem_ids), "samples": result.samples, "protocol": result.protocol}
         recipe |= {f"pass@{k}": asdict(result.pass_at(k)) for k in (1, result.samples)}
     write_json(folder / "recipe.json", recipe)
@@ -91,7 +132,8 @@ def write_recipe(config: Config, folder: Path) -> None:
 def starting_policy(config: Config) -> Policy:
     """The model to fine-tune: the named one, or the tiny policy with random weights."""
     if not config.sft.from_scratch:
-        return load_policy(config.model.name, dtype=config.model.dtype)
+        return load_policy(config.model.name, dtype=config.model.training_dtype)
     if config.model.name != "tiny":
         raise ConfigError(f"sft.from_scratch is true, but model.name is {config.model.name!r}; only tiny is made so")
-    return Policy("tiny", tiny_model(config.seed), tiny_tokenizer())
+    weights = getattr(torch, config.model.training_dtype)
+    return Policy("tiny", tiny_model(config.seed).to(weights), tiny_tokenizer())

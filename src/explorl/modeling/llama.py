@@ -3,21 +3,16 @@
 Llama, Mistral, Qwen 2 and Qwen 3 share one layer: norm, attention, add, norm, gated network, add. Running it here
 instead of through the models' modules saves a fifth of a decode step. The modules are still where the weights are read
 and where adapters act: every projection is called as it is. It is used only where no hook waits on a module that it
-passes by, and where it gives the logits that the model itself gives; all other models run as they are.
+passes by, and where `explorl.modeling.proof` finds that it gives what the model itself gives.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from explorl.rollout.attention import attending, sampling_mode
-
-logger = logging.getLogger(__name__)
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 
@@ -40,8 +35,8 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, norm: Any) -> Tensor: ...
 
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any) -> tuple[Tensor, Tensor]:
-        """x + projection(y), and that normed."""
+    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
+        """x + projection(y), and that normed; ``last``: for the head instead of a layer's projections."""
         ...
 
     def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +72,7 @@ class TorchOps:
         scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
         return (x * scale).mul_(norm.weight)
 
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
         if self.few or not _plain(projection):
             x = x + self.project(y, projection)
         else:
@@ -100,21 +95,28 @@ class TorchOps:
 
 def _plain(projection: Any) -> bool:
     """Whether it is nothing but a product with its weight."""
-    return type(projection) is nn.Linear and projection.bias is None
+    if type(projection) is not nn.Linear or _touched(projection):
+        return False
+    return getattr(projection, "bias", None) is None
+
+
+def _touched(module: nn.Module) -> bool:
+    """Whether somebody waits on the module with a hook, or has given it a forward of its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 class KernelOps(TorchOps):
     """The same as Triton kernels."""
 
     def __init__(self) -> None:
-        from explorl.rollout import triton_fused
+        from explorl.modeling import triton_fused
 
         self.kernels = triton_fused
 
     def norm(self, x: Tensor, norm: Any) -> Tensor:
         return self.kernels.rms_norm(x, norm.weight, norm.variance_epsilon, 0.0, True)
 
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
         return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
 
     def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,33 +144,46 @@ class LlamaForward:
     def hidden(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """What the head reads, (rows, length, width)."""
         ops, body = self.ops, self.body
-        rows, length = ids.shape
         x = body.embed_tokens(ids)
         ops.begin(x)
         angles = ops.angles(*body.rotary_emb(x, position_ids=positions))
         layers = list(body.layers)
-        at_once = getattr(cache, "rotate_and_attend", None)
         norms = [layer.input_layernorm for layer in layers[1:]] + [body.norm]
         h = ops.norm(x, layers[0].input_layernorm)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-            attn, mlp = layer.self_attn, layer.mlp
-            shape = rows, length, -1, attn.head_dim
-            projections = attn.q_proj, attn.k_proj, attn.v_proj
-            query, key, value = (ops.project(h, projection).contiguous().view(shape) for projection in projections)
-            if hasattr(attn, "q_norm"):
-                query, key = ops.norm(query, attn.q_norm), ops.norm(key, attn.k_norm)
-            query, key, value = (t.transpose(1, 2) for t in (query, key, value))
-            window = getattr(attn, "sliding_window", None)
-            if at_once is not None:
-                mixed = at_once(query, key, value, angles, index, attn.scaling, window)
-            else:
-                query, key = ops.rotate(query, key, angles)
-                key, value = cache.update(key, value, index)
-                mixed = cache.attend(query, key, value, attn.scaling, window, None)
-            x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)
-            inner = ops.gate(ops.project(h, mlp.gate_proj), ops.project(h, mlp.up_proj))
-            x, h = ops.add(x, inner, mlp.down_proj, next_norm)
+            x, h = self.layer(x, h, index, layer, next_norm, angles, cache)
         return h
+
+    def layer(
+        self, x: Tensor, h: Tensor, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
+    ) -> tuple[Tensor, Tensor]:
+        """One layer: ``h`` is x normed for it; returns the next x, and that normed for the next layer."""
+        ops, attn, mlp = self.ops, layer.self_attn, layer.mlp
+        rows, length = h.shape[:2]
+        shape = rows, length, -1, attn.head_dim
+        projections = attn.q_proj, attn.k_proj, attn.v_proj
+        query, key, value = (ops.project(h, projection).contiguous().view(shape) for projection in projections)
+        if hasattr(attn, "q_norm"):
+            query, key = ops.norm(query, attn.q_norm), ops.norm(key, attn.k_norm)
+        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+        window = window_of(attn)
+        at_once = getattr(cache, "rotate_and_attend", None)
+        if at_once is not None:
+            mixed = at_once(query, key, value, angles, index, attn.scaling, window)
+        else:
+            query, key = ops.rotate(query, key, angles)
+            key, value = cache.update(key, value, index)
+            mixed = cache.attend(query, key, value, attn.scaling, window, None)
+        x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)
+        inner = ops.gate(ops.project(h, mlp.gate_proj), ops.project(h, mlp.up_proj))
+        return ops.add(x, inner, mlp.down_proj, next_norm, last=next_norm is self.body.norm)
+
+
+def window_of(attn: Any) -> int | None:
+    """How many tokens back an attention module of these models sees; None is all."""
+    if hasattr(attn, "sliding_window"):
+        return attn.sliding_window  # Qwen: None in layers that see everything
+    return attn.config.sliding_window if type(attn).__name__ == "MistralAttention" else None
 
 
 def llama_like(model: nn.Module) -> Any:
@@ -182,50 +197,4 @@ def llama_like(model: nn.Module) -> Any:
     for layer in layers:
         norms = layer.input_layernorm, layer.post_attention_layernorm
         passed += [layer, layer.self_attn, layer.mlp, *norms, layer.mlp.act_fn]
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in passed)
-    return None if hooked else root
-
-
-def agree(got: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two results are equal up to the rounding of weights of this type."""
-    error = float((got.float() - want.float()).norm() / want.float().norm())
-    close = error <= (1e-4 if dtype in (torch.float32, torch.float64) else 5e-2)
-    if not close:
-        logger.info("the written-out forward pass differs from the model's by %.1e; it is not used", error)
-    return close
-
-
-def cannot(error: Exception) -> None:
-    """Says why a model that looks like Llama runs as it is."""
-    logger.warning("the faster, written-out forward pass fails on this model, which runs as it is: %s", error)
-
-
-def written_out(model: nn.Module, probe: Any, use_kernels: bool) -> LlamaForward | None:
-    """The written-out forward pass of this model; None where it has none, or one that does not agree with it.
-
-    ``probe`` makes a cache that attends without keeping anything.
-    """
-    root = llama_like(model)
-    if root is None:
-        return None
-    device = next(model.parameters()).device
-    forward = LlamaForward(root, KernelOps() if use_kernels else TorchOps())
-    with sampling_mode(model):
-        for length in (7, 1):
-            positions = (
-                torch.arange(length, device=device).flip(0).expand(3, -1) + torch.arange(3, device=device)[:, None]
-            )
-            ids = (positions * 31 + 5) % root.get_input_embeddings().weight.shape[0]
-            cache = probe()
-            with attending(cache):
-                want = model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True).logits[:, -1]
-            try:
-                got = forward(ids, positions, probe())
-            except (AttributeError, TypeError, RuntimeError) as error:
-                cannot(error)
-                return None
-            if got.shape != want.shape:
-                return None
-            if not agree(got, want, next(model.parameters()).dtype):
-                return None
-    return forward
+    return None if any(_touched(module) for module in passed) else root

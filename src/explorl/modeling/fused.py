@@ -97,17 +97,21 @@ class Fusion:
 
     def _rms_maker(self, shift: float, round_first: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
         if self.use_kernels:
-            from explorl.rollout.triton_fused import rms_norm
+            from explorl.modeling.triton_fused import rms_norm
 
             return lambda module: (
                 lambda hidden_states: rms_norm(hidden_states, module.weight, _eps(module), shift, round_first)
             )
 
         def plain(module: Any) -> Callable[[Tensor], Tensor]:
-            eps, shape = _eps(module), (len(module.weight),)
-            if shift:
-                return lambda hidden_states: torch.rms_norm(hidden_states, shape, module.weight + shift, eps)
-            return lambda hidden_states: torch.rms_norm(hidden_states, shape, module.weight, eps)
+            eps, shape, own = _eps(module), (len(module.weight),), module.forward
+
+            def forward(hidden_states: Tensor) -> Tensor:
+                if hidden_states.dtype != module.weight.dtype:  # under autocast
+                    return own(hidden_states)
+                return torch.rms_norm(hidden_states, shape, module.weight + shift if shift else module.weight, eps)
+
+            return forward
 
         return plain
 
@@ -127,7 +131,7 @@ class Fusion:
 
     def _gate_maker(self, gelu: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
         if self.use_kernels:
-            from explorl.rollout.triton_fused import gated
+            from explorl.modeling.triton_fused import gated
 
             return lambda module: lambda x: module.down_proj(gated(module.gate_proj(x), module.up_proj(x), gelu))
 
@@ -144,7 +148,7 @@ class Fusion:
     # Rotary embeddings
 
     def _rotary(self, model: nn.Module) -> None:
-        from explorl.rollout.triton_fused import rotary
+        from explorl.modeling.triton_fused import rotary
 
         sources = {type(module).__module__ for module in model.modules()}
         for source in sorted(sources):

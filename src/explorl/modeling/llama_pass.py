@@ -1,13 +1,16 @@
 """The packed forward pass of Llama-like models, written out, so that neighbouring operations are fused; with gradients.
 
-Between the projections of a layer stand some forty small operations there and back. A GPU waits for their launch, a CPU
-for their memory. See `explorl.rollout.llama`, whose layer this is: the modules are still where the weights are read and
-where adapters act, and the pass is used only where it gives what the model itself gives.
+Between the projections of a layer stand some forty small operations there and back. A GPU waits for their launch, a
+CPU for their memory. See `explorl.modeling.llama`, whose layer this is: the modules are still where the weights are
+read and where adapters act. Under autocast it computes what the modules compute there: projections and attention in
+half precision, sums and norms in float32. With gradient checkpointing each layer is computed again in the backward
+pass.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from explorl.rollout.llama import LlamaForward, TorchOps, agree, cannot, llama_like
+from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
 
 
 class _Rotated(torch.autograd.Function):
@@ -33,19 +36,29 @@ class _Rotated(torch.autograd.Function):
         return torch.addcmul(gradients[0] * cos, gradients[0].roll(half, -1), sin.roll(half, -1)), None, None
 
 
+def _narrow(x: Tensor) -> torch.dtype | None:
+    """The type that autocast computes projections in; None outside autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 class TrainingOps(TorchOps):
     """The operations in torch, with gradients."""
 
-    def add(self, x: Tensor, y: Tensor, projection: nn.Module, norm: Any) -> tuple[Tensor, Tensor]:
-        if torch.is_autocast_enabled(x.device.type):  # which would round x too, if it were one operation
+    def add(self, x: Tensor, y: Tensor, projection: nn.Module, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
+        if _narrow(x) is not None:  # which would round x too, if it were one operation
             x = x + projection(y)
             return x, self.norm(x, norm)
-        return super().add(x, y, projection, norm)
+        return super().add(x, y, projection, norm, last)
 
     def norm(self, x: Tensor, norm: Any) -> Tensor:
+        if x.dtype != norm.weight.dtype:  # heads under autocast: as in Llama, rounded before the product
+            return norm.weight * torch.rms_norm(x, (x.shape[-1],), None, norm.variance_epsilon)
         return torch.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
     def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if query.dtype != angles[0].dtype:
+            query, key = query.to(angles[0].dtype), key.to(angles[0].dtype)
         return _Rotated.apply(query, *angles), _Rotated.apply(key, *angles)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -56,12 +69,14 @@ class TrainingKernelOps(TrainingOps):
     """The same as Triton kernels."""
 
     def __init__(self) -> None:
-        from explorl.training import triton_training
+        from explorl.modeling import triton_training
 
         self.kernels = triton_training
 
-    def add(self, x: Tensor, y: Tensor, projection: nn.Module, norm: Any) -> tuple[Tensor, Tensor]:
-        return self.kernels.AddedNorm.apply(x, projection(y), norm.weight, norm.variance_epsilon)
+    def add(self, x: Tensor, y: Tensor, projection: nn.Module, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
+        # Projections under autocast would round what they read: it is written so at once.
+        dtype = None if last else _narrow(x)
+        return self.kernels.AddedNorm.apply(x, projection(y), norm.weight, norm.variance_epsilon, dtype)
 
     def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return cos, sin
@@ -87,7 +102,7 @@ class _KernelRows:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        spread = self.ops.kernels.RotatedRows.apply(query, key, value, *self.ops.latest, self.rows)
+        spread = self.ops.kernels.RotatedRows.apply(query, key, value, *self.ops.latest, self.rows, _narrow(query))
         return self.rows.attend_spread(*spread, scale, window, cap)
 
 
@@ -97,33 +112,24 @@ class LlamaPass(LlamaForward):
     rows: Any = None
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, **options: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.states(input_ids, position_ids, self.rows))
+        rows = _KernelRows(self.rows, self.ops) if isinstance(self.ops, TrainingKernelOps) else self.rows
+        return BaseModelOutputWithPast(last_hidden_state=self.hidden(input_ids, position_ids, rows))
 
-    def states(self, ids: Tensor, positions: Tensor, rows: Any) -> Tensor:
-        """What the head reads, (1, tokens, width)."""
-        rows = _KernelRows(rows, self.ops) if isinstance(self.ops, TrainingKernelOps) else rows
-        return self.hidden(ids, positions, rows)
+    def layer(
+        self, x: Tensor, h: Tensor, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
+    ) -> tuple[Tensor, Tensor]:
+        once = partial(super().layer, index=index, layer=layer, next_norm=next_norm, angles=angles, cache=cache)
+        if not (getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled()):
+            return once(x, h)
+        return layer._gradient_checkpointing_func(once, x, h)
 
 
-def llama_pass(model: nn.Module, probe: Any, use_kernels: bool | None = None) -> LlamaPass | None:
-    """The written-out pass of this model; None where it has none, or one that does not agree with it.
-
-    ``probe`` is packed rows of some short sequences.
-    """
+def llama_pass(model: nn.Module, use_kernels: bool | None = None) -> LlamaPass | None:
+    """The written-out pass of this model; None where it has none."""
     root = llama_like(model)
     if root is None or getattr(root.config, "attention_dropout", None):
         return None
-    device = next(model.parameters()).device
     if use_kernels is None:
+        device = next(model.parameters()).device
         use_kernels = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-    found = LlamaPass(root, TrainingKernelOps() if use_kernels else TrainingOps())
-    positions = probe.positions.unsqueeze(0)
-    ids = (positions * 31 + 5) % root.get_input_embeddings().weight.shape[0]
-    with torch.no_grad():
-        want = root.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
-        try:
-            got = found.states(ids, positions, probe)
-        except (AttributeError, TypeError, RuntimeError) as error:
-            cannot(error)
-            return None
-    return found if got.shape == want.shape and agree(got, want, next(model.parameters()).dtype) else None
+    return LlamaPass(root, TrainingKernelOps() if use_kernels else TrainingOps())

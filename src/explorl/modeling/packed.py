@@ -8,7 +8,7 @@ gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from explorl.rollout.attention import NAME, attending
-from explorl.rollout.fused import Fusion
-from explorl.training.llama_pass import LlamaPass, llama_pass
+from explorl.modeling.attention import attending, configs_of, our_attention
+from explorl.modeling.fused import Fusion
+from explorl.modeling.llama_pass import LlamaPass, llama_pass
 
 
 class PackedRows:
@@ -137,19 +137,31 @@ _NORMS: WeakKeyDictionary[nn.Module, Fusion] = WeakKeyDictionary()
 
 
 @contextmanager
-def fused(model: nn.Module, rows: PackedRows) -> Iterator[None]:
-    """Runs the model with its small operations fused, where that gives what the model gives."""
-    causal = _causal(model)
-    if causal not in _PASSES:
-        counted = torch.ones(3, 6, dtype=torch.bool, device=rows.positions.device).tril(3)
-        probe = PackedRows(counted, torch.zeros_like(counted))
-        with packed_attention(model, probe):
-            _PASSES[causal] = llama_pass(causal, probe)
-    written = _PASSES[causal]
-    if written is None:
-        with _fused_norms(causal):
+def packed_rows(model: Any, rows: PackedRows, written_out: bool, use_kernels: bool | None) -> Iterator[None]:
+    """Runs the model on packed rows, its layers written out or as they are."""
+    if written_out:
+        with _written_out(causal(model), rows, use_kernels):
             yield
         return
+    configs = configs_of(model)
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        with our_attention(configs), attending(rows), _fused_norms(causal(model)):
+            yield
+
+    with inside(), _computed_again(model, inside):
+        yield
+
+
+@contextmanager
+def _written_out(model: Any, rows: PackedRows, use_kernels: bool | None) -> Iterator[None]:
+    written = _PASSES.get(model) if use_kernels is None else None
+    if written is None:
+        written = llama_pass(model, use_kernels)
+        assert written is not None
+        if use_kernels is None:
+            _PASSES[model] = written
     written.rows = rows
     written.body.forward = written.forward
     try:
@@ -170,21 +182,27 @@ def _fused_norms(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def packed_attention(model: nn.Module, rows: PackedRows) -> Iterator[None]:
-    """Sends the model's attention calls to the packed rows."""
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
-    for config in list(configs.values()):
-        text = config.get_text_config(decoder=True)
-        configs[id(text)] = text
-    before = [(config, config._attn_implementation_internal) for config in configs.values()]
+def _computed_again(model: nn.Module, inside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Gradient checkpointing computes layers again in the backward pass: there, too, ``inside`` the packed rows."""
+
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
+        def again(*args: Any, **kwargs: Any) -> Any:
+            with inside():
+                return function(*args, **kwargs)
+
+        return again
+
+    modules = [module for module in model.modules() if "_gradient_checkpointing_func" in module.__dict__]
+    before = [module.__dict__["_gradient_checkpointing_func"] for module in modules]
     try:
-        for config in configs.values():
-            config._attn_implementation_internal = NAME
-        with attending(rows):
-            yield
+        for module, checkpoint in zip(modules, before, strict=True):
+            module.__dict__["_gradient_checkpointing_func"] = lambda function, *args, _own=checkpoint, **kwargs: _own(
+                within(function), *args, **kwargs
+            )
+        yield
     finally:
-        for config, name in before:
-            config._attn_implementation_internal = name
+        for module, checkpoint in zip(modules, before, strict=True):
+            module.__dict__["_gradient_checkpointing_func"] = checkpoint
 
 
 def packed_logps(
@@ -195,11 +213,14 @@ def packed_logps(
     *,
     temperature: Float[Tensor, " batch"] | None = None,
     head_temperature: float = 1.0,
+    written_out: bool = False,
+    use_kernels: bool | None = None,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
     """log π and entropy of the last `completion` positions; 0 where the mask is 0.
 
     `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one a row, what
     the head reads is scaled so that each row has its own; where the head is not linear, logits are computed here.
+    Whether a model may run like this, and `written_out`, is for `explorl.modeling.passes` to say.
     """
     counted = attention_mask.bool()
     rows = PackedRows(counted, _shared_prompts(input_ids, counted, completion))
@@ -210,10 +231,10 @@ def packed_logps(
     packed = {"input_ids": input_ids[rows.kept].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
     targets = following[rows.kept]
     row_temperature = None if temperature is None else temperature.unsqueeze(1).expand_as(input_ids)[rows.kept]
-    with packed_attention(model, rows), fused(model, rows):
-        if row_temperature is None or _is_linear(model):
+    with packed_rows(model, rows, written_out, use_kernels):
+        if row_temperature is None or is_linear(model):
             scale = None if row_temperature is None else head_temperature / row_temperature
-            with _scaled_states(model, scale):
+            with scaled_states(model, None if scale is None else scale.view(1, -1, 1)):
                 output = model(**packed, shift_labels=targets.unsqueeze(0), fused_lm_head=True)
             logps, entropy = output.log_probs[0], output.entropy
             entropy = torch.zeros_like(logps) if entropy is None else entropy[0]
@@ -234,30 +255,30 @@ def packed_logps(
     return unpack(logps), unpack(entropy)
 
 
-def _causal(model: Any) -> Any:
+def causal(model: Any) -> Any:
     """The model with the head, inside the wrappers of peft and of distributed training."""
     return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
 
 
-def _is_linear(model: Any) -> bool:
+def is_linear(model: Any) -> bool:
     """Whether scaled states give scaled logits."""
-    causal = _causal(model)
-    text = causal.config.get_text_config(decoder=True)
-    return causal.get_output_embeddings().bias is None and getattr(text, "final_logit_softcapping", None) is None
+    inner = causal(model)
+    text = inner.config.get_text_config(decoder=True)
+    return inner.get_output_embeddings().bias is None and getattr(text, "final_logit_softcapping", None) is None
 
 
 @contextmanager
-def _scaled_states(model: Any, scale: Float[Tensor, " tokens"] | None) -> Iterator[None]:
-    """Multiplies what the head reads, token by token."""
+def scaled_states(model: Any, scale: Float[Tensor, "#rows #tokens 1"] | None) -> Iterator[None]:
+    """Multiplies what the head reads."""
     if scale is None:
         yield
         return
 
     def multiply(module: nn.Module, inputs: Any, output: Any) -> None:
         states = output.last_hidden_state
-        output.last_hidden_state = states * scale.view(1, -1, 1).to(states.dtype)
+        output.last_hidden_state = states * scale.to(states.dtype)
 
-    hook = _causal(model).base_model.register_forward_hook(multiply)
+    hook = causal(model).base_model.register_forward_hook(multiply)
     try:
         yield
     finally:

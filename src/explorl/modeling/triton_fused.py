@@ -47,16 +47,18 @@ def _add_rms_norm_kernel(x, y, weight, total, out, columns, eps, WIDTH: tl.const
     tl.store(total + row + at, rounded, mask=inside)
     value = rounded.to(tl.float32)
     value *= tl.rsqrt(tl.sum(value * value, 0) / columns + eps)
-    value = value.to(out.dtype.element_ty).to(tl.float32)
+    value = value.to(total.dtype.element_ty).to(tl.float32)
     value *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + y, and its RMS norm."""
+def add_rms_norm(
+    x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + y, and its RMS norm; ``dtype`` is that of the norm, None that of x."""
     x, y = x.contiguous(), y.contiguous()
     columns = x.shape[-1]
-    total, out = torch.empty_like(x), torch.empty_like(x)
+    total, out = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
     width = triton.next_power_of_2(columns)
     _add_rms_norm_kernel[(x.numel() // columns,)](
         x, y, weight, total, out, columns, eps, WIDTH=width, num_warps=min(8, max(1, width // 256))

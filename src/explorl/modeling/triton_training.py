@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from explorl.rollout.triton_fused import add_rms_norm, gated
+from explorl.modeling.triton_fused import add_rms_norm, gated
 
 ROWS = 32
 """Rows that one program of the norm's backward pass takes, and over which it adds up the weight's gradient."""
@@ -115,20 +115,27 @@ def _spread_backward_kernel(
 class RotatedRows(torch.autograd.Function):
     """Rotates queries and keys of packed tokens, and spreads them and the values over padded rows.
 
-    (1, heads, tokens, size) → (rows, heads, longest, size). The gradients of a token that stands in several rows are
-    added up in float32.
+    (1, heads, tokens, size) → (rows, heads, longest, size), in ``dtype`` (None: as they are). The gradients of a token
+    that stands in several rows are added up in float32.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, rows: Any
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        rows: Any,
+        dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
         cos, sin = cos.contiguous(), sin.contiguous()
         ctx.save_for_backward(cos, sin)
-        ctx.rows = rows
+        ctx.rows, ctx.dtypes = rows, (query.dtype, key.dtype, value.dtype)
         spread = [
-            torch.empty(rows.rows, rows.longest, t.shape[1], t.shape[3], dtype=t.dtype, device=t.device)
+            torch.empty(rows.rows, rows.longest, t.shape[1], t.shape[3], dtype=dtype or t.dtype, device=t.device)
             for t in (query, key, value)
         ]
         _spread_kernel[(len(rows.source),)](
@@ -146,14 +153,15 @@ class RotatedRows(torch.autograd.Function):
         slots, starts = rows.by_token
         tokens = len(rows.slots)
         packed = [
-            torch.empty(1, tokens, t.shape[1], t.shape[3], dtype=t.dtype, device=t.device) for t in (query, key, value)
+            torch.empty(1, tokens, t.shape[1], t.shape[3], dtype=dtype, device=t.device)
+            for t, dtype in zip((query, key, value), ctx.dtypes, strict=True)
         ]
         _spread_backward_kernel[(tokens,)](
             query, key, value, cos, sin, slots, starts, *packed, rows.longest,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], cos.stride(1),
             query.shape[1], key.shape[1], **_shapes(query, key), num_warps=2,
         )  # fmt: skip
-        return packed[0].transpose(1, 2), packed[1].transpose(1, 2), packed[2].transpose(1, 2), None, None, None
+        return (*(t.transpose(1, 2) for t in packed), None, None, None, None)
 
 
 def _shapes(query: Tensor, key: Tensor) -> dict[str, int]:
@@ -225,17 +233,19 @@ def _add_rms_norm_backward_kernel(
 
 
 class AddedNorm(torch.autograd.Function):
-    """x + y, and its RMS norm."""
+    """x + y, and its RMS norm in ``dtype`` (None: as x)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total, out = add_rms_norm(x, y, weight, eps)
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor]:
+        total, out = add_rms_norm(x, y, weight, eps, dtype)
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.other = eps, y.dtype
         return total, out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
         total, weight = ctx.saved_tensors
         of_sum, of_out = (gradient.contiguous() for gradient in gradients)
         columns = total.shape[-1]
@@ -249,4 +259,4 @@ class AddedNorm(torch.autograd.Function):
             num_warps=min(8, max(1, width // 256)),
         )  # fmt: skip
         added = partial.sum(0).to(weight.dtype) if ctx.needs_input_grad[2] else None
-        return out, out.to(ctx.other), added, None
+        return out, out.to(ctx.other), added, None, None

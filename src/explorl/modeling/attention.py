@@ -1,0 +1,119 @@
+"""Takes a transformers model's attention into our hands, and runs the model as sampling or a check needs it.
+
+transformers looks attention up by the name in the model's config. While our code runs, that name is `NAME`; the
+function registered under it hands the call to whichever memory is at work (a cache of the engine, or packed rows),
+which knows how its rows lie in memory. There is no mask of that name, so the models build none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+NAME = "explorl"
+
+_local = threading.local()
+
+
+class Attends(Protocol):
+    """Whatever holds keys and values and computes attention over them."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        """(rows, heads, queries, head size) → (rows, queries, heads, head size)."""
+        ...
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    memory: Attends | None = getattr(_local, "memory", None)
+    if memory is None:
+        raise RuntimeError(f"attention {NAME!r} works only inside the engine and the packed pass")
+    if s_aux is not None or position_bias is not None:
+        raise NotImplementedError(f"{type(module).__name__} has attention sinks or a position bias")
+    if not query.dtype == key.dtype == value.dtype:  # under autocast, which does the same for torch's own attention
+        kind = min((query.dtype, key.dtype, value.dtype), key=lambda dtype: dtype.itemsize)
+        query, key, value = query.to(kind), key.to(kind), value.to(kind)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return memory.attend(query, key, value, scale, sliding_window, softcap), None
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+@contextmanager
+def attending(memory: Attends) -> Iterator[None]:
+    """Sends the model's attention calls there."""
+    before = getattr(_local, "memory", None)
+    _local.memory = memory
+    try:
+        yield
+    finally:
+        _local.memory = before
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """The configurations in which a model's modules look up how they attend."""
+    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    for config in list(configs.values()):
+        text = config.get_text_config(decoder=True)
+        configs[id(text)] = text
+    return list(configs.values())
+
+
+@contextmanager
+def our_attention(configs: Sequence[Any]) -> Iterator[None]:
+    """Models with these configurations look attention up under our name; see `attending`."""
+    before = [(config, config._attn_implementation_internal) for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = NAME
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, no autocast around the model's forward. Restores every module's own mode."""
+    training = [module for module in model.modules() if module.training]
+    wrapped = model.__dict__.get("forward")
+    plain = model.__dict__.get("_original_forward")  # what accelerate has wrapped in autocast
+    try:
+        for module in training:
+            module.training = False
+        if wrapped is not None and plain is not None:
+            model.__dict__["forward"] = plain
+        with torch.no_grad():
+            yield
+    finally:
+        if wrapped is not None:
+            model.__dict__["forward"] = wrapped
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def sampling_mode(model: nn.Module) -> Iterator[None]:
+    """Runs the model for sampling: evaluation mode and our attention."""
+    with evaluating(model), our_attention(configs_of(model)):
+        yield

@@ -1,0 +1,136 @@
+"""How a model's log-probabilities are computed in training: as fast as is proven right on this very model.
+
+"written out"   packed, with the layers of `explorl.modeling.llama_pass`
+"packed"        packed, with the model's own layers
+"padded"        as the model and TRL do it
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from explorl.modeling import proof
+from explorl.modeling.llama import llama_like
+from explorl.modeling.packed import packed_logps
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["written out", "packed", "padded"]
+
+
+@dataclass
+class Choice:
+    """What was found out about one model with one set of adapters."""
+
+    kind: Kind
+    points: frozenset[int] = frozenset()
+    """Turning points that were tried."""
+    why: str = ""
+    """Why no faster kind is used."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+_CHOICES: WeakKeyDictionary[Any, dict[Any, Choice]] = WeakKeyDictionary()
+
+
+def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_temperature: float = 1.0) -> Choice:
+    """The fastest kind that is right on sequences of up to ``reach`` tokens.
+
+    ``model`` carries TRL's fused head, with `head_temperature`, and has no wrapper but peft's. ``dtype`` is that of
+    computation, where autocast makes it another one than that of the weights.
+    """
+    points = proof.reached(proof.inner_model(model).config, reach)
+    known = _CHOICES.setdefault(proof.inner_model(model), {})
+    key = (proof.adapters_of(model), dtype, head_temperature)
+    found = known.get(key)
+    if found is None or not points <= found.points:
+        found = known[key] = _try_out(model, points | (found.points if found else frozenset()), dtype, head_temperature)
+    return found
+
+
+def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temperature: float) -> Choice:
+    kinds: list[Kind] = ["packed"]
+    if llama_like(model) is not None:
+        kinds.insert(0, "written out")
+    reasons: dict[str, str] = {}
+    for kind in kinds:
+        reason = _difference(model, kind, sorted(points), dtype, temperature)
+        if not reason:
+            return Choice(kind, points, reasons=reasons)
+        reasons[kind] = reason
+        logger.info("the %s pass is not used: %s", kind, reason)
+    return Choice("padded", points, f"{proof.layer_types(model)}: {reasons['packed']}", reasons)
+
+
+def _difference(model: Any, kind: Kind, points: list[int], dtype: torch.dtype | None, temperature: float) -> str:
+    """What is wrong with this kind of pass on this model; empty where nothing is."""
+    ids = proof.sequences(model, points)
+    used = dtype or proof.weights_dtype(model)
+    exact: Tensor | None = None
+
+    def fast(use_kernels: bool | None) -> Tensor:
+        return _packed(model, ids, kind == "written out", use_kernels, temperature)
+
+    try:
+        with proof.evaluating(model):
+            if used != torch.float32:
+                with proof.in_float32(model) as possible:
+                    if possible:
+                        exact, spread = proof.own_logps(model, ids, temperature=temperature)
+                        off = proof.excess(fast(False), exact, None, spread, torch.float32)
+                        if off > 1:
+                            return _said(off * proof.EXACT * spread)
+            with proof.computing_in(model, dtype):
+                own, spread = proof.own_logps(model, ids, temperature=temperature)
+                got = fast(None)
+            if proof.excess(got, own, exact, spread, used) > 1:
+                return _said(float((got - own).abs().max()))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
+        return f"it fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
+
+
+def _said(difference: float) -> str:
+    return f"log-probabilities differ by up to {difference:.2g} from the model's own"
+
+
+def _packed(
+    model: Any, ids: list[list[int]], written_out: bool, use_kernels: bool | None, temperature: float
+) -> Tensor:
+    """The last log-probabilities of each sequence, all packed in one row, one of them beside a copy of itself."""
+    device = next(model.parameters()).device
+    rows = [ids[0], *ids]  # the copy shares its prompt
+    longest = max(len(row) for row in rows)
+    padded = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+    logps, _ = packed_logps(
+        model,
+        padded,
+        mask,
+        proof.TAIL,
+        head_temperature=temperature,
+        written_out=written_out,
+        use_kernels=use_kernels,
+    )
+    return logps[1:].float().cpu()
+
+
+def tempered_logps(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
+    """log π and entropy of padded rows at a temperature of their own, from all logits."""
+    logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+    logits = logits[:, -completion - 1 : -1].float() / temperature[:, None, None]
+    distribution = torch.log_softmax(logits, dim=-1)
+    counted = attention_mask[:, -completion:] > 0
+    logps = distribution.gather(-1, input_ids[:, -completion:, None]).squeeze(-1)
+    entropy = -(distribution.exp() * distribution).sum(-1)
+    return logps.where(counted, 0.0), entropy.where(counted, 0.0)

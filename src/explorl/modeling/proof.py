@@ -1,0 +1,197 @@
+"""Whether a fast path computes what the model computes: tried on the model itself, on inputs long enough to tell.
+
+A fast path knows layers by their shape, and a model may do something else inside that shape: a sliding window, chunked
+attention, a rotary embedding that changes beyond a length, a state that runs on from one packed sequence into the next.
+So it is compared with the model's own forward pass on each sequence alone, before it is used and again where sequences
+grow beyond a length at which the configuration says that something changes.
+
+In float32 both must agree to rounding. Half precision hides small faults, so there the comparison is made in float32
+first, and then once more in half precision, where the fast path must be as near to the float32 result as the model's
+own pass is. "Near" is relative to how much the model's log-probabilities vary over the vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorl.modeling.attention import evaluating
+from explorl.modeling.precision import Shadow, weights_dtype
+
+TAIL = 12
+"""Tokens at the end of each sequence that are compared."""
+BEYOND = 5
+"""How many tokens a sequence reaches beyond a turning point before its compared tokens begin."""
+EXACT = 1e-3
+"""Largest difference in float32."""
+ROUGH = 0.2
+"""Root mean square of the differences in half precision, where float32 could not be tried."""
+
+_NAMES = ("window", "chunk_size", "original_max_position")
+
+
+def turning_points(config: Any) -> dict[str, int]:
+    """Lengths beyond which the model may compute something else, by the name in its configuration."""
+    found: dict[str, int] = {}
+
+    def look(values: Any, prefix: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                look(value, f"{prefix}{name}.")
+                continue
+            number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if number and any(part in str(name) for part in _NAMES) and "layers" not in str(name):
+                found[f"{prefix}{name}"] = value
+
+    text = config.get_text_config(decoder=True)
+    look(text.to_dict(), "")
+    if "dynamic" in str(text.to_dict().get("rope_parameters")):  # which changes with every token beyond its context
+        found["max_position_embeddings"] = text.max_position_embeddings
+    return found
+
+
+def reached(config: Any, reach: int) -> frozenset[int]:
+    """The turning points that sequences of up to ``reach`` tokens get beyond."""
+    return frozenset(value for value in turning_points(config).values() if value < reach)
+
+
+def sequences(model: Any, points: Sequence[int]) -> list[list[int]]:
+    """Random token ids: some short sequences, and for each turning point one beyond it and one that ends across it."""
+    config = text_config(model)
+    rows = int(inner_model(model).get_input_embeddings().weight.shape[0])
+    vocab = min(rows, getattr(config, "vocab_size", None) or rows)
+    lengths = [TAIL + 2, TAIL + 9, TAIL + 5]
+    for point in sorted(set(points)):
+        lengths += [point + BEYOND + TAIL, max(point + TAIL // 2, TAIL + 1)]
+    room = max((getattr(config, "max_position_embeddings", None) or math.inf, *(p + 2 * TAIL for p in points)))
+    draw = random.Random(0)
+    special = {0, 1, 2, getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)}
+    plain = [token for token in range(min(vocab, 4096)) if token not in special] if vocab > 8 else list(range(vocab))
+    return [[draw.choice(plain) for _ in range(int(min(length, room)))] for length in lengths]
+
+
+def own_logps(
+    model: Any, ids: Sequence[Sequence[int]], *, tail: int = TAIL, temperature: float = 1.0
+) -> tuple[Tensor, float]:
+    """log π of the last ``tail`` tokens of each sequence by the model's own forward, and how much log π varies."""
+    device = next(model.parameters()).device
+    keep = {"logits_to_keep": tail + 1} if keeps_logits(model) else {}
+    logps, spreads = [], []
+    for sequence in ids:
+        row = torch.tensor([list(sequence)], device=device)
+        logits = model(input_ids=row, attention_mask=torch.ones_like(row), use_cache=False, **keep).logits
+        logits = logits[0, -tail - 1 : -1].float() / temperature
+        tokens = row[0, -tail:].to(logits.device)
+        logps.append(torch.log_softmax(logits, -1).gather(-1, tokens[:, None])[:, 0])
+        spreads.append(logits.std(-1).mean())
+    return torch.stack(logps).cpu(), float(torch.stack(spreads).mean())
+
+
+def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype: torch.dtype) -> float:
+    """How far the fast path is off, in units of what is allowed: at most 1 is right.
+
+    ``exact`` is the model's own result in float32, None where that could not be computed.
+    """
+
+    def rms(difference: Tensor) -> float:
+        return float(difference.square().mean().sqrt())
+
+    spread = max(spread, 1e-6) if math.isfinite(spread) else 1.0
+    if bool((torch.isfinite(fast) != torch.isfinite(own)).any()):
+        return math.inf
+    finite = torch.isfinite(own)
+    fast, own, exact = fast[finite], own[finite], None if exact is None else exact[finite]
+    if len(own) == 0:
+        return 0.0
+    if dtype in (torch.float32, torch.float64):
+        return float((fast - own).abs().max()) / (EXACT * spread)
+    if exact is None:
+        return rms(fast - own) / (ROUGH * spread)
+    return rms(fast - exact) / (3 * rms(own - exact) + 0.02 * spread)
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[bool]:
+    """The model with float32 weights; False where they are quantised, or where memory does not hold them."""
+    root = inner_model(model)
+    if getattr(root, "is_quantized", False) or getattr(root, "hf_quantizer", None) is not None:
+        yield False
+        return
+    if weights_dtype(model) == torch.float32:
+        yield True
+        return
+    device = next(model.parameters()).device
+    needed = 4 * sum(parameter.numel() for parameter in model.parameters())
+    if device.type == "cuda" and 2 * needed > torch.cuda.mem_get_info(device)[0]:
+        yield False
+        return
+    with Shadow(model, torch.float32).in_place():
+        yield True
+
+
+def computing_in(model: Any, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast to ``dtype`` where the weights are of another type."""
+    if dtype is None or dtype == weights_dtype(model) or dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(next(model.parameters()).device.type, dtype=dtype)
+
+
+def keeps_logits(model: nn.Module) -> bool:
+    """Whether the model can be asked for the last positions' logits alone."""
+    return "logits_to_keep" in inspect.signature(type(inner_model(model)).forward).parameters
+
+
+def inner_model(model: Any) -> Any:
+    """The transformers model inside peft's wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def text_config(model: Any) -> Any:
+    return inner_model(model).config.get_text_config(decoder=True)
+
+
+def adapters_of(model: nn.Module) -> tuple[Any, ...]:
+    """Which adapters act: another answer, and what was proven has to be proven again."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
+    acting = {(tuple(m.active_adapters), bool(m.disable_adapters), tuple(m.merged_adapters)) for m in layers}
+    return tuple(sorted(acting))
+
+
+def layer_types(model: nn.Module) -> str:
+    """The classes of a model's layers, with what mixes tokens in them, for a message."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
+    if not lists:
+        return type(model).__name__
+    layers = max(lists, key=lambda layer: sum(p.numel() for p in layer.parameters()))
+    dull = ("Norm", "MLP", "Linear", "Dropout", "Identity", "ModuleList", "Expert", "Conv1D")
+    kinds: dict[str, set[str]] = {}
+    for layer in layers:
+        names = {type(child).__name__ for child in layer.children()}
+        mixers = {name for name in names if not any(part in name for part in dull)}
+        kinds.setdefault(type(layer).__name__, set()).update(mixers)
+    return ", ".join(f"{kind} ({', '.join(sorted(mix))})" if mix else kind for kind, mix in sorted(kinds.items()))
+
+
+__all__ = [
+    "adapters_of",
+    "computing_in",
+    "evaluating",
+    "excess",
+    "in_float32",
+    "inner_model",
+    "keeps_logits",
+    "layer_types",
+    "own_logps",
+    "reached",
+    "sequences",
+    "text_config",
+    "turning_points",
+    "weights_dtype",
+]

@@ -1,0 +1,131 @@
+"""Tries the engine on a model before it is used: what it samples must be as likely as the model itself says.
+
+For each model and set of adapters once, and again for sequences beyond another length at which the model's
+configuration says that something changes (`explorl.modeling.proof`): a small engine samples a few tokens after prompts
+of several lengths, and the log-probabilities that it recorded are compared with the model's own forward pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from explorl.modeling import proof
+from explorl.modeling.llama import llama_like
+from explorl.rollout.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from explorl.rollout.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+class UnsupportedModel(TypeError):
+    """A model that the engine cannot sample from; the message names its layers and what to use instead."""
+
+    def __init__(self, model: Any, reason: str) -> None:
+        self.reason = f"{proof.layer_types(proof.inner_model(model))}: {reason}"
+        name = type(proof.inner_model(model)).__name__
+        super().__init__(
+            f"{name} cannot be sampled by Engine ({self.reason}); use model.generate, in a trainer engine='generate'"
+        )
+
+
+class _NothingToCompare(Exception):
+    """The model's own logits are not finite."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    write_out: bool
+    points: frozenset[int]
+    """Turning points that were tried."""
+    reason: str = ""
+    """Why the engine is not to be used."""
+
+
+_FOUND: WeakKeyDictionary[Any, dict[Any, _Found]] = WeakKeyDictionary()
+
+
+def admitted(engine: Engine, longest: int) -> bool:
+    """Whether the model's layers may be written out; `UnsupportedModel` where the engine may not run at all."""
+    model: Any = engine.model
+    points = proof.reached(proof.inner_model(model).config, longest)
+    known = _FOUND.setdefault(proof.inner_model(model), {})
+    device = next(model.parameters()).device
+    key = (proof.adapters_of(model), engine.dtype, engine.kernels(device), device.type, llama_like(model) is not None)
+    found = known.get(key)
+    if found is None or not points <= found.points:
+        found = known[key] = _try_out(engine, points | (found.points if found else frozenset()))
+    if found.reason:
+        raise UnsupportedModel(model, found.reason)
+    return found.write_out
+
+
+def _try_out(engine: Engine, points: frozenset[int]) -> _Found:
+    for write_out in (True, False):
+        if write_out and llama_like(engine.model) is None:
+            continue
+        reason = _difference(engine, write_out, sorted(points))
+        if not reason:
+            return _Found(write_out, points)
+        logger.info("the engine does not agree with the model (layers written out: %s): %s", write_out, reason)
+    return _Found(False, points, reason)
+
+
+def _difference(engine: Engine, write_out: bool, points: list[int]) -> str:
+    """What is wrong with the engine on this model; empty where nothing is."""
+    model: Any = engine.model
+    ids = proof.sequences(model, points)
+    used = engine.dtype or proof.weights_dtype(model)
+    try:
+        with proof.evaluating(model):
+            if used != torch.float32:
+                with proof.in_float32(model) as possible:
+                    if possible:
+                        tokens, fast = _sampled(engine, ids, write_out, torch.float32, use_kernels=False)
+                        own, spread = proof.own_logps(model, tokens)
+                        if proof.excess(fast, own, None, spread, torch.float32) > 1:
+                            return _said(fast - own)
+            tokens, fast = _sampled(engine, ids, write_out, engine.dtype, use_kernels=engine.use_kernels)
+            with proof.computing_in(model, engine.dtype):
+                own, spread = proof.own_logps(model, tokens)
+            exact: Tensor | None = None
+            if used != torch.float32:
+                with proof.in_float32(model) as possible:
+                    exact = proof.own_logps(model, tokens)[0] if possible else None
+            if proof.excess(fast, own, exact, spread, used) > 1:
+                return _said(fast - own)
+    except torch.OutOfMemoryError:
+        raise
+    except _NothingToCompare:
+        return ""
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
+        return f"it fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
+
+
+def _said(difference: Tensor) -> str:
+    return f"log-probabilities differ by up to {float(difference.abs().max()):.2g} from the model's own"
+
+
+def _sampled(
+    engine: Engine, ids: list[list[int]], write_out: bool, dtype: torch.dtype | None, use_kernels: bool | None
+) -> tuple[list[list[int]], Tensor]:
+    """Sequences whose ends a small engine has sampled, and the log-probabilities that it recorded."""
+    small = type(engine)(
+        engine.model, batch_size=4, use_graphs=False, use_kernels=use_kernels, dtype=dtype, write_out=write_out
+    )
+    params = SamplingParams(max_tokens=proof.TAIL, stop_token_ids=(), seed=0)
+    prompts = [sequence[: -proof.TAIL] for sequence in ids]
+    # Where the model itself gives NaN, there is nothing to compare, and the engine reports it when it is used.
+    rollouts = [rollout for rollout in small.generate(prompts, 2, params) if not rollout.error]
+    if not rollouts:
+        raise _NothingToCompare
+    tokens = [[*prompts[rollout.prompt_index], *rollout.token_ids] for rollout in rollouts]
+    return tokens, torch.stack([rollout.logps for rollout in rollouts]).float().cpu()

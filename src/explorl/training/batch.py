@@ -1,0 +1,176 @@
+"""From a generation batch as TRL has it to the `Batch` that strategies see, and back.
+
+Strategies act on the whole batch of all processes. So what was recorded is gathered, and each process puts its own rows
+of what the strategies said into the dictionary that is split into micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from explorl.metrics.tokens import branching_factor, token_entropy
+from explorl.rollout import PaddedRollouts
+from explorl.strategies import Batch, Strategy
+from explorl.training.correct import Correct
+from explorl.training.records import counted_tokens, prompt_text
+from explorl.training.shaping import Shaped
+
+
+class Recorded(NamedTuple):
+    """What is known of every completion token of this process."""
+
+    logps: Tensor
+    """log π at the temperature of sampling."""
+    entropy: Tensor
+    """At temperature 1."""
+    branching: Tensor | None
+    """At temperature 1; None where no full distribution was seen."""
+    sampling_logps: Tensor | None
+    """log q; None where something else than the engine sampled."""
+
+
+def padded_to(values: Tensor, length: int) -> Tensor:
+    """Zeros on the right up to `length`, which TRL may round up."""
+    return torch.nn.functional.pad(values, (0, length - values.size(1)))
+
+
+def by_engine(records: PaddedRollouts, length: int) -> Recorded:
+    """What the engine recorded while sampling."""
+    values = records.logps, records.entropy, records.branching.float(), records.sampling_logps
+    return Recorded(*(padded_to(value, length) for value in values))
+
+
+@torch.no_grad()
+def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
+    """The same by a pass over the batch, after `model.generate`, vLLM or tools."""
+    input_ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+    attention_mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+    length = output["completion_ids"].size(1)
+    parts = []
+    for some in torch.arange(len(input_ids)).split(rows):
+        with autocast():
+            logits = model(
+                input_ids=input_ids[some], attention_mask=attention_mask[some], logits_to_keep=length + 1
+            ).logits[:, -length - 1 : -1]
+        logits = logits.float()
+        tokens = output["completion_ids"][some].unsqueeze(-1)
+        own = torch.log_softmax(logits / temperature, dim=-1).gather(-1, tokens).squeeze(-1)
+        parts.append((own, token_entropy(logits), branching_factor(logits).to(logits.dtype)))
+    logps, entropy, branching = (torch.cat(values) for values in zip(*parts, strict=True))
+    return Recorded(logps, entropy, branching, None)
+
+
+def gathered(
+    accelerator: Any,
+    recorded: Recorded,
+    output: Mapping[str, Any],
+    *,
+    prompts: Sequence[Any],
+    parts: Tensor,
+    rewards: Tensor,
+    correct: Correct,
+    ends: Sequence[int],
+    generations: int,
+    temperature: float,
+    row_temperature: Tensor | None,
+    step: int,
+) -> Batch:
+    """The generation batch of all processes."""
+
+    def everywhere(tensor: Tensor) -> Tensor:
+        return accelerator.gather(accelerator.pad_across_processes(tensor, dim=1))
+
+    def optional(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else everywhere(tensor)
+
+    mask = counted_tokens(output).to(recorded.logps.dtype)
+    lengths = output["completion_mask"].sum(1)
+    last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    truncated = ~torch.isin(last, torch.tensor(list(ends), device=last.device)) | (lengths == 0)
+    old = output.get("old_per_token_logps")
+    return Batch(
+        logps=everywhere(recorded.logps),
+        old_logps=everywhere(recorded.logps if old is None else old),
+        ref_logps=optional(output.get("ref_per_token_logps")),
+        sampling_logps=optional(
+            output.get("sampling_per_token_logps") if recorded.sampling_logps is None else recorded.sampling_logps
+        ),
+        entropy=everywhere(recorded.entropy),
+        branching=optional(recorded.branching),
+        mask=everywhere(mask),
+        advantages=everywhere(output["advantages"].unsqueeze(1) * mask),
+        rewards=rewards,
+        correct=correct.marks(parts),
+        correctness=correct.rewards(parts),
+        group=torch.arange(len(rewards), device=rewards.device) // generations,
+        truncated=accelerator.gather(truncated),
+        temperature=(
+            torch.full_like(rewards, temperature) if row_temperature is None else accelerator.gather(row_temperature)
+        ),
+        step=step,
+        prompts=gather_object([prompt_text(prompt) for prompt in prompts]),
+    )
+
+
+ROW_FIELDS = ("rewards", "correct", "correctness", "group", "truncated")
+"""Fields of a `Batch` with one value per row that `Strategy.penalty` finds in a micro-batch."""
+
+
+def put_back(shaped: Shaped, output: dict[str, Any], batch: Batch, *, process: int, penalties: bool) -> None:
+    """Puts this process's rows of what the strategies said into the dictionary that is split into micro-batches."""
+    rows, length = output["completion_ids"].shape
+    here = slice(process * rows, (process + 1) * rows)
+    output["advantages"] = shaped.advantages[here, :length]
+    output["loss_mask"] = shaped.loss_mask[here, :length]
+    output["token_weights"] = shaped.weights[here, :length]
+    output["kl_weights"] = shaped.kl_weights[here, :length]
+    if shaped.clip is not None:
+        output["clip_low"], output["clip_high"] = (bound[here, :length] for bound in shaped.clip)
+    if penalties:
+        output["recorded_entropy"] = batch.entropy[here, :length]
+        for name in ROW_FIELDS:
+            output[f"row_{name}"] = getattr(batch, name)[here]
+        for name, tensor in shaped.kept.items():
+            output[f"kept/{name}"] = tensor[here, :length]
+    output["num_items_in_batch"] = shaped.loss_mask.sum()
+
+
+def penalties(
+    strategies: Sequence[Strategy],
+    inputs: Mapping[str, Any],
+    *,
+    logps: Tensor,
+    old_logps: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    temperature: float,
+    step: int,
+) -> Iterator[Tensor]:
+    """The strategies' terms with gradient, for a micro-batch."""
+    if "recorded_entropy" not in inputs:
+        return
+    rows = {name: inputs[f"row_{name}"] for name in ROW_FIELDS}
+    batch = Batch(
+        logps=logps,
+        old_logps=old_logps,
+        ref_logps=inputs.get("ref_per_token_logps"),
+        sampling_logps=inputs.get("sampling_per_token_logps"),
+        entropy=inputs["recorded_entropy"],
+        branching=None,
+        mask=mask,
+        advantages=advantages,
+        temperature=inputs.get("row_temperature", torch.full_like(rows["rewards"], temperature)),
+        step=step,
+        **rows,
+    )
+    for index, strategy in enumerate(strategies):
+        prefix = f"kept/{index}/"
+        kept = {key.removeprefix(prefix): value for key, value in inputs.items() if key.startswith(prefix)}
+        term = strategy.penalty(batch, kept)
+        if term is not None:
+            yield term

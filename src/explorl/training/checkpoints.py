@@ -1,0 +1,69 @@
+"""What a checkpoint needs beyond TRL's: the strategies' memory, a moved reference, a generation batch in use."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from explorl.strategies import Strategy
+
+STRATEGY_STATE, REFERENCE_STATE, BUFFER_STATE = "strategies.json", "reference.safetensors", "generation_batch_{}.pt"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands between two micro-batches."""
+
+    micro_step: int
+    reward: float
+    """Mean reward of the latest generation batch."""
+
+
+def write_progress(folder: Path, progress: Progress, strategies: Sequence[Strategy]) -> None:
+    memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in strategies]
+    state = {"step": progress.micro_step, "reward": progress.reward, "strategies": memories}
+    (folder / STRATEGY_STATE).write_text(json.dumps(state))
+
+
+def read_progress(folder: Path, strategies: Sequence[Strategy]) -> Progress | None:
+    """Gives the strategies their memory back; None where the checkpoint is of a plain GRPOTrainer."""
+    if not (folder / STRATEGY_STATE).exists():
+        return None
+    saved = json.loads((folder / STRATEGY_STATE).read_text())
+    names, own = [entry["name"] for entry in saved["strategies"]], [strategy.name for strategy in strategies]
+    if names != own:
+        raise ValueError(f"{folder} was written with the strategies {names}, this trainer has {own}")
+    for strategy, entry in zip(strategies, saved["strategies"], strict=True):
+        strategy.memory.clear()
+        strategy.memory.update(entry["memory"])
+    return Progress(saved["step"], saved.get("reward", math.nan))
+
+
+def write_reference(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    save_file({key: value.detach().cpu().clone() for key, value in weights.items()}, folder / REFERENCE_STATE)
+
+
+def read_reference(folder: Path) -> dict[str, Tensor] | None:
+    return load_file(folder / REFERENCE_STATE) if (folder / REFERENCE_STATE).exists() else None
+
+
+def write_batches(folder: Path, process: int, batches: list[dict[str, Any]]) -> None:
+    torch.save(batches, folder / BUFFER_STATE.format(process))
+
+
+def read_batches(folder: Path, process: int, device: torch.device) -> list[dict[str, Any]] | None:
+    """The micro-batches of a generation batch in use."""
+    path = folder / BUFFER_STATE.format(process)
+    if not path.exists():
+        return None
+    # via the CPU: torch cannot map to the "cpu:0" of a process among several
+    return send_to_device(torch.load(path, map_location="cpu", weights_only=True), device)

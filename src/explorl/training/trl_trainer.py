@@ -1,0 +1,263 @@
+"""TRL's `GRPOTrainer` with names for its moments: the one module that knows TRL's private names.
+
+What is overridden, and what a subclass finds in its place:
+
+    _generate_single_turn                 sample(prompt_ids)
+    _get_per_token_logps_and_entropies    log_probabilities(model, ids, mask, completion, ...)
+    _calculate_rewards                    reward_parts
+    _generate_and_score_completions       scored(inputs)
+    _prepare_inputs                       micro_batches(batch)
+    _compute_loss                         loss(model, batch)
+    _get_train_sampler                    (the same order of prompts, also in a resumed run)
+    _save_checkpoint, _load_from_checkpoint, _load_optimizer_and_scheduler    write_state(folder), read_state(folder)
+
+What is read: _step, _buffered_inputs, _metrics, _logs, _tokenizer, _is_vlm, _entropy_bonus_enabled,
+_last_world_entropy, _entropy_window_stats, _get_output_dir.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+from trl.trainer.utils import (
+    RepeatSampler,
+    shuffle_sequence_dict,
+    split_pixel_values_by_grid,
+    split_tensor_dict,
+    unsplit_pixel_values_by_grid,
+)
+
+IMAGES = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+"""What a micro-batch may hold for a vision-language model."""
+
+Mode = Literal["train", "eval"]
+
+
+class NamedGRPOTrainer(GRPOTrainer):
+    """`GRPOTrainer` whose moments a subclass overrides by the names above."""
+
+    rollout_func: Any
+    epsilon_low: float
+    epsilon_high: float
+    entropy_coef: float
+    reward_parts: Tensor | None = None
+    """Rewards of the latest generation batch of all processes, (rows, reward functions), NaN where one said None."""
+    _last_world_entropy: float
+    _entropy_window_stats: Tensor | None
+    _buffered_inputs: list[dict[str, Any]] | None
+
+    # ---------------------------------------------------------------- what TRL knows
+
+    @property
+    def mode(self) -> Mode:
+        return "train" if self.model.training else "eval"
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether the model is a vision-language model."""
+        return self._is_vlm
+
+    @property
+    def logs(self) -> Mapping[str, Any]:
+        """TRL's log of the latest generation batch."""
+        return self._logs
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        return self._entropy_bonus_enabled
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches seen so far."""
+        return self._step
+
+    @micro_step.setter
+    def micro_step(self, value: int) -> None:
+        self._step = value
+
+    @property
+    def waiting(self) -> list[dict[str, Any]] | None:
+        """The micro-batches of a generation batch that is still in use."""
+        used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        return None if used_up else self._buffered_inputs
+
+    @waiting.setter
+    def waiting(self, batches: list[dict[str, Any]]) -> None:
+        self._buffered_inputs = batches
+
+    def record_metric(self, name: str, value: float, mode: Mode | None = None) -> None:
+        self._metrics[mode or self.mode][name].append(value)
+
+    # ---------------------------------------------------------------- sample
+
+    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+        """Completions of these prompts, one for each; None leaves it to TRL."""
+        return None
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *more: Any, **options: Any
+    ) -> Any:
+        if images is None and not multimodal_fields:
+            completion_ids = self.sample([list(ids) for ids in prompt_ids])
+            if completion_ids is not None:
+                return completion_ids, None
+        return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *more, **options)
+
+    # ---------------------------------------------------------------- score
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.reward_parts = super()._calculate_rewards(*args, **kwargs)
+        return self.reward_parts
+
+    def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Samples, rewards and normalises a generation batch."""
+        return super()._generate_and_score_completions(inputs)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.scored(inputs)
+
+    # ---------------------------------------------------------------- split
+
+    def micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """As many rows in each, by chance."""
+        batch = shuffle_sequence_dict(split_pixel_values_by_grid(batch))
+        return [unsplit_pixel_values_by_grid(part) for part in split_tensor_dict(batch, self.args.steps_per_generation)]
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """The next micro-batch; a new generation batch where the last one is used up."""
+        if self.mode == "eval":
+            return self._generate_and_score_completions(generation_batch)
+        if self.waiting is None:
+            self._buffered_inputs = self.micro_batches(self._generate_and_score_completions(generation_batch))
+        assert self._buffered_inputs is not None
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    # ---------------------------------------------------------------- log-probabilities
+
+    def log_probabilities(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int, *, rows: int, **options: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """log π, entropy and a router's auxiliary loss, the last two where asked for, ``rows`` at a time."""
+        return self.padded_log_probabilities(model, input_ids, attention_mask, completion, rows=rows, **options)
+
+    def padded_log_probabilities(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int, *, rows: int, **options: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """TRL's own pass."""
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, completion, batch_size=rows, **options
+        )
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.log_probabilities(
+            model, input_ids, attention_mask, logits_to_keep, rows=batch_size or len(input_ids), **given
+        )
+
+    # ---------------------------------------------------------------- loss
+
+    def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
+        """The loss of a micro-batch."""
+        return super()._compute_loss(model, batch)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        return self.loss(model, inputs)
+
+    def with_entropy_bonus(self, loss: Tensor, entropies: Tensor, mask: Tensor) -> Tensor:
+        """TRL's bonus: loss − coef · mean H; adaptive, the coefficient seeks a target between optimizer steps."""
+        training = self.mode == "train"
+        accumulated = self.current_gradient_accumulation_steps if training else 1.0
+        bonus = (entropies * mask).sum() / mask.sum().clamp(min=1.0) / accumulated
+        active = not self.use_adaptive_entropy or self._last_world_entropy <= self.args.entropy_target
+        policy_loss = loss.detach() * (1.0 if self.loss_type in ("cispo", "dapo", "vespo") else accumulated)
+        self.record_metric("policy_loss", self.accelerator.gather(policy_loss).nanmean().item())
+        total = loss - (self.entropy_coef if active else 0.0) * bonus
+        if training and self.use_adaptive_entropy:
+            stats = torch.stack([(entropies * mask).sum(), mask.sum()]).detach()
+            window = self._entropy_window_stats
+            self._entropy_window_stats = stats if window is None else window + stats
+            if self.accelerator.sync_gradients:
+                entropy_sum, tokens = self.accelerator.reduce(self._entropy_window_stats, reduction="sum")
+                self._last_world_entropy = (entropy_sum / tokens.clamp(min=1.0)).item()
+                self._entropy_window_stats = None
+                delta = self.args.entropy_coef_delta
+                delta = delta if self._last_world_entropy <= self.args.entropy_target else -delta
+                bounds = self.args.entropy_coef_min, self.args.entropy_coef_max
+                self.entropy_coef = min(max(self.entropy_coef + delta, bounds[0]), bounds[1])
+        if training and self.accelerator.sync_gradients:
+            self.record_metric("entropy_coef", self.entropy_coef)
+        return total
+
+    # ---------------------------------------------------------------- order of the prompts, checkpoints
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        return _ResumableSampler(
+            sampler.data_source,
+            mini_repeat_count=sampler.mini_repeat_count,
+            batch_size=sampler.batch_size,
+            repeat_count=sampler.repeat_count,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+        )
+
+    def write_state(self, folder: Path) -> None:
+        """Writes what a checkpoint needs beyond TRL's; called on every process."""
+
+    def read_state(self, folder: Path) -> None:
+        """Reads it."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.write_state(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # transformers reads the adapters in subfolders, where there are any ("ref"), and then not the trained one
+        if os.path.isdir(os.path.join(resume_from_checkpoint, "ref")):
+            policy = self.accelerator.unwrap_model(self.model)
+            policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.read_state(Path(checkpoint))
+
+
+class _ResumableSampler(RepeatSampler):
+    """TRL's order of the prompts, which in a resumed run would begin with that of the first epoch again."""
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(epoch):
+                torch.randperm(self.num_samples, generator=self.generator)

@@ -1,0 +1,224 @@
+"""How far the fast paths are from the model itself, measured without any of the project's own checks.
+
+The reference is the plain forward of the model's class on one sequence at a time, unpadded. Every measure is the
+largest |Δ log π| against it, ∞ where something is not finite. A path that refuses a model raises its own error; a
+packed pass that is not used for a model raises `SteppedAside`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.utils import add_fused_lm_head
+
+# Everything that is measured, and the only imports from the project.
+from explorl.modeling.packed import packed_logps
+from explorl.modeling.passes import choose
+from explorl.rollout import Engine, SamplingParams
+
+TOLERANCE = 1e-3
+"""|Δ log π| up to which a path counts as right in float32."""
+
+Ids = list[int]
+
+PROMPTS = (19, 19, 5, 30, 4)
+COMPLETIONS = (12, 24, 17, 20, 9)
+"""Lengths beyond all thresholds of the zoo; the last sequence stays below its context lengths."""
+
+
+class SteppedAside(Exception):
+    """The project computes this model's log-probabilities as TRL does, and says why."""
+
+
+def cases(vocab: int, seed: int = 0, stretch: int = 1) -> tuple[list[Ids], list[int]]:
+    """Sequences of prompt and completion, and the prompts' lengths. The first two have the same prompt.
+
+    All are ``stretch`` times as long as `PROMPTS` and `COMPLETIONS` say.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [stretch * length for length in PROMPTS]
+    # Neither special tokens nor the last ones, which some models do not predict.
+    sequences = [
+        torch.randint(3, vocab - 8, (prompt + stretch * completion,), generator=generator).tolist()
+        for prompt, completion in zip(lengths, COMPLETIONS, strict=True)
+    ]
+    sequences[1][: lengths[1]] = sequences[0][: lengths[0]]
+    return sequences, lengths
+
+
+def vocab_of(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def reference_logps(model: Any, sequences: Sequence[Ids], *, gradients: bool = False) -> list[Tensor]:
+    """log π of every token of each sequence but the first."""
+    found = []
+    with torch.set_grad_enabled(gradients):
+        for ids in sequences:
+            _forget(model)
+            row = torch.tensor([ids])
+            logits = type(model).forward(model, input_ids=row).logits[0, :-1].float()
+            found.append(logits.log_softmax(-1).gather(1, row[0, 1:, None])[:, 0])
+    _forget(model)
+    return found
+
+
+def packed_logps_of(
+    model: Any,
+    sequences: Sequence[Ids] | None = None,
+    prompt_lengths: Sequence[int] | None = None,
+    *,
+    forced: bool = False,
+) -> float:
+    """Largest |Δ log π| of the completions in the packed pass, all sequences in one row.
+
+    ``forced`` runs it with the model's own layers, whether or not the project would.
+    """
+    sequences, prompt_lengths = _given(model, sequences, prompt_lengths)
+    expected = _completions(reference_logps(model, sequences), prompt_lengths)
+    with fused_head(model), torch.no_grad():
+        found = _packed(model, sequences, prompt_lengths, forced)
+    return _largest(found, expected)
+
+
+def packed_gradients_of(
+    model: Any,
+    sequences: Sequence[Ids] | None = None,
+    prompt_lengths: Sequence[int] | None = None,
+    *,
+    forced: bool = False,
+) -> float:
+    """Norm of the packed pass's error in the gradient, all parameters together, relative to the gradient's."""
+    sequences, prompt_lengths = _given(model, sequences, prompt_lengths)
+    expected = _gradients(model, _completions(reference_logps(model, sequences, gradients=True), prompt_lengths))
+    with fused_head(model):
+        found = _gradients(model, _packed(model, sequences, prompt_lengths, forced))
+    nothing = torch.zeros(())
+    names = expected.keys() | found.keys()
+    error = sum(float((found.get(name, nothing) - expected.get(name, nothing)).square().sum()) for name in names)
+    return math.sqrt(error / sum(float(gradient.square().sum()) for gradient in expected.values()))
+
+
+def engine_logps_of(
+    model: Any, prompts: Sequence[Ids] | None = None, *, n: int = 2, max_tokens: int = 24, seed: int = 1
+) -> float:
+    """Largest |Δ log π| of what the engine recorded for the tokens that it sampled."""
+    if prompts is None:
+        sequences, lengths = cases(vocab_of(model))
+        prompts = [ids[:length] for ids, length in zip(sequences[1:], lengths[1:], strict=True)]
+    params = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=())
+    rollouts = list(Engine(model).generate(prompts, n=n, params=params))
+    assert len(rollouts) == n * len(prompts)
+    for rollout in rollouts:
+        if rollout.finish_reason == "error":
+            raise RuntimeError(rollout.error)
+        assert len(rollout.token_ids) == max_tokens
+    whole = [[*prompts[rollout.prompt_index], *rollout.token_ids] for rollout in rollouts]
+    expected = [values[-max_tokens:] for values in reference_logps(model, whole)]
+    return _largest([rollout.logps for rollout in rollouts], expected)
+
+
+def padded_logps_of(
+    model: Any, sequences: Sequence[Ids] | None = None, prompt_lengths: Sequence[int] | None = None
+) -> float:
+    """Largest |Δ log π| of the model's own forward on padded rows, called as TRL calls it."""
+    sequences, prompt_lengths = _given(model, sequences, prompt_lengths)
+    expected = _completions(reference_logps(model, sequences), prompt_lengths)
+    ids, mask, longest = as_trl(sequences, prompt_lengths)
+    with torch.no_grad():
+        logits = type(model).forward(model, input_ids=ids, attention_mask=mask).logits[:, -longest - 1 : -1].float()
+    logps = logits.log_softmax(-1).gather(2, ids[:, -longest:, None])[..., 0]
+    return _largest(_unpadded(logps, sequences, prompt_lengths), expected)
+
+
+def head_logps_of(model: Any) -> float:
+    """Largest |Δ log π| of TRL's fused head on sequences one at a time, unpadded."""
+    sequences, _ = cases(vocab_of(model))
+    expected = reference_logps(model, sequences)
+    found = []
+    with fused_head(model), torch.no_grad():
+        for ids in sequences:
+            _forget(model)
+            row = torch.tensor([ids])
+            found.append(model(input_ids=row, labels=row, fused_lm_head=True).log_probs[0][: len(ids) - 1])
+    return _largest(found, expected)
+
+
+def as_trl(sequences: Sequence[Ids], prompt_lengths: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+    """Ids and mask with prompts padded on the left and completions on the right, and the longest completion."""
+    before = max(prompt_lengths)
+    longest = max(len(ids) - length for ids, length in zip(sequences, prompt_lengths, strict=True))
+    padded = torch.zeros(len(sequences), before + longest, dtype=torch.long)
+    mask = torch.zeros_like(padded)
+    for i, (ids, length) in enumerate(zip(sequences, prompt_lengths, strict=True)):
+        place = slice(before - length, before - length + len(ids))
+        padded[i, place], mask[i, place] = torch.tensor(ids), 1
+    return padded, mask, longest
+
+
+@contextmanager
+def fused_head(model: Any) -> Iterator[None]:
+    """Gives the model TRL's fused head, and takes it away again."""
+    add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+def _packed(model: Any, sequences: Sequence[Ids], prompt_lengths: Sequence[int], forced: bool) -> list[Tensor]:
+    """log π of the completions as the project computes them."""
+    ids, mask, longest = as_trl(sequences, prompt_lengths)
+    written_out = False
+    if not forced:
+        choice = choose(model, ids.size(1))
+        if choice.kind == "padded":
+            raise SteppedAside(choice.why)
+        written_out = choice.kind == "written out"
+    logps, _ = packed_logps(model, ids, mask, longest, written_out=written_out)
+    return _unpadded(logps, sequences, prompt_lengths)
+
+
+def _gradients(model: Any, logps: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Of a sum of log-probabilities in which every token has another weight."""
+    values = torch.cat(list(logps))
+    model.zero_grad()
+    (values * torch.arange(len(values)).cos()).sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def _given(
+    model: Any, sequences: Sequence[Ids] | None, prompt_lengths: Sequence[int] | None
+) -> tuple[Sequence[Ids], Sequence[int]]:
+    if sequences is None or prompt_lengths is None:
+        return cases(vocab_of(model))
+    return sequences, prompt_lengths
+
+
+def _completions(logps: Sequence[Tensor], prompt_lengths: Sequence[int]) -> list[Tensor]:
+    return [values[length - 1 :] for values, length in zip(logps, prompt_lengths, strict=True)]
+
+
+def _unpadded(logps: Tensor, sequences: Sequence[Ids], prompt_lengths: Sequence[int]) -> list[Tensor]:
+    return [values[: len(ids) - length] for values, ids, length in zip(logps, sequences, prompt_lengths, strict=True)]
+
+
+def _largest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    assert [len(values) for values in found] == [len(values) for values in expected]
+    difference = torch.cat([(a.float() - b.float()).abs() for a, b in zip(found, expected, strict=True)])
+    return float(difference.nan_to_num(nan=torch.inf).max())
+
+
+def _forget(model: Any) -> None:
+    """Rotary embeddings of type "dynamic" keep the frequencies of the longest sequence that they have seen."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "dynamic":
+            module.register_buffer("inv_freq", module.original_inv_freq, persistent=False)
+            module.max_seq_len_cached = module.original_max_seq_len
