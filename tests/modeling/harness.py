@@ -1,16 +1,17 @@
 """How far the fast paths are from the model itself, measured without any of the project's own checks.
 
 The reference is the plain forward of the model's class on one sequence at a time, unpadded. Every measure is the
-largest |Δ log π| against it, ∞ where something is not finite. A path that refuses a model raises its own error; a
-packed pass that is not used for a model raises `SteppedAside`.
+largest |Δ log π| against it, ∞ where something is not finite; in half precision, the mean one. A path that refuses a
+model raises its own error; a packed pass that is not used for a model raises `SteppedAside`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,14 @@ from trl.trainer.utils import add_fused_lm_head
 
 # Everything that is measured, and the only imports from the project.
 from explorl.modeling.packed import packed_logps
-from explorl.modeling.passes import choose
-from explorl.rollout import Engine, SamplingParams
+from explorl.modeling.passes import Kind, choose
+from explorl.rollout import Engine, Rollout, SamplingParams
 
 TOLERANCE = 1e-3
 """|Δ log π| up to which a path counts as right in float32."""
+FACTOR, FLOOR = 2.5, 0.01
+"""In half precision, a path counts as right up to the first times the model's own rounding, and the second times how
+much log π varies."""
 
 Ids = list[int]
 
@@ -73,16 +77,16 @@ def packed_logps_of(
     sequences: Sequence[Ids] | None = None,
     prompt_lengths: Sequence[int] | None = None,
     *,
-    forced: bool = False,
+    kind: Kind | None = None,
 ) -> float:
     """Largest |Δ log π| of the completions in the packed pass, all sequences in one row.
 
-    ``forced`` runs it with the model's own layers, whether or not the project would.
+    ``kind`` is run whether or not the project would.
     """
     sequences, prompt_lengths = _given(model, sequences, prompt_lengths)
     expected = _completions(reference_logps(model, sequences), prompt_lengths)
     with fused_head(model), torch.no_grad():
-        found = _packed(model, sequences, prompt_lengths, forced)
+        found = _packed(model, sequences, prompt_lengths, kind)
     return _largest(found, expected)
 
 
@@ -91,13 +95,13 @@ def packed_gradients_of(
     sequences: Sequence[Ids] | None = None,
     prompt_lengths: Sequence[int] | None = None,
     *,
-    forced: bool = False,
+    kind: Kind | None = None,
 ) -> float:
     """Norm of the packed pass's error in the gradient, all parameters together, relative to the gradient's."""
     sequences, prompt_lengths = _given(model, sequences, prompt_lengths)
     expected = _gradients(model, _completions(reference_logps(model, sequences, gradients=True), prompt_lengths))
     with fused_head(model):
-        found = _gradients(model, _packed(model, sequences, prompt_lengths, forced))
+        found = _gradients(model, _packed(model, sequences, prompt_lengths, kind))
     nothing = torch.zeros(())
     names = expected.keys() | found.keys()
     error = sum(float((found.get(name, nothing) - expected.get(name, nothing)).square().sum()) for name in names)
@@ -105,22 +109,59 @@ def packed_gradients_of(
 
 
 def engine_logps_of(
-    model: Any, prompts: Sequence[Ids] | None = None, *, n: int = 2, max_tokens: int = 24, seed: int = 1
+    model: Any,
+    prompts: Sequence[Ids] | None = None,
+    *,
+    n: int = 2,
+    max_tokens: int = 24,
+    seed: int = 1,
+    write_out: bool | None = None,
 ) -> float:
-    """Largest |Δ log π| of what the engine recorded for the tokens that it sampled."""
-    if prompts is None:
-        sequences, lengths = cases(vocab_of(model))
-        prompts = [ids[:length] for ids, length in zip(sequences[1:], lengths[1:], strict=True)]
-    params = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=())
-    rollouts = list(Engine(model).generate(prompts, n=n, params=params))
-    assert len(rollouts) == n * len(prompts)
-    for rollout in rollouts:
-        if rollout.finish_reason == "error":
-            raise RuntimeError(rollout.error)
-        assert len(rollout.token_ids) == max_tokens
-    whole = [[*prompts[rollout.prompt_index], *rollout.token_ids] for rollout in rollouts]
-    expected = [values[-max_tokens:] for values in reference_logps(model, whole)]
+    """Largest |Δ log π| of what the engine recorded for the tokens that it sampled.
+
+    With ``write_out`` it samples whether or not the project would.
+    """
+    rollouts, whole = _sampled(model, Engine(model, write_out=write_out), prompts, n, max_tokens, seed)
+    expected = [
+        values[-len(rollout.logps) :] for values, rollout in zip(reference_logps(model, whole), rollouts, strict=True)
+    ]
     return _largest([rollout.logps for rollout in rollouts], expected)
+
+
+class Half(NamedTuple):
+    """Mean |Δ log π| in half precision against float32."""
+
+    fast: float
+    own: float
+    """Of the model's own forward in half precision."""
+    spread: float
+    """Standard deviation of log π over the tokens."""
+
+    @property
+    def right(self) -> bool:
+        """Whether the fast path rounds about as much as the model itself does."""
+        return self.fast <= FACTOR * self.own + FLOOR * self.spread
+
+
+def packed_in_half(
+    model: Any, sequences: Sequence[Ids] | None = None, prompt_lengths: Sequence[int] | None = None
+) -> Half:
+    """The packed pass in bfloat16: by autocast where the weights are float32."""
+    sequences, prompt_lengths = _given(model, sequences, prompt_lengths)
+    exact, own = (_completions(values, prompt_lengths) for values in _exact_and_own(model, sequences))
+    with fused_head(model), torch.no_grad():
+        found = _packed(model, sequences, prompt_lengths, None, half=True)
+    return _half(found, own, exact)
+
+
+def engine_in_half(
+    model: Any, prompts: Sequence[Ids] | None = None, *, n: int = 2, max_tokens: int = 24, seed: int = 1
+) -> Half:
+    """The engine in bfloat16: with a copy of the weights where they are float32."""
+    engine = Engine(model, dtype=torch.bfloat16 if _full(model) else None)
+    rollouts, whole = _sampled(model, engine, prompts, n, max_tokens, seed)
+    exact, own = ([values[-len(rollouts[0].logps) :] for values in kind] for kind in _exact_and_own(model, whole))
+    return _half([rollout.logps for rollout in rollouts], own, exact)
 
 
 def padded_logps_of(
@@ -171,17 +212,61 @@ def fused_head(model: Any) -> Iterator[None]:
         del model.forward
 
 
-def _packed(model: Any, sequences: Sequence[Ids], prompt_lengths: Sequence[int], forced: bool) -> list[Tensor]:
+def _packed(
+    model: Any, sequences: Sequence[Ids], prompt_lengths: Sequence[int], kind: Kind | None, half: bool = False
+) -> list[Tensor]:
     """log π of the completions as the project computes them."""
     ids, mask, longest = as_trl(sequences, prompt_lengths)
-    written_out = False
-    if not forced:
-        choice = choose(model, ids.size(1))
+    if kind is None:
+        choice = choose(model, ids.size(1), dtype=torch.bfloat16 if half and _full(model) else None)
         if choice.kind == "padded":
             raise SteppedAside(choice.why)
-        written_out = choice.kind == "written out"
-    logps, _ = packed_logps(model, ids, mask, longest, written_out=written_out)
+        kind = choice.kind
+    with _autocast(model) if half else nullcontext():
+        logps, _ = packed_logps(model, ids, mask, longest, written_out=kind == "written out")
     return _unpadded(logps, sequences, prompt_lengths)
+
+
+def _sampled(
+    model: Any, engine: Engine, prompts: Sequence[Ids] | None, n: int, max_tokens: int, seed: int
+) -> tuple[list[Rollout], list[Ids]]:
+    """What the engine samples, and that with its prompts; all of it within the model's context."""
+    if prompts is None:
+        sequences, lengths = cases(vocab_of(model))
+        prompts = [ids[:length] for ids, length in zip(sequences[1:], lengths[1:], strict=True)]
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or math.inf
+    if max(len(prompt) for prompt in prompts) + max_tokens > context:
+        prompts, max_tokens = [prompt[: int(context) // 2] for prompt in prompts], int(context) // 2
+    params = SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=())
+    rollouts = list(engine.generate(prompts, n=n, params=params))
+    assert len(rollouts) == n * len(prompts)
+    for rollout in rollouts:
+        if rollout.finish_reason == "error":
+            raise RuntimeError(rollout.error)
+        assert len(rollout.token_ids) == max_tokens
+    return rollouts, [[*prompts[rollout.prompt_index], *rollout.token_ids] for rollout in rollouts]
+
+
+def _full(model: Any) -> bool:
+    """Whether the weights are float32; some models keep a few of them so in any case."""
+    return all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def _autocast(model: Any) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if _full(model) else nullcontext()
+
+
+def _exact_and_own(model: Any, sequences: Sequence[Ids]) -> tuple[list[Tensor], list[Tensor]]:
+    """log π in float32, and by the model itself in half precision."""
+    exact = reference_logps(model if _full(model) else copy.deepcopy(model).float(), sequences)
+    with _autocast(model):
+        return exact, reference_logps(model, sequences)
+
+
+def _half(found: Sequence[Tensor], own: Sequence[Tensor], exact: Sequence[Tensor]) -> Half:
+    truth = torch.cat(list(exact))
+    fast, plain = (float((torch.cat(list(values)).float() - truth).abs().mean()) for values in (found, own))
+    return Half(fast if math.isfinite(fast) else math.inf, plain, float(truth.std()))
 
 
 def _gradients(model: Any, logps: Sequence[Tensor]) -> dict[str, Tensor]:

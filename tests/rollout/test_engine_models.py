@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.cache import LayerShape
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
+from explorl.rollout import Engine, SamplingParams
+from explorl.rollout.cache import LayerShape
 from explorl.rollout.plan import make_plan
 
 from .models import GQA, build, prompts

@@ -203,12 +203,6 @@ def test_search_finds_what_the_sort_finds(vocab: int) -> None:
             held = torch.where(head_mask(x, by_sort), x.double().softmax(-1), 0.0).sum(-1)
             torch.testing.assert_close(by_sort.mass, held, atol=1e-6, rtol=1e-6)
             torch.testing.assert_close(by_search.mass, held, atol=1e-6, rtol=1e-6)
-            held = torch.where(head_mask(x, by_sort), x.double().softmax(-1), 0.0).sum(-1)
-            torch.testing.assert_close(by_sort.mass, held, atol=1e-6, rtol=1e-6)
-            torch.testing.assert_close(by_search.mass, held, atol=1e-6, rtol=1e-6)
-            held = torch.where(head_mask(x, by_sort), x.double().softmax(-1), 0.0).sum(-1)
-            torch.testing.assert_close(by_sort.mass, held, atol=1e-6, rtol=1e-6)
-            torch.testing.assert_close(by_search.mass, held, atol=1e-6, rtol=1e-6)
     for k in (1, 2, vocab - 1):
         found = ranking._bisect(x, torch.ones_like(x), torch.full((12,), k), strict=False)
         assert torch.equal(found, ranking.kth_largest(x, torch.full((12,), k)))
@@ -265,46 +259,6 @@ def chi_square_p(counts: np.ndarray, probs: np.ndarray) -> float:
     k = len(probs) - 1
     z = ((statistic / k) ** (1 / 3) - (1 - 2 / (9 * k))) / math.sqrt(2 / (9 * k))
     return 0.5 * math.erfc(z / math.sqrt(2))
-
-
-def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
-    """The state of requests with these parameters."""
-    values = params.rows(count, 1)
-    state = State(count, step + 1, vocab, torch.device("cpu"))
-    state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(count)))
-    state.ints[TOP_K] = torch.from_numpy(values["top_k"])
-    state.ints[STATUS], state.ints[STEP] = 0, step
-    state.reals.copy_(torch.from_numpy(np.stack([values[name] for name in STATE_REALS])))
-    if seen is not None:
-        state.seen = torch.zeros(count, vocab, dtype=torch.bool)
-        state.seen[:, seen] = True
-    return state
-
-
-def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> Draw:
-    """One draw of each row."""
-    state = seats(params, *x.shape, seen, step)
-    return draw(x, state, Active.of(params, params.rows(len(x), 1)))
-
-
-def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
-    """The state of requests with these parameters."""
-    values = params.rows(count, 1)
-    state = State(count, step + 1, vocab, torch.device("cpu"))
-    state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(count)))
-    state.ints[TOP_K] = torch.from_numpy(values["top_k"])
-    state.ints[STATUS], state.ints[STEP] = 0, step
-    state.reals.copy_(torch.from_numpy(np.stack([values[name] for name in STATE_REALS])))
-    if seen is not None:
-        state.seen = torch.zeros(count, vocab, dtype=torch.bool)
-        state.seen[:, seen] = True
-    return state
-
-
-def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> Draw:
-    """One draw of each row."""
-    state = seats(params, *x.shape, seen, step)
-    return draw(x, state, Active.of(params, params.rows(len(x), 1)))
 
 
 def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
@@ -384,12 +338,6 @@ def test_bottom_p_is_applied_with_its_frequency(per: Any) -> None:
     if per == "token":  # whatever the coin showed, the token came from the mixture
         torch.testing.assert_close(result.logq, torch.from_numpy(exact).log().float()[result.token])
     else:
-        if per == "token":  # whatever the coin showed, the token came from the mixture
-        torch.testing.assert_close(result.logq, torch.from_numpy(exact).log().float()[result.token])
-    else:
-        if per == "token":  # whatever the coin showed, the token came from the mixture
-        torch.testing.assert_close(result.logq, torch.from_numpy(exact).log().float()[result.token])
-    else:
         cut = torch.isclose(result.logq, torch.tensor([0.0, 0.75, 0.25]).log()[result.token])
         assert float(cut.float().mean()) == pytest.approx(0.25, abs=0.01)
 
@@ -397,7 +345,9 @@ def test_bottom_p_is_applied_with_its_frequency(per: Any) -> None:
 # The mixture: with a coin a token, the distribution sampled from is f · q_bottom + (1 − f) · q_rest
 
 
-def rest_by_hand(row: np.ndarray, tau: float, k: int, top: float, least: float, penalty: float, seen: Any) -> np.ndarray:
+def rest_by_hand(
+    row: np.ndarray, tau: float, k: int, p: float, least: float, penalty: float, seen: list[int]
+) -> np.ndarray:
     """Logits after all warpers but bottom-p, in float64."""
     row = row.astype(np.float64)
     for j in seen:
@@ -407,7 +357,7 @@ def rest_by_hand(row: np.ndarray, tau: float, k: int, top: float, least: float, 
         row = np.where(row >= np.sort(row)[-min(k, len(row))], row, -INF)
     order = np.argsort(-row, kind="stable")
     before = np.cumsum(softmax(row)[order]) - softmax(row)[order]
-    row[order[before >= top]] = -INF
+    row[order[before >= p]] = -INF
     return np.where(softmax(row) >= least * softmax(row).max(), row, -INF)
 
 
@@ -473,6 +423,18 @@ def test_the_mixture_on_random_rows(vocab: int, others: str) -> None:
     assert {(0.0, False), (0.5, False), (0.5, True), (1.0, True)} <= outcomes
 
 
+def test_the_mixture_of_a_token_whose_share_was_rounded_away() -> None:
+    """Of the only token that bottom-p leaves, q_bottom is 1, even where the others hold 1.0 in float64."""
+    coin = Coin(
+        frequency=torch.tensor([0.25, 0.25], dtype=torch.float64),
+        applied=torch.tensor([True, False]),
+        cut=torch.tensor([[True, False]] * 2),
+        mass=torch.ones(2, dtype=torch.float64),
+    )
+    logq = coin.mixture(torch.tensor([0.0, -50.0]), torch.tensor([1, 1]))
+    torch.testing.assert_close(logq, torch.tensor([0.25, 0.25]).log())
+
+
 def test_the_mixture_of_shared_rows() -> None:
     x, row_of = logits(3, 40), torch.tensor([0, 2, 2, 1, 0, 2] * 20)
     params = SamplingParams(bottom_p=[0.9, 0.2] * 60, bottom_p_frequency=[0.3, 0.8, 0.5] * 40, seed=4)
@@ -498,12 +460,18 @@ def test_the_mixture_of_shared_rows() -> None:
 def test_the_policy_is_at_most_so_many_times_likelier_than_the_mixture(
     seed: int, scale: float, f: float, p: float, top_p: float, temperature: float
 ) -> None:
-    """π / q ≤ 1 / (1 − f), and q is a probability."""
+    """π / q ≤ 1 / (1 − f), exactly that where bottom-p cuts the token, and at most 1 where it does not."""
     x = logits(64, 17, scale, seed)
     params = SamplingParams(bottom_p=p, bottom_p_frequency=f, top_p=top_p, temperature=temperature, seed=seed)
     result = drawn(x, params)
-    assert bool((result.logp - result.logq <= -math.log1p(-f) + 1e-5).all())
+    ratio, most = result.logp - result.logq, -math.log1p(-f)
+    assert bool((ratio <= most + 1e-5).all())
     assert bool((result.logq <= 1e-6).all())
+    rest = warp_top_p((x / temperature).log_softmax(-1), top_p)
+    removed = warp_bottom_p(rest, p).gather(-1, result.token[:, None])[:, 0] == -INF
+    assert bool((ratio[~removed] <= 1e-5).all())
+    if top_p == 1:
+        assert torch.allclose(ratio[removed], torch.tensor(most, dtype=torch.float32), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -527,7 +495,7 @@ def test_the_coin_changes_no_token_and_nothing_where_there_is_no_mixture(per: An
     x = logits(300, 50)
     x[::4, 11] = 12.0  # bottom-p at 0.9 cuts nothing there
     frequency, p = np.tile([0.0, 0.5, 1.0], 100), np.tile([0.9, 0.9, 0.9, 1.0, 0.4], 60)
-    params = SamplingParams(bottom_p=p, bottom_p_frequency=frequency, bottom_p_per=per, seed=8)
+    params = SamplingParams(bottom_p=p.tolist(), bottom_p_frequency=frequency.tolist(), bottom_p_per=per, seed=8)
     state = seats(params, 300, 50, step=3)
     at = torch.zeros_like(state.ints[STEP]) if per == "sequence" else state.ints[STEP]
     apply = rng.uniform(state.ints[KEY], at, rng.BERNOULLI) < torch.from_numpy(frequency)

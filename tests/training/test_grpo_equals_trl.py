@@ -62,6 +62,8 @@ def random_inputs(*, beta: float, reused: bool, tools: bool) -> dict[str, Any]:
         {"importance_sampling_level": "sequence"},
         {"use_bias_correction_kl": True},
         {"entropy_coef": 0.05},
+        {"top_entropy_quantile": 0.4, "entropy_coef": 0.05},
+        {"off_policy_mask_threshold": 0.05},
     ],
     ids=lambda extra: "-".join(extra) or "plain",
 )
@@ -74,6 +76,10 @@ def test_loss_and_every_gradient(
     for reused in (False, True):
         for tools in (False, True):
             inputs = random_inputs(beta=beta, reused=reused, tools=tools)
+            if (
+                loss_type == "vespo" and reused
+            ):  # whose weight, far from r = 1, is a hundred times the rounding of log r
+                inputs["old_per_token_logps"] = -4.6 + 0.05 * (inputs["old_per_token_logps"] + 5)
             expected, expected_gradients = loss_and_gradients(stock, dict(inputs))
             loss, gradients = loss_and_gradients(ours, dict(inputs))
             torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
@@ -101,11 +107,6 @@ def test_training_gives_the_same_weights(make_trainer: Callable[..., Any], loss_
         torch.testing.assert_close(weights[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [({"loss_type": "cispo"}, "cispo"), ({"top_entropy_quantile": 0.2}, "forking_tokens"),
-     ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold")],
-)  # fmt: skip
-def test_unsupported_options_are_refused(make_trainer: Callable[..., Any], changes: Any, word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        make_trainer(ExplorationTrainer, **changes)
+def test_an_unknown_loss_type_is_refused(make_trainer: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="loss_type is 'gspo'; use one of grpo, bnpo"):
+        make_trainer(ExplorationTrainer, loss_type="gspo")

@@ -210,6 +210,7 @@ def random_batch() -> Batch:
         return torch.where(mask > 0, torch.randn(rows, width, generator=generator), torch.nan)
 
     logps = -noise().abs()
+    rewards = torch.randint(0, 5, (rows,), generator=generator) / 4
     return Batch(
         logps=logps,
         old_logps=logps,
@@ -219,9 +220,9 @@ def random_batch() -> Batch:
         branching=None,
         mask=mask,
         advantages=noise(),
-        rewards=torch.randint(0, 5, (rows,), generator=generator) / 4,
-        correct=torch.rand(rows, generator=generator) < 0.5,
-        correctness=torch.rand(rows, generator=generator),
+        rewards=rewards,
+        correct=rewards >= 1,
+        correctness=rewards,
         group=torch.arange(rows) // 4,
         truncated=torch.rand(rows, generator=generator) < 0.3,
         temperature=torch.ones(rows),
