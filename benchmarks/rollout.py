@@ -7,12 +7,14 @@
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --parts
 
 A token counts where a request wanted it: `generate` goes on with every row until the longest is done, and what it
-samples beyond a row's own length is not counted. All statistics are recorded by the engine, none by `generate`.
+samples beyond a row's own length is not counted. All statistics are recorded by the engine, none by `generate`. "mixed"
+is the engine on float32 weights, as in mixed precision: each call first copies them to the type that it samples in.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -175,6 +177,12 @@ def engine_with(load: Load, engine: Engine) -> Callable[[], int]:
     return lambda: engine.generate(load.prompts, load.samples, params).check().tokens
 
 
+def mixed_engine(load: Load) -> Engine:
+    """The engine on float32 weights, of which it reads a copy in the type of the others' weights."""
+    weights = copy.deepcopy(load.model).float()
+    return Engine(weights, load.tokenizer, dtype=next(load.model.parameters()).dtype)
+
+
 def in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> list[Result]:
     """Measures contenders one after the other, again and again: what else the machine does falls on all of them."""
     results = [Result(name, run(), [], None) for name, run in runs.items()]  # which warms up
@@ -335,7 +343,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="equal", choices=["equal", "skewed"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, help="rows that the engine decodes together")
-    parser.add_argument("--skip", nargs="*", default=[], choices=["generate", "static", "engine"])
+    parser.add_argument("--skip", nargs="*", default=[], choices=["generate", "static", "engine", "mixed"])
     parser.add_argument("--no-kernels", action="store_true", help="the engine without Triton")
     parser.add_argument("--parts", action="store_true", help="time the step and its kernels instead")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -357,6 +365,7 @@ def main() -> None:
         "generate": lambda: generate_with(load, static=False),
         "static": lambda: generate_with(load, static=True),
         "engine": lambda: engine_with(load, engine),
+        "mixed": lambda: engine_with(load, mixed_engine(load)),
     }
     # Plain `generate` compiles nothing for a length: a few tokens warm it up.
     short = replace(load, max_tokens=min(32, load.max_tokens))
@@ -370,10 +379,11 @@ def main() -> None:
     if args.device.startswith("cuda") and load.lengths is not None and "engine" not in args.skip:
         bandwidth = copy_bandwidth()
         floor = least_bytes(load) / bandwidth
-        report["roofline"] = {"bytes_per_second": bandwidth, "seconds": floor, "fraction": floor / results[-1].median}
+        engine_seconds = next(result.median for result in results if result.name == "engine")
+        report["roofline"] = {"bytes_per_second": bandwidth, "seconds": floor, "fraction": floor / engine_seconds}
         print(
             f"roofline: {least_bytes(load) / 1e9:.1f} GB at {bandwidth / 1e12:.2f} TB/s are {floor:.3f} s, "
-            f"{100 * floor / results[-1].median:.0f} % of the engine's time"
+            f"{100 * floor / engine_seconds:.0f} % of the engine's time"
         )
     if engine.plan is not None:
         print(f"engine's plan: {engine.plan}")

@@ -3,8 +3,10 @@
     python benchmarks/step.py --device cuda --shape smollm2-135m        512 × 256 tokens, β > 0
     python benchmarks/step.py --device cpu --shape tiny
 
-Same model, same prompts, same reward. With `--lengths skewed` a bias on the end token makes lengths geometric, so that
-the longest completion is many times the mean. The loss of both trainers on one and the same batch is compared too.
+Same model, same prompts, same reward, TRL's default precision on both sides: float32 weights, bfloat16 autocast and
+gradient checkpointing (`--precision pure` has bfloat16 weights and no checkpointing). With `--lengths skewed` a bias on
+the end token makes lengths geometric, so that the longest completion is many times the mean. The loss of both trainers
+on one and the same batch is compared too.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shape", choices=SHAPES, default=None)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default=None)
+    parser.add_argument("--precision", choices=["mixed", "pure", "float32"], default="mixed")
     parser.add_argument("--sequences", type=int, default=None)
     parser.add_argument("--tokens", type=int, default=None, help="longest completion")
     parser.add_argument("--micro-batch", type=int, default=128)
@@ -82,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     gpu = options.device == "cuda"
     shape = options.shape or ("smollm2-135m" if gpu else "tiny")
-    dtype = getattr(torch, options.dtype or ("bfloat16" if gpu else "float32"))
+    dtype = torch.bfloat16 if options.precision == "pure" else torch.float32  # of the weights
     sequences = options.sequences or (512 if gpu else 256)
     tokens = options.tokens or {"equal": 256 if gpu else 32, "skewed": 1024 if gpu else 128}[options.lengths]
     mean = max(tokens // 8, 2) if options.lengths == "skewed" else None
@@ -99,7 +101,8 @@ def main() -> None:
                 output_dir=temporary, per_device_train_batch_size=options.micro_batch, num_generations=16,
                 gradient_accumulation_steps=sequences // options.micro_batch, max_completion_length=tokens,
                 beta=options.beta, max_steps=options.steps, logging_steps=1, save_strategy="no", report_to="none",
-                disable_tqdm=True, bf16=dtype == torch.bfloat16, gradient_checkpointing=False, use_cpu=not gpu,
+                disable_tqdm=True, bf16=options.precision != "float32",
+                gradient_checkpointing=options.precision == "mixed", use_cpu=not gpu,
                 learning_rate=1e-6, loss_type="dapo", seed=0,
             )  # fmt: skip
             trainer = cls(
@@ -130,11 +133,13 @@ def main() -> None:
     stock, ours = results["GRPOTrainer"], results["ExplorationTrainer"]
     facts = {
         "time": time.strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name() if gpu else "cpu", "shape": shape,
-        "dtype": str(dtype), "sequences": sequences, "lengths": options.lengths, "tokens": tokens, "beta": options.beta,
+        "precision": options.precision, "sequences": sequences,
+        "lengths": options.lengths, "tokens": tokens, "beta": options.beta,
         "ratio": stock["seconds"] / ours["seconds"], "loss difference": abs(stock["loss"] - ours["loss"]),
         "results": results,
     }  # fmt: skip
-    table = Table(title=f"one GRPO step: {shape}, {sequences} × {tokens} tokens ({options.lengths}), {facts['device']}")
+    size = f"{sequences} × {tokens} tokens ({options.lengths})"
+    table = Table(title=f"one GRPO step: {shape}, {options.precision}, {size}, {facts['device']}")
     for column in ("trainer", "s / step", "mean tokens", "peak GiB", "loss on one batch"):
         table.add_column(column, justify="left" if column == "trainer" else "right")
     for name, entry in results.items():

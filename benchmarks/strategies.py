@@ -47,7 +47,6 @@ from explorl.strategies.base import overrides
 from explorl.tasks import get_task
 from explorl.training.common import disabled_progress, quiet
 from explorl.training.grpo import ExplorationTrainer
-from explorl.training.shaping import shape
 
 SMOLLM2 = {
     "vocab_size": 49152,
@@ -96,8 +95,8 @@ class Probe(TrainerCallback):
 class ProbedTrainer(ExplorationTrainer):
     """Keeps its latest generation batch."""
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
+    def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super().scored(inputs)
         self.latest = inputs, dict(output)
         return output
 
@@ -197,6 +196,7 @@ class Bench:
         self.trainer, self.step, self.repeats = trainer, step, repeats
         self.inputs, self.output = trainer.latest
         self.prompts = [row["prompt"] for row in self.inputs]
+        self.prompt_ids = trainer.tokenizer(self.prompts)["input_ids"]
         self.rewards = trainer._rewards()
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
 
@@ -219,13 +219,13 @@ class Bench:
     def shaped(self, strategy: Strategy) -> dict[str, Any]:
         """The generation batch as the strategy leaves it."""
         output = dict(self.output)
-        batch = self.trainer._gathered_batch(output, self.inputs, self.rewards)
-        self.trainer._apply(shape([strategy], batch), output, batch)
+        self.trainer.strategies = [strategy]
+        self.trainer._shape(output, self.rewards)
         return output
 
     def losses(self, output: dict[str, Any]) -> Callable[[], None]:
         """The loss of all micro-batches, forward and backward, from log-probabilities on."""
-        trainer, forward = self.trainer, "_get_per_token_logps_and_entropies"
+        trainer, forward = self.trainer, "log_probabilities"
         batches = split_tensor_dict(output, trainer.args.steps_per_generation)
         logps = [torch.full(batch["completion_ids"].shape, -1.0, device=trainer.model.device) for batch in batches]
 
@@ -233,30 +233,32 @@ class Bench:
             for batch, values in zip(batches, logps, strict=True):
                 leaf = values.detach().requires_grad_()
                 setattr(trainer, forward, lambda *_, leaf=leaf, **__: (leaf, -leaf.detach(), None))
-                trainer._compute_loss(trainer.model, batch).backward()
+                trainer.loss(trainer.model, batch).backward()
             delattr(trainer, forward)  # the class has its own
 
         return run
 
     def sampling(self, strategy: Strategy) -> float:
         trainer = self.trainer
-        recorded, ends = (trainer._records, trainer._row_temperature), trainer.eos_token_ids
+        before = {name: getattr(trainer, name) for name in ("_records", "_row_temperature", "_sampling_temperature")}
+        ends = trainer.generation_kwargs["eos_token_id"]
         measure = self.sampling_by_steps if trainer.model.device.type == "cpu" else self.sampling_by_rollouts
         seconds = measure(strategy)
-        trainer._records, trainer._row_temperature = recorded
-        trainer._old_logps, trainer.eos_token_ids = None, ends
+        for attribute, value in before.items():
+            setattr(trainer, attribute, value)
+        trainer._old_logps, trainer.generation_kwargs["eos_token_id"] = None, ends
         return seconds
 
     def rollout(self, strategies: list[Strategy]) -> Callable[[], None]:
         def run() -> None:
             self.trainer.strategies = strategies
-            self.trainer._rollout(self.prompts, self.trainer)
+            self.trainer.sample(self.prompt_ids)
 
         return run
 
     def sampling_by_rollouts(self, strategy: Strategy) -> float:
         """Rollouts with and without it, all of the full length since it may change where answers end; then to scale."""
-        self.trainer.eos_token_ids = []
+        self.trainer.generation_kwargs["eos_token_id"] = []
         difference = added(self.rollout([strategy]), self.rollout([]), self.repeats)
         return difference * float(self.output["completion_mask"].float().mean())
 
@@ -306,7 +308,7 @@ class Bench:
         def update(batch: dict[str, Any], bonus: float) -> Callable[[], None]:
             def run() -> None:
                 trainer._entropy_bonus_enabled, trainer.entropy_coef = bonus > 0, bonus
-                trainer._compute_loss(trainer.model, batch).backward()
+                trainer.loss(trainer.model, batch).backward()
                 trainer.model.zero_grad()
 
             return run
@@ -348,7 +350,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="tiny", choices=["tiny", "smollm2-135m"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--generations", type=int, default=16)
     parser.add_argument("--micro-batch", type=int, default=64)

@@ -78,7 +78,7 @@ def test_loss_and_every_gradient(
             inputs = random_inputs(beta=beta, reused=reused, tools=tools)
             if (
                 loss_type == "vespo" and reused
-            ):  # whose weight, far from r = 1, is a hundred times the rounding of log r
+            ):  # far from r = 1 its weight has a hundred times the rounding of log r
                 inputs["old_per_token_logps"] = -4.6 + 0.05 * (inputs["old_per_token_logps"] + 5)
             expected, expected_gradients = loss_and_gradients(stock, dict(inputs))
             loss, gradients = loss_and_gradients(ours, dict(inputs))

@@ -1,0 +1,121 @@
+"""On every causal language model of transformers, a fast path is right, or it is not used and says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import zoo
+from .verdict import (
+    FAR,
+    NEAR,
+    Lengths,
+    Weights,
+    engine,
+    engine_in_half,
+    training_pass,
+    training_pass_in_half,
+)
+
+COMMON = [
+    "llama",
+    "llama/dynamic",
+    "llama/longrope",
+    "llama4_text",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "gptj",
+    "bloom",
+    "cohere2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "jetmoe",
+    "lfm2",
+    "falcon_h1",
+    "nemotron_h",
+    "mamba",
+    "rwkv",
+    "minimax",
+    "recurrent_gemma",
+]
+"""Those that matter most, and those that a fast path got wrong once."""
+
+WRITTEN_OUT = {"llama", "mistral", "qwen2", "qwen3"}
+PACKED = WRITTEN_OUT | {"qwen3_moe", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "cohere2"}
+ONLY_PACKED = {"deepseek_v3", "glm4_moe_lite", "jetmoe"}
+"""Where the engine is not used."""
+
+lengths = pytest.mark.parametrize("lengths", [NEAR, FAR], ids=["near", "far"])
+weights = pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+
+
+@lengths
+@pytest.mark.parametrize("name", COMMON)
+def test_engine(name: str, lengths: Lengths) -> None:
+    # "llama/dynamic" changes beyond its context, where the engine stops.
+    assert engine(name, lengths).path == ("engine" if name in PACKED | {"llama/dynamic"} else "")
+
+
+@lengths
+@pytest.mark.parametrize("name", COMMON)
+def test_training_pass(name: str, lengths: Lengths) -> None:
+    path = "written out" if name in WRITTEN_OUT else "packed" if name in PACKED | ONLY_PACKED else ""
+    assert training_pass(name, lengths).path == path
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama/longrope"])
+def test_up_to_a_turning_point(name: str) -> None:
+    """Before the rotary embedding changes, these are as fast as any."""
+    assert engine(name, FAR, limit=2 * FAR.threshold).path == "engine"
+    assert training_pass(name, FAR, limit=2 * FAR.threshold).path
+
+
+@weights
+@pytest.mark.parametrize("name", COMMON)
+def test_half_precision(name: str, weights: Weights) -> None:
+    """bfloat16 does not hide what is wrong in float32, and refuses nothing that is right there."""
+    assert bool(engine_in_half(name, weights).path) == bool(engine(name, NEAR).path)
+    assert bool(training_pass_in_half(name, weights).path) == bool(training_pass(name, NEAR).path)
+
+
+OTHERS = [name for name in [*zoo.architectures(), *zoo.variants()] if name not in COMMON]
+
+
+@pytest.mark.slow
+@lengths
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_engine(name: str, lengths: Lengths) -> None:
+    engine(name, lengths)
+
+
+@pytest.mark.slow
+@lengths
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_training_pass(name: str, lengths: Lengths) -> None:
+    training_pass(name, lengths)
+
+
+@pytest.mark.slow
+@weights
+@pytest.mark.parametrize("name", OTHERS)
+def test_half_precision_everywhere(name: str, weights: Weights) -> None:
+    if engine_in_half(name, weights).path:
+        assert engine(name, NEAR).path
+    if training_pass_in_half(name, weights).path:
+        assert training_pass(name, NEAR).path
+
+
+def test_the_zoo_knows_every_model_type() -> None:
+    """A name of the lists above that transformers no longer has would test nothing."""
+    known = {*zoo.architectures(), *zoo.variants()}
+    assert known >= set(COMMON)
+    assert len(known) == len([*zoo.architectures(), *zoo.variants()])
