@@ -23,11 +23,12 @@ class Lengths(NamedTuple):
     max_tokens: int
 
     def cases(self, limit: int | None = None) -> tuple[list[harness.Ids], list[int]]:
-        """Sequences and their prompts' lengths; none of more than ``limit`` tokens."""
+        """Sequences and their prompts' lengths; in padded rows of no more than ``limit`` tokens."""
         sequences, prompts = harness.cases(zoo.VOCAB, stretch=self.stretch)
-        if limit is not None:
-            sequences, prompts = [ids[:limit] for ids in sequences], [min(length, limit // 2) for length in prompts]
-        return sequences, prompts
+        if limit is None:
+            return sequences, prompts
+        shorter = [min(length, limit // 2) for length in prompts]
+        return [ids[: length + limit // 2] for ids, length in zip(sequences, shorter, strict=True)], shorter
 
 
 NEAR = Lengths(threshold=8, stretch=1, max_tokens=24)
