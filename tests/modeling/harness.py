@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from explorl.rollout import Engine, Rollout, SamplingParams
 
 TOLERANCE = 1e-3
 """|Δ log π| up to which a path counts as right in float32."""
-FACTOR, FLOOR = 2.5, 0.01
+FACTOR, FLOOR = 2.0, 0.005
 """In half precision, a path counts as right up to the first times the model's own rounding, and the second times how
 much log π varies."""
 
@@ -37,6 +38,10 @@ COMPLETIONS = (12, 24, 17, 20, 9)
 
 class SteppedAside(Exception):
     """The project computes this model's log-probabilities as TRL does, and says why."""
+
+
+class OnlyFloat32(Exception):
+    """The model itself does not run in half precision."""
 
 
 def cases(vocab: int, seed: int = 0, stretch: int = 1) -> tuple[list[Ids], list[int]]:
@@ -62,11 +67,12 @@ def vocab_of(model: Any) -> int:
 def reference_logps(model: Any, sequences: Sequence[Ids], *, gradients: bool = False) -> list[Tensor]:
     """log π of every token of each sequence but the first."""
     found = []
+    forward = model if _wrapped(model) else partial(type(model).forward, model)
     with torch.set_grad_enabled(gradients):
         for ids in sequences:
             _forget(model)
             row = torch.tensor([ids])
-            logits = type(model).forward(model, input_ids=row).logits[0, :-1].float()
+            logits = forward(input_ids=row).logits[0, -len(ids) : -1].float()
             found.append(logits.log_softmax(-1).gather(1, row[0, 1:, None])[:, 0])
     _forget(model)
     return found
@@ -205,11 +211,15 @@ def as_trl(sequences: Sequence[Ids], prompt_lengths: Sequence[int]) -> tuple[Ten
 @contextmanager
 def fused_head(model: Any) -> Iterator[None]:
     """Gives the model TRL's fused head, and takes it away again."""
-    add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
+    root = model.get_base_model() if _wrapped(model) else model
+    before = root.__dict__.get("forward")
+    add_fused_lm_head(root, temperature=1.0, outputs=("log_probs", "entropy"))
     try:
         yield
     finally:
-        del model.forward
+        del root.forward
+        if before is not None:
+            root.forward = before
 
 
 def _packed(
@@ -247,6 +257,11 @@ def _sampled(
     return rollouts, [[*prompts[rollout.prompt_index], *rollout.token_ids] for rollout in rollouts]
 
 
+def _wrapped(model: Any) -> bool:
+    """Whether peft stands around the model, with a forward of its own that may change."""
+    return hasattr(model, "get_base_model")
+
+
 def _full(model: Any) -> bool:
     """Whether the weights are float32; some models keep a few of them so in any case."""
     return all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -259,8 +274,11 @@ def _autocast(model: Any) -> AbstractContextManager[Any]:
 def _exact_and_own(model: Any, sequences: Sequence[Ids]) -> tuple[list[Tensor], list[Tensor]]:
     """log π in float32, and by the model itself in half precision."""
     exact = reference_logps(model if _full(model) else copy.deepcopy(model).float(), sequences)
-    with _autocast(model):
-        return exact, reference_logps(model, sequences)
+    try:
+        with _autocast(model):
+            return exact, reference_logps(model, sequences)
+    except RuntimeError as error:
+        raise OnlyFloat32(str(error)) from error
 
 
 def _half(found: Sequence[Tensor], own: Sequence[Tensor], exact: Sequence[Tensor]) -> Half:

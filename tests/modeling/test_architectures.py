@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
-from . import zoo
+from . import harness, table, zoo
 from .verdict import (
     FAR,
     NEAR,
@@ -108,6 +110,10 @@ def test_every_training_pass(name: str, lengths: Lengths) -> None:
 @weights
 @pytest.mark.parametrize("name", OTHERS)
 def test_half_precision_everywhere(name: str, weights: Weights) -> None:
+    if name in ("dbrx", "xmod") and weights == "float32":  # which fail under autocast
+        with pytest.raises(harness.OnlyFloat32):
+            training_pass_in_half(name, weights)
+        return
     if engine_in_half(name, weights).path:
         assert engine(name, NEAR).path
     if training_pass_in_half(name, weights).path:
@@ -119,3 +125,14 @@ def test_the_zoo_knows_every_model_type() -> None:
     known = {*zoo.architectures(), *zoo.variants()}
     assert known >= set(COMMON)
     assert len(known) == len([*zoo.architectures(), *zoo.variants()])
+
+
+@pytest.mark.slow
+def test_the_table_is_what_the_zoo_says() -> None:
+    rows = [table.row(name) for name in [*zoo.architectures(), *zoo.variants()]]
+
+    def undated(text: str) -> list[str]:
+        return [line for line in text.splitlines() if not line.startswith(table.DATE)]
+
+    found = undated(table.PATH.read_text(encoding="utf-8"))
+    assert found == undated(table.text(rows, datetime.date.today())), "run python -m tests.modeling.table"

@@ -5,8 +5,8 @@ Whatever else happens raises: a wrong result, a reason that names no layer, or a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import copy
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from explorl.modeling.passes import choose
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 @cache
 def engine(name: str, lengths: Lengths, limit: int | None = None) -> Verdict:
     """In float32; with sequences of up to ``limit`` tokens."""
-    model = zoo.build(name, threshold=lengths.threshold)
+    model = _build(name, lengths)
     prompts, tokens = _prompts(lengths, limit)
     try:
         error = harness.engine_logps_of(model, prompts, max_tokens=tokens)
@@ -61,7 +61,7 @@ def engine(name: str, lengths: Lengths, limit: int | None = None) -> Verdict:
 @cache
 def training_pass(name: str, lengths: Lengths, limit: int | None = None) -> Verdict:
     """Values and gradients in float32; of sequences of up to ``limit`` tokens."""
-    model = zoo.build(name, threshold=lengths.threshold)
+    model = _build(name, lengths)
     sequences, prompts = lengths.cases(limit)
     try:
         error = harness.packed_logps_of(model, sequences, prompts)
@@ -76,7 +76,7 @@ def training_pass(name: str, lengths: Lengths, limit: int | None = None) -> Verd
 
 def engine_in_half(name: str, weights: Weights, lengths: Lengths = NEAR) -> Verdict:
     """In bfloat16, with weights of either type."""
-    model = _build(name, weights, lengths)
+    model = _build(name, lengths, weights)
     prompts, _ = _prompts(lengths, None)
     try:
         half = harness.engine_in_half(model, prompts, max_tokens=12)
@@ -88,7 +88,7 @@ def engine_in_half(name: str, weights: Weights, lengths: Lengths = NEAR) -> Verd
 
 def training_pass_in_half(name: str, weights: Weights, lengths: Lengths = NEAR) -> Verdict:
     """In bfloat16, with weights of either type."""
-    model = _build(name, weights, lengths)
+    model = _build(name, lengths, weights)
     try:
         half = harness.packed_in_half(model, *lengths.cases())
     except harness.SteppedAside as reason:
@@ -97,9 +97,15 @@ def training_pass_in_half(name: str, weights: Weights, lengths: Lengths = NEAR) 
     return Verdict("packed")
 
 
-def _build(name: str, weights: Weights, lengths: Lengths) -> Any:
-    model = zoo.build(name, threshold=lengths.threshold)
+def _build(name: str, lengths: Lengths, weights: Weights = "float32") -> Any:
+    """A model of which nothing is known yet."""
+    model = copy.deepcopy(_built(name, lengths.threshold))
     return model.bfloat16() if weights == "bfloat16" else model
+
+
+@lru_cache(64)
+def _built(name: str, threshold: int) -> Any:
+    return zoo.build(name, threshold=threshold)
 
 
 def _prompts(lengths: Lengths, limit: int | None) -> tuple[list[harness.Ids], int]:
@@ -112,18 +118,14 @@ def _refused(model: Any, refusal: UnsupportedModel) -> Verdict:
     said = str(refusal)
     assert refusal.reason in said
     assert "model.generate" in said, said
-    assert _names(refusal.reason, _layers(model)), f"no layer is named: {said}"
+    assert _names_a_layer(refusal.reason, model), said
     return Verdict("", refusal.reason)
 
 
 def _stepped_aside(model: Any, reason: harness.SteppedAside) -> Verdict:
-    assert _names(str(reason), _layers(model)), f"no layer is named: {reason}"
+    assert _names_a_layer(str(reason), model), str(reason)
     return Verdict("", str(reason))
 
 
-def _layers(model: Any) -> set[str]:
-    return {type(module).__name__ for module in model.modules()}
-
-
-def _names(text: str, names: Sequence[str] | set[str]) -> bool:
-    return text.replace(":", " ").split()[0] in names
+def _names_a_layer(reason: str, model: Any) -> bool:
+    return reason.replace(":", " ").split()[0] in {type(module).__name__ for module in model.modules()}

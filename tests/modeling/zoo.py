@@ -143,7 +143,7 @@ _HYBRIDS: dict[str, Any] = {
 _SHARED_KEYS: dict[str, Any] = {"layer_types": WINDOWED * 2, "num_kv_shared_layers": 2}
 
 _MIXERS = re.compile(
-    r"Attention$|Mixer$|Mamba2?$|DeltaNet|ShortConv|RecurrentBlock|CCA$|mLSTM|Indexer$|DeltaAttention$"
+    r"Attention$|Mixer$|Mamba2?$|DeltaNet|ShortConv|RecurrentBlock|CCA$|LSTMLayer$|Indexer$|DeltaAttention$|MLA$"
 )
 
 SPECIAL: dict[str, dict[str, Any]] = {

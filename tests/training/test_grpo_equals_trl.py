@@ -76,9 +76,7 @@ def test_loss_and_every_gradient(
     for reused in (False, True):
         for tools in (False, True):
             inputs = random_inputs(beta=beta, reused=reused, tools=tools)
-            if (
-                loss_type == "vespo" and reused
-            ):  # far from r = 1 its weight has a hundred times the rounding of log r
+            if loss_type == "vespo" and reused:  # far from r = 1 its weight has a hundred times the rounding of log r
                 inputs["old_per_token_logps"] = -4.6 + 0.05 * (inputs["old_per_token_logps"] + 5)
             expected, expected_gradients = loss_and_gradients(stock, dict(inputs))
             loss, gradients = loss_and_gradients(ours, dict(inputs))

@@ -107,7 +107,7 @@ def _packed(
 ) -> Tensor:
     """The last log-probabilities of each sequence, all packed in one row, one of them beside a copy of itself."""
     device = next(model.parameters()).device
-    rows = [ids[0], *ids]  # the copy shares its prompt
+    rows = [ids[0], *ids]  # the first two share their prompt
     longest = max(len(row) for row in rows)
     padded = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)

@@ -67,7 +67,7 @@ def sequences(model: Any, points: Sequence[int]) -> list[list[int]]:
     config = text_config(model)
     rows = int(inner_model(model).get_input_embeddings().weight.shape[0])
     vocab = min(rows, getattr(config, "vocab_size", None) or rows)
-    lengths = [TAIL + 2, TAIL + 9, TAIL + 5]
+    lengths = [TAIL + 6, TAIL + 1, TAIL + 2]  # of the last two, tokens right behind a neighbour are compared
     for point in sorted(set(points)):
         lengths += [point + BEYOND + TAIL, max(point + TAIL // 2, TAIL + 1)]
     room = max((getattr(config, "max_position_embeddings", None) or math.inf, *(p + 2 * TAIL for p in points)))

@@ -117,7 +117,9 @@ class ExplorationTrainer(NamedGRPOTrainer):
             train_dataset = self._ordered(train_dataset)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **trl)
 
-        self._dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+        # What autocast makes of float32: accelerate leaves it out where the device has none, such as fp16 on a CPU.
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        self._dtype = kinds.get(self.accelerator.mixed_precision) if self.accelerator.native_amp else None
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine)
         self._packed = False if self._only_padded() else packed
@@ -284,11 +286,11 @@ class ExplorationTrainer(NamedGRPOTrainer):
             rows(draw.sampling_temperature),
             rows(draw.training_temperature),
         )
-        # TRL asks for log π_old where a batch is reused. What was recorded in float32 is just that; but a penalty may
-        # act on the difference of two log-probabilities, which then have to come from one and the same pass.
+        # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the
+        # difference of two log-probabilities, which then have to come from one and the same pass.
         exact = self._dtype is None and weights_dtype(self.model) == torch.float32
         same = draw.training_temperature is draw.sampling_temperature
-        if exact and same and not self._has_penalties and self.mode == "train":
+        if self._old_logps is None and self._asked_for_old and exact and same and not self._has_penalties:
             self._old_logps = records.logps
 
     def _forget_rollout(self) -> None:
@@ -301,6 +303,17 @@ class ExplorationTrainer(NamedGRPOTrainer):
         return int(self.state.global_step)
 
     @property
+    def _asked_for_old(self) -> bool:
+        """Whether TRL asks for log π_old: where a batch outlives an optimizer step."""
+        every = self.args.steps_per_generation * self.num_iterations
+        return self.mode == "train" and self.args.gradient_accumulation_steps % every != 0
+
+    @property
+    def _old_is_first_pass(self) -> bool:
+        """Whether every micro-batch is seen before the policy moves: then log π_old is what its first pass gives."""
+        return self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0 and not self.use_vllm
+
+    @property
     def _has_penalties(self) -> bool:
         return any(overrides(strategy, "penalty") for strategy in self.strategies)
 
@@ -310,10 +323,14 @@ class ExplorationTrainer(NamedGRPOTrainer):
         """A generation batch: sampled, rewarded, and shaped by the strategies."""
         self._forget_rollout()
         self._prompts = [row.get("prompt", "") for row in inputs]
+        if self._asked_for_old and self._old_is_first_pass:
+            self._old_logps = torch.zeros(len(inputs), 0, device=self.accelerator.device)  # TRL need not compute them
         output = super().scored(inputs)
         self._old_logps = None
         if self.mode == "eval":
             return output
+        if self._asked_for_old and self._old_is_first_pass:
+            del output["old_per_token_logps"]
         output["made_at"] = torch.tensor(self._now)
         if self._row_temperature is not None:
             output["row_temperature"] = self._row_temperature
@@ -408,7 +425,14 @@ class ExplorationTrainer(NamedGRPOTrainer):
             entropy = padded_to(self._records.entropy, tokens.size(1))[~needed]
             batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
         most = self.args.per_device_train_batch_size
-        return dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
+        found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
+        if windows > 1 and self._has_penalties:
+            for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
+                with torch.no_grad():
+                    part["old_per_token_logps"], _, _ = self._logps(
+                        part, rows=len(part["completion_ids"]), temperature=part.get("row_temperature")
+                    )
+        return found
 
     def _needed(self, batch: Mapping[str, Any]) -> Tensor:
         """Which rows have a gradient; all of them, where something besides the advantage makes one.
@@ -489,7 +513,7 @@ class ExplorationTrainer(NamedGRPOTrainer):
         return loss
 
     def _logps(
-        self, batch: Mapping[str, Any], *, model: Any = None, **asked: Any
+        self, batch: Mapping[str, Any], *, model: Any = None, rows: int | None = None, **asked: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """log π, entropy and auxiliary loss of a batch's completions, with gradients where they are on."""
         ids, mask = (
@@ -497,7 +521,7 @@ class ExplorationTrainer(NamedGRPOTrainer):
             torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
         )
         images = {name: batch[name] for name in IMAGES if batch.get(name) is not None}
-        rows = len(ids) if torch.is_grad_enabled() else self.args.per_device_train_batch_size
+        rows = rows or (len(ids) if torch.is_grad_enabled() else self.args.per_device_train_batch_size)
         completion = batch["completion_ids"].size(1)
         model = self.model if model is None else model
         return self.log_probabilities(model, ids, mask, completion, rows=rows, **asked, **images)
@@ -561,11 +585,15 @@ class ExplorationTrainer(NamedGRPOTrainer):
         assert entropy is not None
         return logps, entropy
 
-    def _old(self, batch: Mapping[str, Any], logps: Tensor) -> Tensor:
+    def _old(self, batch: dict[str, Any], logps: Tensor) -> Tensor:
         """log π_old. Until the policy has moved that is log π, without the rounding between two passes."""
-        old = batch.get("old_per_token_logps")
+        old: Tensor | None = batch.get("old_per_token_logps")
         unmoved = self.mode == "train" and "made_at" in batch and int(batch["made_at"]) == self._now
-        return logps.detach() if old is None or unmoved else old
+        if old is None or unmoved:
+            old = logps.detach()
+            if self.mode == "train" and self._asked_for_old:
+                batch["old_per_token_logps"] = old  # for when this micro-batch comes again
+        return old
 
     def _surrogate(
         self, batch: Mapping[str, Any], ratio: Tensor, advantages: Tensor, logps: Tensor, old: Tensor, mask: Tensor

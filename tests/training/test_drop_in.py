@@ -1,0 +1,363 @@
+"""A TRL script with our class name in it: TRL's options, defaults and data do what they do in TRL, or are refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from trl import GRPOConfig, GRPOTrainer
+
+from explorl import strategies as xs
+from explorl.models import load_policy
+from explorl.training import options
+from explorl.training.grpo import ExplorationTrainer
+from explorl.training.sampling import beyond_the_engine, sampling_options
+from tests.training.conftest import PROMPTS, digits
+
+# ---------------------------------------------------------------- the table of options
+
+
+def test_every_option_of_trl_is_in_the_table_once() -> None:
+    """A field that a new release of TRL or transformers adds fails here until somebody has looked at it."""
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    lists = [options.HONOURED, set(options.STEPS_ASIDE), set(options.IRRELEVANT)]
+    known = set().union(*lists)
+    assert fields - known == set(), "new options: say in explorl/training/options.py what becomes of them"
+    assert sum(map(len, lists)) == len(known), "an option is on two lists"
+
+
+def test_every_argument_of_trls_trainer_is_in_the_table() -> None:
+    arguments = set(inspect.signature(GRPOTrainer.__init__).parameters) - {"self"}
+    assert arguments == set(options.ARGUMENTS)
+
+
+def test_unknown_arguments_are_errors(make_trainer: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="strategy"):
+        make_trainer(ExplorationTrainer, options={"strategy": ["egsw"]})
+
+
+# ---------------------------------------------------------------- what samples, and from what
+
+
+class Stop(Exception):
+    """Ends a run where the test has seen enough."""
+
+
+def first_prompts(trainer: Any) -> list[list[int]]:
+    """The token ids of the first prompts that the engine is asked to continue."""
+    seen: list[list[int]] = []
+
+    def sample(prompt_ids: list[list[int]]) -> None:
+        seen.extend(prompt_ids)
+        raise Stop
+
+    trainer.sample = sample
+    with pytest.raises(Stop):
+        trainer.train()
+    return seen
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}={% else %}?{% endif %}"
+)
+
+
+def test_chat_template_kwargs_reach_the_prompt(small_policy: Path, tmp_path: Path) -> None:
+    ends = {}
+    for thinking in (True, False):
+        policy = load_policy(str(small_policy), device="cpu")
+        policy.tokenizer.chat_template = TEMPLATE
+        trainer = ExplorationTrainer(
+            model=policy.model,
+            reward_funcs=lambda completions, **columns: [0.0] * len(completions),
+            args=GRPOConfig(
+                str(tmp_path), use_cpu=True, report_to="none", max_completion_length=4, max_steps=1,
+                per_device_train_batch_size=2, num_generations=2, chat_template_kwargs={"enable_thinking": thinking},
+            ),
+            train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "1 2 3"}]] * 4}),
+            processing_class=policy.tokenizer,
+        )  # fmt: skip
+        ends[thinking] = policy.tokenizer.decode(first_prompts(trainer)[0])
+    assert ends == {True: "1 2 3?", False: "1 2 3="}
+
+
+def test_special_prefix_tokens_of_a_tokenizer_without_bos_are_kept(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    trainer = make_trainer(ExplorationTrainer)
+    tokenizer = trainer.tokenizer
+    assert tokenizer.bos_token is None
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<think> $A", special_tokens=[("<think>", tokenizer.convert_tokens_to_ids("<think>"))]
+    )
+    assert {ids[0] for ids in first_prompts(trainer)} == {tokenizer.convert_tokens_to_ids("<think>")}
+
+
+def test_generation_kwargs_go_to_the_engine(make_trainer: Callable[..., Any]) -> None:
+    given = {"top_k": 5, "do_sample": False, "max_new_tokens": 3}
+    trainer = make_trainer(ExplorationTrainer, generation_kwargs=given, max_steps=1, temperature=0.7)
+    assert trainer._engine is not None
+    found = sampling_options(trainer.generation_kwargs, trainer.eos_token_ids)
+    assert (found["top_k"], found["temperature"], found["max_tokens"]) == (5, 0.0, 3)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["completions/max_length"] <= 3
+    assert log["frac_reward_zero_std"] == 1.0  # greedy: all samples of a prompt are one
+
+
+@pytest.mark.parametrize("given", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}])
+def test_generation_kwargs_that_the_engine_lacks_are_left_to_generate(
+    make_trainer: Callable[..., Any], given: dict[str, Any]
+) -> None:
+    with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(given))}"):
+        trainer = make_trainer(ExplorationTrainer, generation_kwargs=given)
+    assert trainer._engine is None
+    with pytest.raises(ValueError, match="bottom_p sets how each row is sampled"):
+        make_trainer(ExplorationTrainer, generation_kwargs=given, options={"strategies": ["bottom_p"]})
+    with pytest.raises(ValueError, match="engine='explorl' cannot sample here"):
+        make_trainer(ExplorationTrainer, generation_kwargs=given, options={"engine": "explorl"})
+
+
+def test_a_models_own_generation_config_counts_too() -> None:
+    from transformers import GenerationConfig
+
+    usual = GenerationConfig(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1, eos_token_id=[1, 2])
+    assert beyond_the_engine({"temperature": 1.0}, usual) == {}
+    assert beyond_the_engine({}, GenerationConfig(bad_words_ids=[[3]])) == {"bad_words_ids": [[3]]}
+
+
+def test_a_model_that_the_engine_would_sample_wrongly_is_sampled_by_generate(
+    small_policy: Path, tmp_path: Path
+) -> None:
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    tokenizer = load_policy(str(small_policy), device="cpu").tokenizer
+    model = Lfm2ForCausalLM(
+        Lfm2Config(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+            layer_types=["conv", "full_attention"], eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )  # fmt: skip
+    args = GRPOConfig(
+        str(tmp_path), use_cpu=True, report_to="none", max_completion_length=6, max_steps=1, num_generations=4,
+        per_device_train_batch_size=4, logging_steps=1,
+    )  # fmt: skip
+    data = Dataset.from_dict({"prompt": PROMPTS})
+    given: dict[str, Any] = {"model": model, "reward_funcs": digits, "args": args, "train_dataset": data}
+    with pytest.raises(ValueError, match=r"engine='explorl' would not sample as this model does .*Lfm2"):
+        ExplorationTrainer(**given, processing_class=tokenizer, engine="explorl")
+    with pytest.warns(UserWarning, match=r"sampling by model.generate.*Lfm2DecoderLayer"):
+        trainer = ExplorationTrainer(**given, processing_class=tokenizer, strategies=["egsw"])
+    with pytest.warns(UserWarning, match=r"computed with padding.*Lfm2DecoderLayer"):
+        trainer.train()
+    assert trainer.state.log_history[0]["entropy"] > 0
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_an_endless_stream_is_not_read_ahead(small_policy: Path, tmp_path: Path) -> None:
+    read = [0]
+
+    def endless() -> Iterator[dict[str, str]]:
+        while True:
+            read[0] += 1
+            assert read[0] < 1000
+            yield {"prompt": PROMPTS[read[0] % len(PROMPTS)]}
+
+    policy = load_policy(str(small_policy), device="cpu")
+    args = GRPOConfig(
+        str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=4, max_steps=2,
+        per_device_train_batch_size=4, num_generations=4, shuffle_dataset=False,
+    )  # fmt: skip
+    given: dict[str, Any] = {
+        "model": policy.model,
+        "reward_funcs": digits,
+        "args": args,
+        "train_dataset": IterableDataset.from_generator(endless),
+        "processing_class": policy.tokenizer,
+    }
+    ExplorationTrainer(**given, strategies=["egsw"]).train()
+    rates = dict.fromkeys(PROMPTS, 0.5)
+    with pytest.raises(ValueError, match="curriculum orders the prompts, and IterableDataset is a stream"):
+        ExplorationTrainer(**given, strategies=[xs.Curriculum(rates)])
+
+
+# ---------------------------------------------------------------- batches
+
+
+def micro_batches(trainer: Any) -> list[dict[str, Any]]:
+    seen: list[dict[str, Any]] = []
+    loss = trainer.loss
+
+    def watched(model: Any, batch: dict[str, Any]) -> Any:
+        seen.append(batch)
+        return loss(model, batch)
+
+    trainer.loss = watched
+    trainer.train()
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:kl_cov does nothing on a batch")
+@pytest.mark.parametrize(("per_generation", "accumulated"), [(5, 2), (2, 4), (4, 2), (3, 2), (6, 4)])
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_generation_batches_that_do_not_end_with_an_optimizer_step(
+    make_trainer: Callable[..., Any], per_generation: int, accumulated: int, iterations: int
+) -> None:
+    trainer = make_trainer(
+        ExplorationTrainer, steps_per_generation=per_generation, gradient_accumulation_steps=accumulated,
+        max_steps=4, num_iterations=iterations, temperature=1.0, options={"strategies": ["kl_cov"]},
+    )  # fmt: skip
+    seen = micro_batches(trainer)
+    assert len(seen) == 4 * accumulated
+    assert all(0 < len(batch["completion_ids"]) <= 4 for batch in seen)
+
+
+def lengths_by_place(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_no_micro_batch_has_more_rows_than_asked_for(make_trainer: Callable[..., Any]) -> None:
+    """One long answer among short ones: dealt by tokens alone, the short ones would stand in one micro-batch."""
+
+    def answers(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        ids = [[7 + i % 50] * (10 if i % 8 == 0 else 1) for i in range(len(prompts))]
+        return {"prompt_ids": trainer.tokenizer(prompts)["input_ids"], "completion_ids": ids, "logprobs": None}
+
+    trainer = make_trainer(
+        ExplorationTrainer, gradient_accumulation_steps=4, max_steps=1, num_generations=8,
+        options={"rollout_func": answers},
+    )  # fmt: skip
+    trainer.reward_funcs = [lengths_by_place]
+    assert [len(batch["completion_ids"]) for batch in micro_batches(trainer)] == [4, 4, 4, 4]
+
+
+# ---------------------------------------------------------------- what is correct
+
+
+def accuracy(completions: list[str], **columns: Any) -> list[float]:
+    return [float(i % 4 == 0) for i in range(len(completions))]
+
+
+def well_formed(completions: list[str], **columns: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def batch_of(trainer: Any) -> Any:
+    """The first `Batch` that the strategies see."""
+    seen: list[Any] = []
+
+    class Look(xs.Strategy):
+        name = "look"
+
+        def metrics(self, batch: Any) -> dict[str, float]:
+            seen.append(batch)
+            return {}
+
+    trainer.strategies.append(Look())
+    trainer.train()
+    return seen[0]
+
+
+def test_a_wrong_answer_in_the_right_form_is_wrong(make_trainer: Callable[..., Any], small_policy: Path) -> None:
+    def make(**given: Any) -> Any:
+        policy = load_policy(str(small_policy), device="cpu")
+        args = copy.copy(make_trainer(ExplorationTrainer, max_steps=1).args)
+        return ExplorationTrainer(
+            model=policy.model, reward_funcs=[well_formed, accuracy], args=args, processing_class=policy.tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": PROMPTS}), strategies=["negative_reinforcement"], **given,
+        )  # fmt: skip
+
+    with pytest.warns(UserWarning, match="taken to be correct where the reward function 'accuracy' gives at least 1"):
+        guessed = make()
+    batch = batch_of(guessed)
+    assert batch.rewards.min() == 1.0
+    assert batch.correct.tolist() == [i % 4 == 0 for i in range(len(batch.correct))]
+    assert make(correct=("accuracy", 0.5)).correct.threshold == 0.5
+    with pytest.raises(ValueError, match="correct names the reward function 'exactness'; this trainer has well_formed"):
+        make(correct="exactness")
+
+
+# ---------------------------------------------------------------- what strategies are told, and remember
+
+
+def test_kl_cov_does_not_act_on_rounding(make_trainer: Callable[..., Any]) -> None:
+    """With a learning rate of 0 the policy never moves, so |log π − log π_old| has no gradient, in any update."""
+    norms = {}
+    for name, spec in (("none", []), ("kl_cov", [{"kl_cov": {"fraction": 1.0, "coef": 100.0}}])):
+        for reuse in ({"num_iterations": 2}, {"steps_per_generation": 4, "gradient_accumulation_steps": 2}):
+            trainer = make_trainer(
+                ExplorationTrainer, learning_rate=0.0, max_steps=4, epsilon=100.0, weight_decay=0.0,
+                options={"strategies": spec}, **reuse,
+            )  # fmt: skip
+            trainer.train()
+            log = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+            norms[name, str(reuse)] = log
+    for reuse in {key[1] for key in norms}:
+        assert norms["kl_cov", reuse] == pytest.approx(norms["none", reuse], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:an answer is taken to be correct")
+def test_memory_does_not_pass_from_one_trainer_to_the_next(make_trainer: Callable[..., Any]) -> None:
+    strategy = xs.ElementWiseTemperature(source="running")
+    first = make_trainer(ExplorationTrainer, options={"strategies": [strategy]})
+    first.train()
+    assert first.strategies[0].memory["rates"]
+    assert strategy.memory == {}
+    assert make_trainer(ExplorationTrainer, options={"strategies": [strategy]}).strategies[0].memory == {}
+
+
+def test_the_step_is_told_when_sampling(make_trainer: Callable[..., Any]) -> None:
+    told: list[int] = []
+
+    class Tell(xs.Strategy):
+        name = "tell"
+
+        def sampling(self, prompts: Any, step: int) -> dict[str, Any]:
+            told.append(step)
+            return {}
+
+    make_trainer(ExplorationTrainer, max_steps=3, options={"strategies": [Tell()]}).train()
+    assert told == [0, 1, 2]
+
+
+def test_training_at_temperature_one(make_trainer: Callable[..., Any]) -> None:
+    rates = dict.fromkeys(PROMPTS, 0.0)
+    seen = {}
+    for where in ("row", "one"):
+        strategy = xs.ElementWiseTemperature(solve_rates=rates, hard=1.5, training_temperature=where)
+        trainer = make_trainer(ExplorationTrainer, max_steps=1, options={"strategies": [strategy]})
+        seen[where] = batch_of(trainer), trainer._buffered_inputs[0]["row_temperature"]
+    assert set(seen["row"][1].tolist()) == {1.5}
+    assert set(seen["one"][1].tolist()) == {1.0}
+    assert set(seen["one"][0].temperature.tolist()) == {1.5}
+    mask = seen["row"][0].mask > 0
+    torch.testing.assert_close(seen["row"][0].sampling_logps[mask], seen["one"][0].sampling_logps[mask])
+    assert (seen["row"][0].old_logps - seen["one"][0].old_logps)[mask].abs().max() > 0.1
+
+
+def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    given = {
+        "beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5, "max_steps": 4,
+        "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2,
+    }  # fmt: skip
+    whole = make_trainer(ExplorationTrainer, **given)
+    whole.train()
+    resumed = make_trainer(ExplorationTrainer, **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    for one, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
