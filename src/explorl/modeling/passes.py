@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -71,35 +72,12 @@ def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temp
 def _difference(model: Any, kind: Kind, points: list[int], dtype: torch.dtype | None, temperature: float) -> str:
     """What is wrong with this kind of pass on this model; empty where nothing is."""
     ids = proof.sequences(model, points)
-    used = dtype or proof.weights_dtype(model)
-    exact: Tensor | None = None
 
-    def fast(use_kernels: bool | None) -> Tensor:
-        return _packed(model, ids, kind == "written out", use_kernels, temperature)
+    def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
+        with nullcontext() if in_float32 else proof.computing_in(model, dtype):
+            return ids, _packed(model, ids, kind == "written out", False if in_float32 else None, temperature)
 
-    try:
-        with proof.evaluating(model):
-            if used != torch.float32:
-                with proof.in_float32(model) as possible:
-                    if possible:
-                        exact, spread = proof.own_logps(model, ids, temperature=temperature)
-                        off = proof.excess(fast(False), exact, None, spread, torch.float32)
-                        if off > 1:
-                            return _said(off * proof.EXACT * spread)
-            with proof.computing_in(model, dtype):
-                own, spread = proof.own_logps(model, ids, temperature=temperature)
-                got = fast(None)
-            if proof.excess(got, own, exact, spread, used) > 1:
-                return _said(float((got - own).abs().max()))
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
-        return f"it fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return ""
-
-
-def _said(difference: float) -> str:
-    return f"log-probabilities differ by up to {difference:.2g} from the model's own"
+    return proof.difference(model, dtype, fast, temperature=temperature)
 
 
 def _packed(

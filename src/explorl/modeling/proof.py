@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -31,6 +31,8 @@ BEYOND = 5
 """How many tokens a sequence reaches beyond a turning point before its compared tokens begin."""
 EXACT = 1e-3
 """Largest difference in float32."""
+SEEN = 0.05
+"""How much a log-probability changes, at least, where a model looks at what stands before."""
 ROUGH = 0.2
 """Root mean square of the differences in half precision, where float32 could not be tried."""
 
@@ -94,6 +96,55 @@ def own_logps(
     return torch.stack(logps).cpu(), float(torch.stack(spreads).mean())
 
 
+Fast = Callable[[bool], tuple[Sequence[Sequence[int]], Tensor]]
+"""A fast path: sequences and log π of their last tokens. True asks for float32 and plain torch, without kernels."""
+
+
+def difference(model: Any, dtype: torch.dtype | None, fast: Fast, *, temperature: float = 1.0) -> str:
+    """What is wrong with a fast path on this model; empty where nothing is. ``dtype`` is that of computation."""
+    used = dtype or weights_dtype(model)
+    try:
+        with evaluating(model):
+            with in_float32(model) as possible:
+                if possible and used != torch.float32:
+                    wrong = _compared(model, *fast(True), temperature)
+                    if wrong:
+                        return wrong
+                if possible and _hardly_sees_context(model):
+                    with _amplified(model):
+                        wrong = _compared(model, *fast(True), temperature)
+                    if wrong:
+                        return wrong
+            ids, got = fast(False)
+            with computing_in(model, dtype):
+                own, spread = own_logps(model, ids, temperature=temperature)
+            exact: Tensor | None = None
+            if used != torch.float32:
+                with in_float32(model) as possible:
+                    exact = own_logps(model, ids, temperature=temperature)[0] if possible else None
+            return "" if excess(got, own, exact, spread, used) <= 1 else _said(got - own)
+    except torch.OutOfMemoryError:
+        raise
+    except NothingToCompare:
+        return ""
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
+        return f"it fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+class NothingToCompare(Exception):
+    """The model's own logits are not finite."""
+
+
+def _compared(model: Any, ids: Sequence[Sequence[int]], got: Tensor, temperature: float) -> str:
+    """In float32."""
+    own, spread = own_logps(model, ids, temperature=temperature)
+    return "" if excess(got, own, None, spread, torch.float32) <= 1 else _said(got - own)
+
+
+def _said(difference: Tensor) -> str:
+    return f"log-probabilities differ by up to {float(difference.abs().max()):.2g} from the model's own"
+
+
 def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype: torch.dtype) -> float:
     """How far the fast path is off, in units of what is allowed: at most 1 is right.
 
@@ -115,6 +166,40 @@ def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype
     if exact is None:
         return rms(fast - own) / (ROUGH * spread)
     return rms(fast - exact) / (3 * rms(own - exact) + 0.02 * spread)
+
+
+def _hardly_sees_context(model: Any) -> bool:
+    """Whether log π hardly depends on what stands before, so that a fault would not show: in a model not yet trained."""
+    first, *_ = sequences(model, [])
+    other = [*reversed(first[:-2]), *first[-2:]]  # the token right before is the same, what stands before it is not
+    own, spread = own_logps(model, [first, other], tail=1)
+    return bool((own[0] - own[1]).abs().max() < SEEN * spread)
+
+
+@contextmanager
+def _amplified(model: Any) -> Iterator[None]:
+    """Weight matrices grown so that each layer says as much as what it reads: whatever it does then shows."""
+    heads = {id(inner_model(model).get_input_embeddings()), id(inner_model(model).get_output_embeddings())}
+    draw = torch.Generator().manual_seed(0)
+    places: list[tuple[Any, str, nn.Parameter]] = []
+    known: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if id(module) in heads or isinstance(module, nn.Embedding):
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is None or parameter.ndim < 2 or not parameter.is_floating_point():
+                continue
+            if id(parameter) not in known:
+                noise = torch.randn(parameter.shape, generator=draw).to(parameter) / math.sqrt(parameter[0].numel())
+                known[id(parameter)] = nn.Parameter(parameter.detach() + noise, requires_grad=False)
+            places.append((module, name, parameter))
+    try:
+        for module, name, parameter in places:
+            module._parameters[name] = known[id(parameter)]
+        yield
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
 
 
 @contextmanager
@@ -177,21 +262,3 @@ def layer_types(model: nn.Module) -> str:
         mixers = {name for name in names if not any(part in name for part in dull)}
         kinds.setdefault(type(layer).__name__, set()).update(mixers)
     return ", ".join(f"{kind} ({', '.join(sorted(mix))})" if mix else kind for kind, mix in sorted(kinds.items()))
-
-
-__all__ = [
-    "adapters_of",
-    "computing_in",
-    "evaluating",
-    "excess",
-    "in_float32",
-    "inner_model",
-    "keeps_logits",
-    "layer_types",
-    "own_logps",
-    "reached",
-    "sequences",
-    "text_config",
-    "turning_points",
-    "weights_dtype",
-]

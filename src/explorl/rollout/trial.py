@@ -36,10 +36,6 @@ class UnsupportedModel(TypeError):
         )
 
 
-class _NothingToCompare(Exception):
-    """The model's own logits are not finite."""
-
-
 @dataclass(frozen=True)
 class _Found:
     write_out: bool
@@ -80,38 +76,13 @@ def _try_out(engine: Engine, points: frozenset[int]) -> _Found:
 
 def _difference(engine: Engine, write_out: bool, points: list[int]) -> str:
     """What is wrong with the engine on this model; empty where nothing is."""
-    model: Any = engine.model
-    ids = proof.sequences(model, points)
-    used = engine.dtype or proof.weights_dtype(model)
-    try:
-        with proof.evaluating(model):
-            if used != torch.float32:
-                with proof.in_float32(model) as possible:
-                    if possible:
-                        tokens, fast = _sampled(engine, ids, write_out, torch.float32, use_kernels=False)
-                        own, spread = proof.own_logps(model, tokens)
-                        if proof.excess(fast, own, None, spread, torch.float32) > 1:
-                            return _said(fast - own)
-            tokens, fast = _sampled(engine, ids, write_out, engine.dtype, use_kernels=engine.use_kernels)
-            with proof.computing_in(model, engine.dtype):
-                own, spread = proof.own_logps(model, tokens)
-            exact: Tensor | None = None
-            if used != torch.float32:
-                with proof.in_float32(model) as possible:
-                    exact = proof.own_logps(model, tokens)[0] if possible else None
-            if proof.excess(fast, own, exact, spread, used) > 1:
-                return _said(fast - own)
-    except torch.OutOfMemoryError:
-        raise
-    except _NothingToCompare:
-        return ""
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
-        return f"it fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return ""
+    ids = proof.sequences(engine.model, points)
 
+    def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
+        dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, engine.use_kernels)
+        return _sampled(engine, ids, write_out, dtype, use_kernels=kernels)
 
-def _said(difference: Tensor) -> str:
-    return f"log-probabilities differ by up to {float(difference.abs().max()):.2g} from the model's own"
+    return proof.difference(engine.model, engine.dtype, fast)
 
 
 def _sampled(
@@ -126,6 +97,6 @@ def _sampled(
     # Where the model itself gives NaN, there is nothing to compare, and the engine reports it when it is used.
     rollouts = [rollout for rollout in small.generate(prompts, 2, params) if not rollout.error]
     if not rollouts:
-        raise _NothingToCompare
+        raise proof.NothingToCompare
     tokens = [[*prompts[rollout.prompt_index], *rollout.token_ids] for rollout in rollouts]
     return tokens, torch.stack([rollout.logps for rollout in rollouts]).float().cpu()
