@@ -38,6 +38,11 @@ def test_every_argument_of_trls_trainer_is_in_the_table() -> None:
     assert arguments == set(options.ARGUMENTS)
 
 
+def test_the_page_about_options_is_up_to_date() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+    assert text == options.page(), "write it anew: python -m explorl.training.options > docs/trl.md"
+
+
 def test_unknown_arguments_are_errors(make_trainer: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="strategy"):
         make_trainer(ExplorationTrainer, options={"strategy": ["egsw"]})

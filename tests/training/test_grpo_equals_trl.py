@@ -51,25 +51,29 @@ def random_inputs(*, beta: float, reused: bool, tools: bool) -> dict[str, Any]:
     return inputs
 
 
+EXTRAS: list[dict[str, Any]] = [
+    {"epsilon": 0.1, "epsilon_high": 0.3},
+    {"delta": 1.5},
+    {"importance_sampling_level": "sequence"},
+    {"use_bias_correction_kl": False},
+    {"entropy_coef": 0.05},
+    {"top_entropy_quantile": 0.4, "entropy_coef": 0.05},
+    {"off_policy_mask_threshold": 0.05},
+]
+CASES = [
+    *((beta, packed, {}) for beta in (0.0, 0.1) for packed in (False, True)),
+    *((0.1, True, extra) for extra in EXTRAS),
+]
+
+
 @pytest.mark.parametrize("loss_type", LOSSES)
-@pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize(
-    "extra",
-    [
-        {},
-        {"epsilon": 0.1, "epsilon_high": 0.3},
-        {"delta": 1.5},
-        {"importance_sampling_level": "sequence"},
-        {"use_bias_correction_kl": True},
-        {"entropy_coef": 0.05},
-        {"top_entropy_quantile": 0.4, "entropy_coef": 0.05},
-        {"off_policy_mask_threshold": 0.05},
-    ],
-    ids=lambda extra: "-".join(extra) or "plain",
+    ("beta", "packed", "extra"),
+    CASES,
+    ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else str(value),
 )
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_loss_and_every_gradient(
-    make_trainer: Callable[..., Any], loss_type: str, beta: float, extra: Any, packed: bool
+    make_trainer: Callable[..., Any], loss_type: str, beta: float, packed: bool, extra: Any
 ) -> None:
     stock = make_trainer(GRPOTrainer, loss_type=loss_type, beta=beta, **extra)
     ours = make_trainer(ExplorationTrainer, loss_type=loss_type, beta=beta, options={"packed": packed}, **extra)

@@ -74,7 +74,8 @@ def sequences(model: Any, points: Sequence[int]) -> list[list[int]]:
         lengths += [point + BEYOND + TAIL, max(point + TAIL // 2, TAIL + 1)]
     room = max((getattr(config, "max_position_embeddings", None) or math.inf, *(p + 2 * TAIL for p in points)))
     draw = random.Random(0)
-    special = {0, 1, 2, getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)}
+    ends = getattr(config, "eos_token_id", None)
+    special = {0, 1, 2, getattr(config, "pad_token_id", None), *(ends if isinstance(ends, list) else [ends])}
     plain = [token for token in range(min(vocab, 4096)) if token not in special] if vocab > 8 else list(range(vocab))
     return [[draw.choice(plain) for _ in range(int(min(length, room)))] for length in lengths]
 

@@ -10,7 +10,7 @@ is in `refuse`, each with what to use instead; docs/trl.md is made from this mod
 
 from __future__ import annotations
 
-import inspect
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -238,12 +238,84 @@ HONOURED: frozenset[str] = frozenset(
 )
 
 
+REFUSED: Mapping[str, str] = {
+    "a strategy that sets sampling per row, with tools or environments": "a conversation is sampled turn by turn",
+    "a strategy that sets sampling per row, without the engine": "`generate` and vLLM sample all rows alike",
+    "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
+}
+"""What is refused at construction; no option of TRL's by itself is."""
+
+
 def refuse(args: Any) -> None:
     """What cannot be honoured is an error before anything is loaded, with what to use instead."""
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
 
 
-def unknown_arguments(trainer: type) -> set[str]:
-    """Arguments of a trainer class that `ARGUMENTS` does not know."""
-    return set(inspect.signature(trainer.__init__).parameters) - {"self"} - set(ARGUMENTS)  # type: ignore[misc]
+PAGE = """# TRL's options
+
+`ExplorationTrainer` is `trl.GRPOTrainer` with strategies. This page says what becomes of each of TRL's options and arguments;
+it is made from `explorl/training/options.py` by `python -m explorl.training.options`, and a test compares that file with TRL's
+own fields (TRL 1.16), so an option that a new release adds is noticed. An argument that nobody knows is an error.
+
+## Precision
+
+TRL's default, float32 weights with bfloat16 autocast, is the first-class path: optimizer state and weights stay float32, the
+engine samples from a bfloat16 copy of the weights that is refreshed before each generation, and the training pass runs under
+autocast. `fp16=True` works likewise, with accelerate's gradient scaler. Gradient checkpointing, which TRL switches on by
+default, computes each layer of the packed pass again in the backward pass. Weights that you load in bfloat16 are trained in
+bfloat16, as in TRL; small steps are lost in their rounding, so at a learning rate of 5e-6 most weights never move.
+
+## Refused
+
+No option of TRL's is refused by itself. Refused at construction, with what to use instead:
+
+{refused}
+
+## Something steps aside
+
+These are honoured, and while they are set something of ours makes way for TRL's own code:
+
+{aside}
+
+Further, and with a warning that names the layer: a model that the engine would not compute as it computes itself is sampled by
+`model.generate`, and one that the packed pass would not compute so is trained with TRL's padded pass ([models.md](models.md)).
+Vision-language models are sampled and trained by TRL's own code. Micro-batches hold about equally many tokens, and never more
+rows than `per_device_train_batch_size`; where the loss looks at what is in a micro-batch (`loss_type="bnpo"`, an entropy bonus,
+`top_entropy_quantile`, the router's loss) and where optimizer steps do not end with a generation batch, they are TRL's own.
+
+## Irrelevant
+
+{irrelevant}
+
+## Arguments of the trainer
+
+{arguments}
+
+Ours beside them: `strategies`, `correct`, `engine`, `packed`, `on_rollouts`, `token_records`; see `help(ExplorationTrainer)`.
+
+## Honoured
+
+All others:
+
+{honoured}
+"""
+
+
+def page() -> str:
+    """docs/trl.md."""
+
+    def rows(table: Mapping[str, str], code: bool = True) -> str:
+        return "\n".join(f"- {f'`{name}`' if code else name}: {what}" for name, what in table.items())
+
+    return PAGE.format(
+        refused=rows(REFUSED, code=False),
+        aside=rows(STEPS_ASIDE),
+        irrelevant=rows(IRRELEVANT),
+        arguments=rows(ARGUMENTS),
+        honoured=textwrap.fill(", ".join(f"`{name}`" for name in sorted(HONOURED)), 120, break_on_hyphens=False),
+    )
+
+
+if __name__ == "__main__":
+    print(page(), end="")
