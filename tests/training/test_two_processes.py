@@ -17,6 +17,7 @@ import os
 import random
 import subprocess
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +30,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from explorl.models import load_policy
-from explorl.rollout import Rollouts, SamplingParams
+from explorl.rollout import Rollout, Rollouts, SamplingParams
 from explorl.strategies import REGISTRY, build_all
 from explorl.strategies.base import overrides
 from explorl.training.grpo import ExplorationTrainer
@@ -74,6 +75,8 @@ class Case:
     """What has the gradient of a run on one process: each optimizer step; or all steps on a generation batch together,
     where chance decides which of them sees a row; or nothing."""
     tolerance: float = 1e-5
+    short: int = 1
+    """How long the short answers are."""
     even: bool = False
     """All answers have as many tokens."""
     whole: bool = False
@@ -119,10 +122,11 @@ def needs_engine(spec: dict[str, Any]) -> bool:
 def cases() -> tuple[dict[str, Case], dict[str, Case]]:
     """Those of every test run, and the slow ones."""
     fast = {
-        "given/plain": Case([], engine=False, config=REUSED),
+        "given/plain": Case([], engine=False, config={**REUSED, **WHOLE}, whole=True),
         "engine/plain": Case([]),
         "engine/company": Case(COMPANY),
-        "whole/plain": Case([], config=WHOLE, whole=True),
+        "whole/plain": Case([], config=WHOLE, whole=True, short=2),
+        "whole/one-token": Case([], config=WHOLE, whole=True),
         "windows/company": Case(COMPANY, config={**WINDOWS, "beta": 0.05}, compared="no"),
         "defaults/plain": Case([], engine=False, config=DEFAULTS, tolerance=0.05),
         "defaults/company": Case(COMPANY, config={**DEFAULTS, **REUSED}, compared="no"),
@@ -137,15 +141,15 @@ def cases() -> tuple[dict[str, Case], dict[str, Case]]:
         # in which of them a row is.
         bonus = "entropy_bonus" in spec
         alone = Case([spec], compared="no" if bonus else "steps")
-        given = Case([spec], engine=False, config=REUSED, even=bonus)
+        given = Case([spec], engine=False, config={**REUSED, **WHOLE}, whole=True, even=bonus)
         if needs_engine(spec):
             fast[f"engine/{name}"] = alone
             slow[f"reused/{name}"] = replace(alone, config=REUSED)
         else:
             fast[f"given/{name}"] = given
             slow[f"engine/{name}"] = alone
-            slow[f"still/{name}"] = replace(given, config={**STILL, "beta": 0.05}, compared="batches")
-        slow[f"whole/{name}"] = replace(alone, config=WHOLE, whole=True, compared="steps")
+            slow[f"still/{name}"] = replace(given, config={**STILL, "beta": 0.05}, compared="batches", whole=False)
+        slow[f"whole/{name}"] = replace(alone, config=WHOLE, whole=True, short=2)
         slow[f"windows/{name}"] = replace(alone, config={**WINDOWS, "beta": 0.05}, compared="no")
         slow[f"defaults/{name}"] = replace(alone, config={**DEFAULTS, **REUSED}, compared="no")
     for name in ("engine/mask_truncated", "still/kl_cov-0.2", "whole/clip_higher-0.001-0.002"):
@@ -180,12 +184,12 @@ def reward(prompts: list[str], completion_ids: list[list[int]], **columns: Any) 
     return found
 
 
-def longest(prompt: str) -> int:
+def longest(prompt: str, case: Case) -> int:
     scene, _, second = case_of(prompt)
-    return 1 if scene == "solved" and second else LENGTH
+    return case.short if scene == "solved" and second else LENGTH
 
 
-def answers(even: bool) -> Callable[..., dict[str, Any]]:
+def answers(case: Case) -> Callable[..., dict[str, Any]]:
     """TRL's `rollout_func`: completions that depend on the prompt and their place in the group, and on nothing else."""
 
     def given(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -194,7 +198,7 @@ def answers(even: bool) -> Callable[..., dict[str, Any]]:
         for row, prompt in enumerate(prompts):
             scene, _, second = case_of(prompt)
             draw = random.Random(f"{prompt} {row % GENERATIONS}")
-            length = LENGTH if even else longest(prompt) if scene == "solved" else draw.randint(2, LENGTH)
+            length = LENGTH if case.even else longest(prompt, case) if scene == "solved" else draw.randint(2, LENGTH)
             tokens = [draw.randrange(7, 100) for _ in range(length)]
             if not second if scene == "truncated" else draw.random() < 0.5:
                 tokens[-1] = tokenizer.eos_token_id
@@ -204,7 +208,7 @@ def answers(even: bool) -> Callable[..., dict[str, Any]]:
     return given
 
 
-def direct(trainer: Any) -> None:
+def direct(trainer: Any, case: Case) -> None:
     """Has the trainer's engine sample what the scenes say, and the same on one process as on two.
 
     The half of a generation batch that a process of two has is drawn with a seed of its own.
@@ -216,20 +220,25 @@ def direct(trainer: Any) -> None:
         for start in range(0, len(prompt_ids), ROWS):
             rows = slice(start, start + ROWS)
             prompts = trainer._prompts[rows]
-            of_rows = {name: value for name, value in vars(params).items() if np_len(value) == len(prompt_ids)}
-            own: dict[str, Any] = {name: value[rows] for name, value in of_rows.items()}
-            own["max_tokens"] = [longest(prompt) for prompt in prompts]
+            lists = {name: value for name, value in vars(params).items() if isinstance(value, tuple)}
+            own: dict[str, Any] = {name: value[rows] for name, value in lists.items() if len(value) == len(prompt_ids)}
+            own["max_tokens"] = [longest(prompt, case) for prompt in prompts]
             own["seed"] = 2 * trainer.state.global_step + first + start // ROWS
-            if case_of(prompts[0])[::2] == ("truncated", True):
+            cut_off = case_of(prompts[0])[::2] == ("truncated", True)
+            if cut_off:
                 own["stop_token_ids"] = ()
-            rollouts += generate(prompt_ids[rows], n, replace(params, **own)).rollouts
+            found = generate(prompt_ids[rows], n, replace(params, **own)).rollouts
+            rollouts += [without_end(rollout, trainer.eos_token_ids) for rollout in found] if cut_off else found
         return Rollouts(rollouts, prompt_ids, n, 0)
 
     trainer._engine.generate = directed
 
 
-def np_len(value: Any) -> int:
-    return len(value) if isinstance(value, tuple) else 0
+def without_end(rollout: Rollout, ends: Sequence[int]) -> Rollout:
+    """The rollout up to its last token that does not end it."""
+    length = max(place for place, token in enumerate(rollout.token_ids, start=1) if token not in ends)
+    records = ("token_ids", "logps", "sampling_logps", "entropy", "branching")
+    return replace(rollout, **{name: getattr(rollout, name)[:length] for name in records})
 
 
 class Gradients(TrainerCallback):
@@ -279,7 +288,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         "max_completion_length": LENGTH,
         "shuffle_dataset": False,
         "optim": "sgd",
-        "learning_rate": 0.1,
+        "learning_rate": 0.02,
         "max_grad_norm": 0.0,
         "logging_steps": 1,
         "save_strategy": "no",
@@ -299,7 +308,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         reward_funcs=score,
         processing_class=loaded.tokenizer,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        rollout_func=None if case.engine else answers(case.even),
+        rollout_func=None if case.engine else answers(case),
         strategies=case.strategies,
         correct=("score", 1.0),
         callbacks=[kept],
@@ -308,7 +317,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
     assert trainer.accelerator.num_processes == processes
     assert (trainer._engine is not None) == case.engine
     if case.engine:
-        direct(trainer)
+        direct(trainer, case)
     trainer.train()
     digest = hashlib.sha256()
     for value in trainer.accelerator.unwrap_model(trainer.model).state_dict().values():
@@ -335,11 +344,16 @@ def one_of_two_processes(policy: Path, folder: Path, names: Sequence[str]) -> No
     gc.freeze()  # a trainer collects garbage, which takes longer than its steps
     rank = int(os.environ["RANK"])
     for name in names:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
-        outcome, gradients = train(policy, CASES[name], processes=2)
+        with file_of(folder, name, f"{rank}.error").open("w") as error:
+            faulthandler.dump_traceback_later(LIMIT, exit=True, file=error)
+            try:
+                outcome, gradients = train(policy, CASES[name], processes=2)
+            except Exception:
+                traceback.print_exc(file=error)
+                raise
+            faulthandler.cancel_dump_traceback_later()
         torch.save(gradients, file_of(folder, name, f"{rank}.pt"))
         file_of(folder, name, f"{rank}.json").write_text(json.dumps(asdict(outcome)))
-    faulthandler.cancel_dump_traceback_later()
     torch.distributed.destroy_process_group()
 
 
@@ -357,11 +371,13 @@ class TwoProcesses:
 
     def run(self, names: list[str]) -> None:
         for _ in range(CHANCES):
-            error = self._start(names)
+            said = self._start(names)
             left = [name for name in names if not all(file_of(self.folder, name, f"{r}.json").exists() for r in (0, 1))]
             if not left:
                 return
-            self.failed[left[0]] = error
+            files = [file_of(self.folder, left[0], f"{rank}.error") for rank in (0, 1)]
+            errors = [file.read_text() for file in files if file.exists()]
+            self.failed[left[0]] = "\n".join(errors) if any(errors) else said
             names = left[1:]
             if not names:
                 return
@@ -391,7 +407,7 @@ def policy(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     loaded.model.model.layers = loaded.model.model.layers[:1]
     loaded.model.config.num_hidden_layers = 1
     with torch.no_grad():
-        loaded.model.lm_head.weight[loaded.tokenizer.eos_token_id] *= 4
+        loaded.model.lm_head.weight[loaded.tokenizer.eos_token_id] *= 3
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return folder
@@ -460,7 +476,7 @@ def test_both_agree(two_processes: TwoProcesses, name: str) -> None:
     assert all(math.isfinite(entry["loss"]) for entry in first.logs[:-1])
 
 
-OF_ANY_SPLIT = ("loss", "num_tokens", "reward", "frac_reward", "completions/", "strategy/")
+OF_ANY_SPLIT = ("num_tokens", "reward", "frac_reward", "completions/", "strategy/")
 """What is logged of a whole generation batch, or as a sum: however it is split into micro-batches."""
 
 

@@ -170,7 +170,7 @@ def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype
 
 
 def _hardly_sees_context(model: Any) -> bool:
-    """Whether log π hardly depends on what stands before, so that a fault would not show: in a model not yet trained."""
+    """Whether log π hardly depends on what stands before, so that no fault would show: in a model not yet trained."""
     first, *_ = sequences(model, [])
     other = [*reversed(first[:-2]), *first[-2:]]  # the token right before is the same, what stands before it is not
     own, spread = own_logps(model, [first, other], tail=1)

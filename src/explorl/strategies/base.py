@@ -101,6 +101,8 @@ class Strategy:
     """True where `weights` multiplies the KL term as well as the policy term."""
     needs_reuse: ClassVar[bool] = False
     """True where it does nothing on a batch that is used for a single optimizer step."""
+    needs_sampling_logps: ClassVar[bool] = False
+    """True where it reads `Batch.sampling_logps`, which the engine and vLLM record and `model.generate` does not."""
     needs_correct: ClassVar[bool] = False
     """True where the strategy asks what is correct; where that depends on its hyperparameters, a property."""
     moved: ClassVar[Mapping[str, str]] = {}

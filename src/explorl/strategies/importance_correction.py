@@ -54,6 +54,7 @@ class ImportanceCorrection(Strategy):
     """Weigh tokens by how much likelier the policy makes them than what was sampled from."""
 
     name = "importance_correction"
+    needs_sampling_logps = True
     paper = (
         "Ionides 2008, Truncated importance sampling (J. Comput. Graph. Stat. 17); "
         "Yao et al. 2025, Your efficient RL framework secretly brings you off-policy RL training"

@@ -254,17 +254,19 @@ def refuse(args: Any) -> None:
 
 PAGE = """# TRL's options
 
-`ExplorationTrainer` is `trl.GRPOTrainer` with strategies. This page says what becomes of each of TRL's options and arguments;
-it is made from `explorl/training/options.py` by `python -m explorl.training.options`, and a test compares that file with TRL's
-own fields (TRL 1.16), so an option that a new release adds is noticed. An argument that nobody knows is an error.
+`ExplorationTrainer` is `trl.GRPOTrainer` with strategies. This page says what becomes of each of TRL's options and
+arguments; it is made from `explorl/training/options.py` by `python -m explorl.training.options`, and a test compares
+that file with TRL's own fields (TRL 1.16), so an option that a new release adds is noticed. An argument that nobody
+knows is an error.
 
 ## Precision
 
-TRL's default, float32 weights with bfloat16 autocast, is the first-class path: optimizer state and weights stay float32, the
-engine samples from a bfloat16 copy of the weights that is refreshed before each generation, and the training pass runs under
-autocast. `fp16=True` works likewise, with accelerate's gradient scaler. Gradient checkpointing, which TRL switches on by
-default, computes each layer of the packed pass again in the backward pass. Weights that you load in bfloat16 are trained in
-bfloat16, as in TRL; small steps are lost in their rounding, so at a learning rate of 5e-6 most weights never move.
+TRL's default, float32 weights with bfloat16 autocast, is the first-class path: optimizer state and weights stay
+float32, the engine samples from a bfloat16 copy of the weights that is refreshed before each generation, and the
+training pass runs under autocast. `fp16=True` works likewise, with accelerate's gradient scaler. Gradient
+checkpointing, which TRL switches on by default, computes each layer of the packed pass again in the backward pass.
+Weights that you load in bfloat16 are trained in bfloat16, as in TRL; small steps are lost in their rounding, so at a
+learning rate of 5e-6 most weights never move.
 
 ## Refused
 
@@ -278,11 +280,12 @@ These are honoured, and while they are set something of ours makes way for TRL's
 
 {aside}
 
-Further, and with a warning that names the layer: a model that the engine would not compute as it computes itself is sampled by
-`model.generate`, and one that the packed pass would not compute so is trained with TRL's padded pass ([models.md](models.md)).
-Vision-language models are sampled and trained by TRL's own code. Micro-batches hold about equally many tokens, and never more
-rows than `per_device_train_batch_size`; where the loss looks at what is in a micro-batch (`loss_type="bnpo"`, an entropy bonus,
-`top_entropy_quantile`, the router's loss) and where optimizer steps do not end with a generation batch, they are TRL's own.
+Further, and with a warning that names the layer: a model that the engine would not compute as it computes itself is
+sampled by `model.generate`, and one that the packed pass would not compute so is trained with TRL's padded pass
+([models.md](models.md)). Vision-language models are sampled and trained by TRL's own code. Micro-batches hold about
+equally many tokens, and never more rows than `per_device_train_batch_size`; where the loss looks at what is in a
+micro-batch (`loss_type="bnpo"`, an entropy bonus, `top_entropy_quantile`, the router's loss) and where optimizer
+steps do not end with a generation batch, they are TRL's own.
 
 ## Irrelevant
 
@@ -292,7 +295,8 @@ rows than `per_device_train_batch_size`; where the loss looks at what is in a mi
 
 {arguments}
 
-Ours beside them: `strategies`, `correct`, `engine`, `packed`, `on_rollouts`, `token_records`; see `help(ExplorationTrainer)`.
+Ours beside them: `strategies`, `correct`, `engine`, `packed`, `on_rollouts`, `token_records`; see
+`help(ExplorationTrainer)`.
 
 ## Honoured
 

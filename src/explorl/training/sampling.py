@@ -1,15 +1,20 @@
-"""What TRL's options say about sampling, in the engine's words; and what the engine has no word for."""
+"""Sampling through the engine: TRL's options in the engine's words, what it has no word for, what it records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import GenerationConfig
 
-from explorl.rollout import SamplingParams
+from explorl.modeling.precision import weights_dtype
+from explorl.rollout import Engine, PaddedRollouts, SamplingParams, UnsupportedModel
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
+from explorl.training.records import prompt_text
+from explorl.training.trl_trainer import NamedGRPOTrainer
 
 KNOWN = {
     "temperature",
@@ -98,3 +103,148 @@ class Draw:
         self.sampling_temperature: Sequence[float] | None = said.get("temperature")
         self.training_temperature: Sequence[float] | None = said.get("temperature") if own is None else own
         self.params = SamplingParams(**{**options, **said})
+
+
+class SamplingTrainer(NamedGRPOTrainer):
+    """Samples through the engine where that computes what the model computes, and keeps what it recorded."""
+
+    strategies: list[Strategy]
+    _engine: Engine | None
+    _records: PaddedRollouts | None
+    """What the engine recorded of this process's latest generation batch."""
+    _old_logps: Tensor | None
+    """log π_old for TRL, where the records have it."""
+    _sampling_temperature: Tensor | None
+    """One per row, where a strategy sets it."""
+    _row_temperature: Tensor | None
+    """That at which the loss looks at each row."""
+    _prompts: list[Any]
+
+    def _engine_for(self, engine: str | None) -> Engine | None:
+        """The engine, tried out on this model; None where TRL samples."""
+        needing = [strategy.name for strategy in self.strategies if overrides(strategy, "sampling")]
+        self._check_recorded(engine)
+        why = self._why_not_engine()
+        if engine == "explorl" and why:
+            raise ValueError(f"engine='explorl' cannot sample here: {why}; use engine=None")
+        if engine in (None, "explorl") and not why:
+            # In the type that the training pass computes in; if the model does not take that, as its weights are.
+            for dtype in dict.fromkeys((self._engine_dtype(), None)):
+                found = Engine(self.model, self.tokenizer, dtype=dtype)
+                try:
+                    found.check(self.max_completion_length)
+                except UnsupportedModel as error:
+                    why = error.reason
+                else:
+                    if needing and (self.tools or self.environment_factories):
+                        raise ValueError(
+                            f"{needing[0]} sets how each row is sampled, and a conversation with tools is sampled turn "
+                            f"by turn; leave out {needing[0]}, or the tools"
+                        )
+                    return found
+            if engine == "explorl":
+                raise ValueError(f"engine='explorl' would not sample as this model does ({why}); use engine=None")
+        if needing:
+            chosen = "vLLM" if self.use_vllm else "model.generate"
+            reason = why or f"engine={engine!r}"
+            raise ValueError(f"{needing[0]} sets how each row is sampled, which {chosen} cannot do ({reason})")
+        if why and not self.use_vllm and self.rollout_func is None and not self.use_transformers_continuous_batching:
+            self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {why}")
+        return None
+
+    def _check_recorded(self, engine: str | None) -> None:
+        """That what strategies need to know of sampling will be recorded."""
+        for strategy in self.strategies:
+            if not strategy.needs_sampling_logps:
+                continue
+            if self.use_vllm and self.vllm_importance_sampling_correction:
+                raise ValueError(
+                    f"{strategy.name} would correct once more what vllm_importance_sampling_correction corrects; "
+                    "leave out one of them"
+                )
+            if not self.use_vllm and (engine == "generate" or self._why_not_engine()):
+                raise ValueError(
+                    f"{strategy.name} needs the log-probabilities that were sampled from, which model.generate does "
+                    "not record; use engine='explorl'"
+                )
+
+    def _why_not_engine(self) -> str:
+        """What stands against the engine, before it is tried; empty where nothing does."""
+        if self.use_vllm:
+            return "use_vllm is set"
+        if self.use_transformers_continuous_batching:
+            return "use_transformers_continuous_batching is set"
+        if self.rollout_func is not None:
+            return "a rollout_func samples"
+        if self.sharded:
+            return "weights are sharded over processes (FSDP or DeepSpeed)"
+        if self.sees_images:
+            return "it sees images"
+        beyond = beyond_the_engine(self.generation_kwargs, self.model.generation_config)
+        if beyond:
+            return "the engine has no " + ", ".join(f"{name}={value!r}" for name, value in beyond.items())
+        return ""
+
+    def _engine_dtype(self) -> torch.dtype | None:
+        return self.compute_dtype if weights_dtype(self.model) == torch.float32 else None
+
+    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+        """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
+        if self._engine is None:
+            return None
+        strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
+        texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
+        draw = Draw(sampling_options(self.generation_kwargs, self.eos_token_ids), strategies, texts, self.now)
+        try:
+            self._engine.check(self._everywhere_longest(prompt_ids) + self.max_completion_length)
+        except UnsupportedModel as error:  # prompts are longer than what it was tried with
+            if any(overrides(strategy, "sampling") for strategy in self.strategies):
+                raise
+            self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}")
+            self._engine = None
+            return None
+        rollouts = self._engine.generate(prompt_ids, 1, draw.params).check()
+        if not self.tools:
+            self._remember(rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device), draw)
+        return [rollout.token_ids for rollout in rollouts]
+
+    def _everywhere_longest(self, prompt_ids: list[list[int]]) -> int:
+        """The longest prompt of all processes, so that they agree on what samples."""
+        longest = max(len(ids) for ids in prompt_ids)
+        if self.accelerator.num_processes == 1 or self.tools:
+            return longest
+        here = torch.tensor(longest, device=self.accelerator.device)
+        return int(self.accelerator.gather(here).max().item())
+
+    def _remember(self, records: PaddedRollouts, draw: Draw) -> None:
+        def rows(values: Sequence[float] | None) -> Tensor | None:
+            return None if values is None else torch.tensor(values, dtype=torch.float32, device=records.logps.device)
+
+        same = draw.training_temperature is draw.sampling_temperature
+        self._records = records
+        self._sampling_temperature = rows(draw.sampling_temperature)
+        self._row_temperature = self._sampling_temperature if same else rows(draw.training_temperature)
+        # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the
+        # difference of two log-probabilities, which then have to come from one and the same pass.
+        exact = self.compute_dtype is None and weights_dtype(self.model) == torch.float32
+        if self._old_logps is None and self.asked_for_old and exact and same and not self.has_penalties:
+            self._old_logps = records.logps
+
+    def _forget_rollout(self) -> None:
+        self._records = self._old_logps = self._row_temperature = self._sampling_temperature = None
+        self._prompts = []
+
+    @property
+    def asked_for_old(self) -> bool:
+        """Whether TRL asks for log π_old: where a batch outlives an optimizer step."""
+        every = self.args.steps_per_generation * self.num_iterations
+        return self.mode == "train" and self.args.gradient_accumulation_steps % every != 0
+
+    @property
+    def old_is_first_pass(self) -> bool:
+        """Whether every micro-batch is seen before the policy moves: then log π_old is what its first pass gives."""
+        return self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0 and not self.use_vllm
+
+    @property
+    def has_penalties(self) -> bool:
+        return any(overrides(strategy, "penalty") for strategy in self.strategies)

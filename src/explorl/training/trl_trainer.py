@@ -18,6 +18,7 @@ _last_world_entropy, _entropy_window_stats, _get_output_dir.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,7 @@ class NamedGRPOTrainer(GRPOTrainer):
     entropy_coef: float
     reward_parts: Tensor | None = None
     """Rewards of the latest generation batch of all processes, (rows, reward functions), NaN where one said None."""
+    _warned: set[str]
     _last_world_entropy: float
     _entropy_window_stats: Tensor | None
     _buffered_inputs: list[dict[str, Any]] | None
@@ -105,6 +107,28 @@ class NamedGRPOTrainer(GRPOTrainer):
     @waiting.setter
     def waiting(self, batches: list[dict[str, Any]]) -> None:
         self._buffered_inputs = batches
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """What autocast makes of float32; None without it: where a device has none, accelerate leaves it out."""
+        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return kinds.get(self.accelerator.mixed_precision) if self.accelerator.native_amp else None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process holds all weights."""
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
+    @property
+    def now(self) -> int:
+        """Optimizer steps taken."""
+        return int(self.state.global_step)
+
+    def warn_once(self, message: str) -> None:
+        """On the main process."""
+        if message not in self._warned and self.accelerator.is_main_process:
+            warnings.warn(message, UserWarning, stacklevel=3)
+        self._warned.add(message)
 
     def record_metric(self, name: str, value: float, mode: Mode | None = None) -> None:
         self._metrics[mode or self.mode][name].append(value)
