@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test lint types slow clean
+.PHONY: quickstart test lint types slow peer clean
 
 quickstart: .venv/.installed
 	$(BIN)/explorl quickstart
@@ -26,6 +26,13 @@ types: .venv/.test-installed
 slow: .venv/.test-installed
 	$(BIN)/python -m pytest -m slow --timeout=3600
 
+# Hugging Face's own tests of GRPOTrainer, with our trainer in its place: PEER is the command that runs them, beside it
+# are the results of TRL's trainer. TESTS=FILTER runs some of them, as pytest's -k does.
+PEER ?= ../shared/peer/trl_grpo_tests
+peer: .venv/.peer-installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH="$(CURDIR)/.venv/peer" $(PEER) \
+		--stock $(dir $(PEER))stock.json --timeout 300 $(if $(TESTS),-k '$(TESTS)')
+
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
 	$(PYTHON) -m venv .venv
@@ -34,6 +41,13 @@ slow: .venv/.test-installed
 
 .venv/.test-installed: .venv/.installed
 	$(PIP) --editable '.[test]'
+	touch $@
+
+# torchvision apart and without its dependencies: image processors are all that the tests need of it, and its wheel is
+# built for another torch.
+.venv/.peer-installed: .venv/.test-installed
+	$(PIP) jmespath parameterized
+	$(PIP) --no-deps --target .venv/peer --upgrade torchvision
 	touch $@
 
 clean:
