@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, SamplingParams, reference
+from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel, reference
 from explorl.store import write_json, write_parquet
 from explorl.tasks import Problem, Task, opens_think
 
@@ -135,12 +137,15 @@ def evaluate(
     template: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    engine: Literal["explorl", "generate"] = "explorl",
+    engine: Literal["explorl", "generate"] | None = None,
+    dtype: torch.dtype | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Draws the protocol's number of completions of each problem, `batch_size` at a time, and verifies them.
 
     `engine="generate"` samples by `model.generate`, the reference; it records neither entropy nor branching factor.
+    None takes it, with a warning, where the engine would not compute what the model computes. `dtype` is that in which
+    the engine samples; None is that of the weights.
     """
     samples = how.samples_for(task)
     if not problems:
@@ -154,9 +159,11 @@ def evaluate(
             raise ValueError(f"a prompt of {longest} tokens does not fit into the context of {policy.name}: {context}")
         params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))
     completions: Sequence[Rollout | reference.Completion]
+    sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size, dtype=dtype)
+    if engine is None:
+        engine = _fitting_engine(sampler, longest=int(np.max(params.max_tokens)))
     if engine == "explorl":
         tick = None if on_progress is None else lambda _: on_progress(1)
-        sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
         completions = sampler.generate(prompts, samples, params, on_finish=tick).check()
     else:
         completions = reference.generate(
@@ -188,6 +195,17 @@ def evaluate(
             rows[key].append(value)
     ids = [problem.id for problem in problems]
     return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures)
+
+
+def _fitting_engine(sampler: Engine, longest: int) -> Literal["explorl", "generate"]:
+    try:
+        sampler.check(longest)
+    except UnsupportedModel as error:
+        warnings.warn(
+            f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}", stacklevel=3
+        )
+        return "generate"
+    return "explorl"
 
 
 def _mean(completion: Rollout | reference.Completion, measure: str) -> float | None:

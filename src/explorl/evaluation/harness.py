@@ -24,8 +24,8 @@ from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, evaluatio
 from explorl.evaluation.protocols import Protocol, protocol, task_label
 from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.metrics import Interval
-from explorl.models import Policy, load_policy, resolve_model
-from explorl.rollout import Engine
+from explorl.models import ModelError, Policy, load_policy, resolve_model
+from explorl.rollout import Engine, UnsupportedModel
 from explorl.store import write_json
 from explorl.tasks import Task, get_task, task_type
 
@@ -100,6 +100,13 @@ def run_evaluation(
     for label, model in labelled.items():
         policy = load_policy(model, dtype=dtype, device=_device()) if isinstance(model, str) else model
         engine, mark = Engine(policy.model, policy.tokenizer, batch_size=batch_size), fingerprint(policy)
+        try:
+            engine.check(int(np.max(how.sampling.max_tokens)))
+        except UnsupportedModel as error:
+            raise ModelError(
+                f"{label} cannot be sampled by Explorl's engine ({error.reason}); in Python, "
+                "explorl.evaluation.evaluate(..., engine='generate') samples it with model.generate"
+            ) from error
         for task in chosen:
             problems = task.problems(split, limit=limit)
             if not problems:

@@ -24,6 +24,8 @@ def evaluate_holdout(config: Config, policy: Policy) -> Evaluation:
     settings = config.evaluation
     task = get_task(config.task.name, **task_options(config))
     how = protocol(settings.protocol, samples=settings.samples, max_tokens=config.rollout.max_tokens)
+    import torch
+
     return evaluate(
         policy,
         task,
@@ -33,6 +35,7 @@ def evaluate_holdout(config: Config, policy: Policy) -> Evaluation:
         template=config.task.template,
         seed=config.seed,
         batch_size=settings.batch_size,
+        dtype=getattr(torch, config.model.evaluation_dtype),
     )
 
 
