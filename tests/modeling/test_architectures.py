@@ -57,6 +57,8 @@ ONLY_PACKED = {"deepseek_v3", "glm4_moe_lite", "jetmoe"}
 """Where the engine is not used."""
 
 EXPERTS = {"qwen3_moe", "qwen3_next", "llama4_text", "deepseek_v3", "glm4_moe_lite", "jetmoe", "nemotron_h", "minimax"}
+BRIEFLY = {"llama", "llama/longrope", "qwen2", "gemma2", "phi3", "gpt2", "deepseek_v3", "mamba", "lfm2", "gpt_oss"}
+"""Tried with weights in bfloat16 too, as the others are where there is time."""
 
 lengths = pytest.mark.parametrize("lengths", [NEAR, FAR], ids=["near", "far"])
 weights = pytest.mark.parametrize("weights", ["float32", "bfloat16"])
@@ -83,8 +85,11 @@ def test_up_to_a_turning_point(name: str) -> None:
     assert training_pass(name, FAR, limit=2 * FAR.threshold).path
 
 
-@weights
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [(name, "float32") for name in COMMON]
+    + [pytest.param(name, "bfloat16", marks=() if name in BRIEFLY else pytest.mark.slow) for name in COMMON],
+)
 def test_half_precision(name: str, weights: Weights) -> None:
     """bfloat16 does not hide what is wrong in float32; and where rounding moves no token to another expert, it refuses
     nothing that is right there."""

@@ -21,11 +21,6 @@ from . import harness, zoo
 Precision = Literal["float32", "autocast", "bfloat16"]
 
 
-def known_fault(what: str) -> pytest.MarkDecorator:
-    """Strict: where it has been mended, this mark has to go."""
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=what)
-
-
 precisions = pytest.mark.parametrize("precision", ["float32", "autocast", "bfloat16"])
 
 
@@ -60,7 +55,8 @@ def passed(model: Any, precision: Precision = "float32") -> passes.Kind:
                 assert error <= harness.TOLERANCE, error
     except harness.SteppedAside:
         return "padded"
-    return passes.choose(model, 0, dtype=torch.bfloat16 if precision == "autocast" else None).kind
+    with harness.fused_head(model):
+        return passes.choose(model, 0, dtype=torch.bfloat16 if precision == "autocast" else None).kind
 
 
 def in_precision(model: Any, precision: Precision) -> Any:
@@ -183,8 +179,8 @@ def test_hooks_act(place: str) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param("mlp", marks=known_fault("choose does not look at hooks again")),
-        pytest.param("input_layernorm", marks=known_fault("choose does not look at hooks again")),
+        "mlp",
+        "input_layernorm",
         "self_attn.q_proj",
     ],
 )
@@ -198,12 +194,10 @@ def test_hooks_that_come_later_act(place: str) -> None:
     assert outcome(model) == (True, "written out")
 
 
-@known_fault("llama_pass is None where there is attention dropout, and choose does not expect it")
 def test_a_model_with_attention_dropout_has_a_pass() -> None:
     assert outcome(with_dropout("llama"))[0]
 
 
-@known_fault("packed rows attend without dropout")
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_attention_dropout_acts_in_training(name: str) -> None:
     model = with_dropout(name).train()
@@ -295,19 +289,23 @@ def test_other_adapters_are_not_wrong(options: dict[str, Any]) -> None:
 def test_another_adapter_is_proven_anew(trials: list[str]) -> None:
     model = peft.get_peft_model(zoo.build("llama"), lora())
     model.add_adapter("second", lora(target_modules=["v_proj", "up_proj"]))
+
+    def tried() -> set[str]:
+        """What was tried by this outcome; each has a new head of TRL's, so the pass is tried at any rate."""
+        trials.clear()
+        assert outcome(model) == (True, "written out")
+        return set(trials)
+
     shaken(model)
-    assert outcome(model) == (True, "written out")
-    assert sorted(trials) == ["engine", "pass"]
+    assert tried() == {"engine", "pass"}
+    assert tried() == {"pass"}
     model.set_adapter("second")
     shaken(model)
-    assert outcome(model) == (True, "written out")
-    assert sorted(trials) == 2 * ["engine"] + 2 * ["pass"]
+    assert tried() == {"engine", "pass"}
     with model.disable_adapter():
-        assert outcome(model) == (True, "written out")
-    assert sorted(trials) == 3 * ["engine"] + 3 * ["pass"]
+        assert tried() == {"engine", "pass"}
     model.set_adapter("default")
-    assert outcome(model) == (True, "written out")
-    assert len(trials) == 6  # known already
+    assert tried() == {"pass"}  # this one is known
 
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
@@ -315,7 +313,6 @@ def test_virtual_tokens_are_left_to_the_model(kind: str) -> None:
     assert outcome(adapted(virtual_tokens(kind))) == (False, "padded")
 
 
-@known_fault("what was proven is remembered for the model inside of peft's wrapper")
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_virtual_tokens_on_a_model_that_was_proven_without(kind: str) -> None:
     base = zoo.build("llama")
@@ -327,7 +324,7 @@ def test_virtual_tokens_on_a_model_that_was_proven_without(kind: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("prompt", marks=known_fault("what was proven is remembered where virtual tokens are disabled")),
+        "prompt",
         "prefix",
     ],
 )

@@ -79,7 +79,7 @@ def engine_in_half(name: str, weights: Weights, lengths: Lengths = NEAR) -> Verd
     model = _build(name, lengths, weights)
     prompts, _ = _prompts(lengths, None)
     try:
-        half = harness.engine_in_half(model, prompts, max_tokens=16)
+        half = harness.engine_in_half(model, prompts, n=1, max_tokens=16)
     except UnsupportedModel as refusal:
         return _refused(model, refusal)
     assert half.right, f"the engine is off by {half} on {name}"

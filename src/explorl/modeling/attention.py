@@ -21,6 +21,10 @@ NAME = "explorl"
 _local = threading.local()
 
 
+class AttentionDropout(NotImplementedError):
+    """A model in training drops attention weights, which no memory of ours does."""
+
+
 class Attends(Protocol):
     """Whatever holds keys and values and computes attention over them."""
 
@@ -42,11 +46,14 @@ def _attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    dropout: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     memory: Attends | None = getattr(_local, "memory", None)
     if memory is None:
         raise RuntimeError(f"attention {NAME!r} works only inside the engine and the packed pass")
+    if dropout:
+        raise AttentionDropout(f"{type(module).__name__} has attention dropout")
     if s_aux is not None or position_bias is not None:
         raise NotImplementedError(f"{type(module).__name__} has attention sinks or a position bias")
     if not query.dtype == key.dtype == value.dtype:  # under autocast, which does the same for torch's own attention

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from explorl.modeling import proof
-from explorl.modeling.llama import llama_like
+from explorl.modeling.attention import AttentionDropout
+from explorl.modeling.llama_pass import llama_pass
 from explorl.modeling.packed import packed_logps
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_tem
     """
     points = proof.reached(proof.inner_model(model).config, reach)
     known = _CHOICES.setdefault(proof.inner_model(model), {})
-    key = (proof.adapters_of(model), dtype, head_temperature)
+    key = (proof.build_of(model), dtype, head_temperature, model.training)
     found = known.get(key)
     if found is None or not points <= found.points:
         found = known[key] = _try_out(model, points | (found.points if found else frozenset()), dtype, head_temperature)
@@ -57,9 +58,12 @@ def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_tem
 
 def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temperature: float) -> Choice:
     kinds: list[Kind] = ["packed"]
-    if llama_like(model) is not None:
+    if llama_pass(model) is not None:
         kinds.insert(0, "written out")
     reasons: dict[str, str] = {}
+    if model.training and _drops_attention(model, temperature):
+        reason = "attention has dropout, which the packed pass does not have (set disable_dropout, or it to 0)"
+        return Choice("padded", points, f"{proof.layer_types(model)}: {reason}", {"packed": reason})
     for kind in kinds:
         reason = _difference(model, kind, sorted(points), dtype, temperature)
         if not reason:
@@ -67,6 +71,18 @@ def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temp
         reasons[kind] = reason
         logger.info("the %s pass is not used: %s", kind, reason)
     return Choice("padded", points, f"{proof.layer_types(model)}: {reasons['packed']}", reasons)
+
+
+def _drops_attention(model: Any, temperature: float) -> bool:
+    """Whether attention has dropout in training, where the proof does not look."""
+    with torch.no_grad(), torch.random.fork_rng():
+        try:
+            _packed(model, proof.sequences(model, [])[:1], False, False, temperature)
+        except AttentionDropout:
+            return True
+        except Exception:  # whatever else is wrong, the proof says
+            return False
+    return False
 
 
 def _difference(model: Any, kind: Kind, points: list[int], dtype: torch.dtype | None, temperature: float) -> str:

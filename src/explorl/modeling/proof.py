@@ -34,7 +34,7 @@ EXACT = 1e-3
 SEEN = 0.05
 """How much a log-probability changes, at least, where a model looks at what stands before."""
 ROUGH = 0.2
-"""Root mean square of the differences in half precision, where float32 could not be tried."""
+"""Largest mean of the differences in half precision, where float32 could not be tried."""
 
 _NAMES = ("window", "chunk_size", "original_max_position")
 
@@ -152,10 +152,12 @@ def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype
     ``exact`` is the model's own result in float32, None where that could not be computed.
     """
 
-    def rms(difference: Tensor) -> float:
-        return float(difference.square().mean().sqrt())
-
     spread = max(spread, 1e-6) if math.isfinite(spread) else 1.0
+
+    def mean(difference: Tensor) -> float:
+        """Of the sizes, each at most ``spread``: a token that rounding sends to another expert is not the whole."""
+        return float(difference.abs().clamp(max=spread).mean())
+
     if bool((torch.isfinite(fast) != torch.isfinite(own)).any()):
         return math.inf
     finite = torch.isfinite(own)
@@ -165,8 +167,8 @@ def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype
     if dtype in (torch.float32, torch.float64):
         return float((fast - own).abs().max()) / (EXACT * spread)
     if exact is None:
-        return rms(fast - own) / (ROUGH * spread)
-    return rms(fast - exact) / (3 * rms(own - exact) + 0.02 * spread)
+        return mean(fast - own) / (ROUGH * spread)
+    return mean(fast - exact) / (3 * mean(own - exact) + 0.02 * spread)
 
 
 def _hardly_sees_context(model: Any) -> bool:
@@ -243,11 +245,21 @@ def text_config(model: Any) -> Any:
     return inner_model(model).config.get_text_config(decoder=True)
 
 
-def adapters_of(model: nn.Module) -> tuple[Any, ...]:
-    """Which adapters act: another answer, and what was proven has to be proven again."""
-    layers: list[Any] = [module for module in model.modules() if hasattr(module, "merged_adapters")]
-    acting = {(tuple(m.active_adapters), bool(m.disable_adapters), tuple(m.merged_adapters)) for m in layers}
-    return tuple(sorted(acting))
+def build_of(model: nn.Module) -> tuple[Any, ...]:
+    """What a model is built of, hooks, replaced forwards and acting adapters included, but not its weights.
+
+    Where it is another one, what was proven has to be proven again.
+    """
+    modules: list[Any] = list(model.modules())
+    acting = {
+        (tuple(m.active_adapters), bool(m.disable_adapters), tuple(m.merged_adapters))
+        for m in modules
+        if hasattr(m, "merged_adapters")
+    }
+    hooks = tuple(
+        (id(m), len(m._forward_hooks), len(m._forward_pre_hooks), id(m.__dict__.get("forward"))) for m in modules
+    )
+    return tuple(sorted(acting)), hash(hooks), str(getattr(model, "active_adapter", None))
 
 
 def layer_types(model: nn.Module) -> str:

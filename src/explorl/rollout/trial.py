@@ -54,7 +54,7 @@ def admitted(engine: Engine, longest: int) -> bool:
     points = proof.reached(proof.inner_model(model).config, longest)
     known = _FOUND.setdefault(proof.inner_model(model), {})
     device = next(model.parameters()).device
-    key = (proof.adapters_of(model), engine.dtype, engine.kernels(device), device.type, llama_like(model) is not None)
+    key = (proof.build_of(model), engine.dtype, engine.kernels(device), device.type)
     found = known.get(key)
     if found is None or not points <= found.points:
         found = known[key] = _try_out(engine, points | (found.points if found else frozenset()))
