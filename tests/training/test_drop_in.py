@@ -366,3 +366,31 @@ def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., 
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     for one, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again at every generation, though TRL switches adapters and gradient checkpointing off and on in each."""
+    from peft import LoraConfig
+
+    from explorl.modeling import passes
+    from explorl.rollout import engine, trial
+
+    tried: list[str] = []
+    for module in (passes, trial):
+        own = module._try_out
+        monkeypatch.setattr(
+            module, "_try_out", lambda *given, own=own, name=module.__name__: (tried.append(name), own(*given))[1]
+        )
+    looks: list[int] = []
+    probe = engine.probe
+    monkeypatch.setattr(engine, "probe", lambda *given: (looks.append(1), probe(*given))[1])
+    trainer = make_trainer(
+        ExplorationTrainer, max_steps=5, beta=0.1, bf16=True, gradient_checkpointing=True,
+        options={"peft_config": LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")},
+    )  # fmt: skip
+    counts: list[tuple[int, int]] = []
+    sample = trainer.sample
+    trainer.sample = lambda ids: (counts.append((len(tried), len(looks))), sample(ids))[1]
+    trainer.train()
+    assert len(counts) == 5
+    assert counts[2] == counts[4]

@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 
 from explorl.modeling import passes
 from explorl.modeling.precision import Shadow, weights_dtype
+from explorl.training import sampling
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.loss import LOSSES
 from tests.training.test_grpo_equals_trl import random_inputs
@@ -19,12 +20,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DEFAULTS: dict[str, Any] = {"bf16": True, "gradient_checkpointing": True, "use_cpu": DEVICE == "cpu"}
 
 
-def gradients_of(trainer: Any, inputs: dict[str, Any], checkpointing: bool) -> tuple[float, torch.Tensor]:
+def gradients_of(
+    trainer: Any, inputs: dict[str, Any], checkpointing: bool, reentrant: bool = False
+) -> tuple[float, torch.Tensor]:
     model = trainer.model
     model.zero_grad()
     model.train()
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     here = {name: value.to(model.device) for name, value in inputs.items()}
     loss = trainer._compute_loss(model, here)
@@ -54,7 +57,10 @@ def test_loss_and_gradients_equal_those_of_trl_to_the_rounding_of_bfloat16(
     assert abs(loss - exact_loss) < 1.5 * abs(stock_loss - exact_loss) + 2e-3 * abs(exact_loss) + 1e-4 * summed
 
 
-def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(make_trainer: Callable[..., Any]) -> None:
+def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "has_arithmetic", lambda device, dtype: True)
     trainer = make_trainer(ExplorationTrainer, **DEFAULTS, max_steps=3, learning_rate=1e-2)
     engine = trainer._engine
     assert engine is not None
@@ -80,6 +86,15 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(make_train
     assert set(states) == {torch.float32}
 
 
+def test_a_processor_without_bfloat16_samples_in_float32(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "has_arithmetic", lambda device, dtype: False)
+    trainer = make_trainer(ExplorationTrainer, **DEFAULTS)
+    assert trainer._engine is not None
+    assert trainer._engine.dtype is None
+
+
 def test_small_steps_are_not_lost(make_trainer: Callable[..., Any]) -> None:
     """AdamW at learning rate 5e-6 moves nearly every weight in 50 steps; in bfloat16 weights most steps round away."""
     trainer = make_trainer(
@@ -92,7 +107,10 @@ def test_small_steps_are_not_lost(make_trainer: Callable[..., Any]) -> None:
     assert moved >= 0.95 * sum(p.numel() for p in trainer.model.parameters())
 
 
-def test_gradient_checkpointing_saves_memory_and_changes_nothing(make_trainer: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_saves_memory_and_changes_nothing(
+    make_trainer: Callable[..., Any], reentrant: bool
+) -> None:
     """Layers are computed twice, and the gradient is the same to the bit."""
     found, calls = [], []
     for checkpointing in (False, True):
@@ -101,10 +119,11 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(make_trainer: C
         trainer.model.model.layers[0].mlp.up_proj.register_forward_hook(
             lambda *_, count=count: count.__setitem__(0, count[0] + 1)
         )
-        trainer._kind(trainer.model, 16)
+        trainer.model.train()
+        trainer._kind(trainer.model, 16)  # tries the pass out
         count[0] = 0
         inputs = random_inputs(beta=0.0, reused=False, tools=False)
-        found.append(gradients_of(trainer, inputs, checkpointing)[1])
+        found.append(gradients_of(trainer, inputs, checkpointing, reentrant)[1])
         calls.append(count[0])
     assert calls == [1, 2]
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)

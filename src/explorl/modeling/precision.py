@@ -85,3 +85,12 @@ def weights_dtype(model: nn.Module) -> torch.dtype:
         if parameter.is_floating_point():
             sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+def has_arithmetic(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the device computes in this type itself; a processor that does not is many times slower in it."""
+    if device.type != "cpu":
+        return True
+    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    asked = getattr(torch.ops.mkldnn, known.get(dtype, ""), None) if dtype in known else None
+    return dtype == torch.float32 or (asked is not None and bool(asked()))

@@ -256,10 +256,15 @@ def build_of(model: nn.Module) -> tuple[Any, ...]:
         for m in modules
         if hasattr(m, "merged_adapters")
     }
-    hooks = tuple(
-        (id(m), len(m._forward_hooks), len(m._forward_pre_hooks), id(m.__dict__.get("forward"))) for m in modules
-    )
+    hooks = tuple((id(m), *touched(m)) for m in modules)
     return tuple(sorted(acting)), hash(hooks), str(getattr(model, "active_adapter", None))
+
+
+def touched(module: nn.Module) -> tuple[int, int, int]:
+    """Hooks before and behind a module, and a forward of its own. Those that only ask for gradients do not count:
+    gradient checkpointing puts them on embeddings and takes them off."""
+    behind = [hook for hook in module._forward_hooks.values() if "require_grad" not in getattr(hook, "__name__", "")]
+    return len(module._forward_pre_hooks), len(behind), id(module.__dict__.get("forward"))
 
 
 def layer_types(model: nn.Module) -> str:

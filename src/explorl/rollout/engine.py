@@ -21,6 +21,7 @@ from torch import nn
 
 from explorl.modeling.attention import sampling_mode
 from explorl.modeling.precision import Shadow, weights_dtype
+from explorl.modeling.proof import touched
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
 from explorl.rollout.plan import Plan, free_memory, make_plan
@@ -255,5 +256,5 @@ def model_signature(model: nn.Module) -> tuple[Any, ...]:
         for module in modules
         if hasattr(module, "merged_adapters")
     )
-    hooks = tuple(len(m._forward_hooks) + len(m._forward_pre_hooks) + ("forward" in m.__dict__) for m in modules)
+    hooks = tuple(touched(module) for module in modules)
     return tensors, adapters, hooks, tuple(id(module) for module in modules)

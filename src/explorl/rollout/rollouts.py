@@ -26,7 +26,8 @@ class Rollout:
     logps: Float[Tensor, " time"]
     """log π of each token at the request's temperature (at 1 where it is greedy), over the whole vocabulary."""
     sampling_logps: Float[Tensor, " time"]
-    """log q of each token in the distribution that it was drawn from, after all warpers."""
+    """log q of each token in the distribution that it was drawn from, after all warpers; 0 where it is greedy. Where
+    bottom-p is applied by chance per token, this is the mixture f · q_bottom + (1 − f) · q_rest over both outcomes."""
     entropy: Float[Tensor, " time"]
     """H(π) in nats at temperature 1."""
     branching: Int[Tensor, " time"]

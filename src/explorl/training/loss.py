@@ -135,10 +135,15 @@ def sums_and_counts(values: Mapping[str, PerToken], counted: Tokens) -> Float[Te
     """Of each value, its sum over counted tokens and their number; of one per sequence, over sequences."""
     sums, counts = [], []
     for value in values.values():
-        per_sequence = value.size(1) == 1
+        per_sequence = is_per_sequence(value, counted)
         sums.append((value.detach() if per_sequence else value.detach() * counted).sum())
         counts.append(torch.tensor(float(len(value)), device=value.device) if per_sequence else counted.sum().float())
     return torch.stack([torch.stack(sums), torch.stack(counts)])
+
+
+def is_per_sequence(value: PerToken, counted: Tokens) -> bool:
+    """Whether there is one value for all tokens of a sequence; where sequences have one token, it is that token's."""
+    return value.size(1) == 1 < counted.size(1)
 
 
 def sequence_means(value: PerToken, counted: Tokens) -> Float[Tensor, " rows"]:

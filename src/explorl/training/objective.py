@@ -15,6 +15,7 @@ from explorl.training.loss import (
     Bounds,
     Surrogate,
     importance_ratio,
+    is_per_sequence,
     k3,
     normalised,
     sequence_means,
@@ -157,7 +158,9 @@ class ObjectiveTrainer(LogProbabilityTrainer):
         sums_counts = sums_and_counts(values, counted)
         if "left_out" in batch:  # rows that need no pass: their entropy is known, and nothing of them is clipped
             sums, counts = batch["left_out"]
-            per_token = torch.tensor([value.size(1) > 1 for value in values.values()], device=sums_counts.device)
+            per_token = torch.tensor(
+                [not is_per_sequence(value, counted) for value in values.values()], device=sums_counts.device
+            )
             sums_counts[1] += counts * per_token
             sums_counts[0, list(values).index("entropy")] += sums
         total_sums, total_counts = self.accelerator.reduce(sums_counts, "sum")

@@ -263,10 +263,11 @@ knows is an error.
 
 TRL's default, float32 weights with bfloat16 autocast, is the first-class path: optimizer state and weights stay
 float32, the engine samples from a bfloat16 copy of the weights that is refreshed before each generation, and the
-training pass runs under autocast. `fp16=True` works likewise, with accelerate's gradient scaler. Gradient
-checkpointing, which TRL switches on by default, computes each layer of the packed pass again in the backward pass.
-Weights that you load in bfloat16 are trained in bfloat16, as in TRL; small steps are lost in their rounding, so at a
-learning rate of 5e-6 most weights never move.
+training pass runs under autocast. (On a processor without bfloat16 arithmetic the engine samples in float32, which is
+faster there.) `fp16=True` works likewise, with accelerate's gradient scaler. Gradient checkpointing, which TRL
+switches on by default, computes each layer of the packed pass again in the backward pass. Weights that you load in
+bfloat16 are trained in bfloat16, as in TRL; small steps are lost in their rounding, so at a learning rate of 5e-6
+most weights never move.
 
 ## Refused
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from explorl.modeling.precision import weights_dtype
+from explorl.modeling.precision import has_arithmetic, weights_dtype
 from explorl.rollout import Engine, PaddedRollouts, SamplingParams, UnsupportedModel
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
@@ -186,7 +186,10 @@ class SamplingTrainer(NamedGRPOTrainer):
         return ""
 
     def _engine_dtype(self) -> torch.dtype | None:
-        return self.compute_dtype if weights_dtype(self.model) == torch.float32 else None
+        """Half precision where the run computes in it and the device can; else that of the weights."""
+        dtype = self.compute_dtype
+        mixed = dtype is not None and weights_dtype(self.model) == torch.float32
+        return dtype if mixed and dtype is not None and has_arithmetic(self.accelerator.device, dtype) else None
 
     def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
         """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
