@@ -80,7 +80,7 @@ def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, 
         "top_k": max(0, int(number("top_k", 0))),
         "min_p": number("min_p", 0.0),
         "repetition_penalty": number("repetition_penalty", 1.0),
-        "max_tokens": int(number("max_new_tokens", 256)),
+        "max_tokens": int(given["max_new_tokens"]),
         "stop_token_ids": list(ends),
     }
 
@@ -180,6 +180,8 @@ class SamplingTrainer(NamedGRPOTrainer):
             return "weights are sharded over processes (FSDP or DeepSpeed)"
         if self.sees_images:
             return "it sees images"
+        if self.generation_kwargs.get("max_new_tokens") is None:
+            return "max_completion_length is None"
         beyond = beyond_the_engine(self.generation_kwargs, self.model.generation_config)
         if beyond:
             return "the engine has no " + ", ".join(f"{name}={value!r}" for name, value in beyond.items())
