@@ -58,7 +58,7 @@ ONLY_PACKED = {"deepseek_v3", "glm4_moe_lite", "jetmoe"}
 
 EXPERTS = {"qwen3_moe", "qwen3_next", "llama4_text", "deepseek_v3", "glm4_moe_lite", "jetmoe", "nemotron_h", "minimax"}
 BRIEFLY = {"llama", "llama/longrope", "qwen2", "gemma2", "phi3", "gpt2", "deepseek_v3", "mamba", "lfm2", "gpt_oss"}
-"""Tried with weights in bfloat16 too, as the others are where there is time."""
+"""Tried in bfloat16 as well, as the others are where there is time."""
 
 lengths = pytest.mark.parametrize("lengths", [NEAR, FAR], ids=["near", "far"])
 weights = pytest.mark.parametrize("weights", ["float32", "bfloat16"])
@@ -87,8 +87,11 @@ def test_up_to_a_turning_point(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [(name, "float32") for name in COMMON]
-    + [pytest.param(name, "bfloat16", marks=() if name in BRIEFLY else pytest.mark.slow) for name in COMMON],
+    [
+        pytest.param(name, weights, marks=() if name in brief else pytest.mark.slow)
+        for weights, brief in (("float32", BRIEFLY), ("bfloat16", {"llama", "lfm2"}))
+        for name in COMMON
+    ],
 )
 def test_half_precision(name: str, weights: Weights) -> None:
     """bfloat16 does not hide what is wrong in float32; and where rounding moves no token to another expert, it refuses

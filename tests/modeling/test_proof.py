@@ -21,7 +21,9 @@ from . import harness, zoo
 Precision = Literal["float32", "autocast", "bfloat16"]
 
 
-precisions = pytest.mark.parametrize("precision", ["float32", "autocast", "bfloat16"])
+precisions = pytest.mark.parametrize(
+    "precision", ["float32", "autocast", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 
 
 def outcome(model: Any, precision: Precision = "float32") -> tuple[bool, passes.Kind]:

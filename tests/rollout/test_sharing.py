@@ -67,6 +67,7 @@ def test_sharing_changes_no_token_and_saves_rows(llama: Any, monkeypatch: pytest
         decoded.append((layout.rows, layout.seats))
         original(self, layout, *args)
 
+    Engine(llama).check(32)  # tries the engine out, which decodes too
     monkeypatch.setattr(Decoder, "_step", counting)
     shared = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
     rows = sum(rows for rows, _ in decoded)
@@ -89,6 +90,7 @@ def test_equal_samples_of_a_greedy_policy_are_computed_once(llama: Any, monkeypa
         decoded.append(layout.rows)
         original(self, layout, *args)
 
+    Engine(llama).check(32)  # tries the engine out, which decodes too
     monkeypatch.setattr(Decoder, "_step", counting)
     rollouts = Engine(llama).generate(
         prompts((5, 3)), 16, SamplingParams(temperature=0, max_tokens=9, stop_token_ids=())
