@@ -133,6 +133,32 @@ def test_generation_kwargs_that_the_engine_lacks_are_left_to_generate(
         make_trainer(ExplorationTrainer, generation_kwargs=given, options={"engine": "explorl"})
 
 
+@pytest.mark.parametrize("place", ["model", "class"])
+def test_a_generate_of_the_users_own_is_called(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    from transformers import GenerationMixin
+
+    def four_more(self: Any = None, input_ids: Any = None, **given: Any) -> Any:
+        return torch.cat([input_ids, torch.full((len(input_ids), 4), 9)], dim=1)
+
+    if place == "class":
+        monkeypatch.setattr(GenerationMixin, "generate", four_more)
+    else:
+        load = load_policy
+
+        def with_own(*given: Any, **more: Any) -> Any:
+            policy = load(*given, **more)
+            policy.model.generate = four_more
+            return policy
+
+        monkeypatch.setattr("tests.training.conftest.load_policy", with_own)
+    with pytest.warns(UserWarning, match=r"sampling by model.generate.*LlamaForCausalLM has a generate of its own"):
+        trainer = make_trainer(ExplorationTrainer, max_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["completions/max_length"] == 4
+
+
 def test_a_models_own_generation_config_counts_too() -> None:
     from transformers import GenerationConfig
 

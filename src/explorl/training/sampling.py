@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from explorl.modeling.precision import has_arithmetic, weights_dtype
+from explorl.modeling.proof import inner_model
 from explorl.rollout import Engine, PaddedRollouts, SamplingParams, UnsupportedModel
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
@@ -44,6 +45,15 @@ OF_NO_MATTER = {
 }
 """Options of `generate` that change no token that an engine with a cache of its own samples (TRL gives
 `max_new_tokens`, beside which `max_length` does not count)."""
+
+
+_GENERATE = GenerationMixin.generate
+
+
+def _has_own_generate(model: Any) -> bool:
+    """Whether somebody has written another `generate` for this model, which the engine would pass by."""
+    inner = inner_model(model)
+    return "generate" in inner.__dict__ or getattr(type(inner), "generate", None) is not _GENERATE
 
 
 def beyond_the_engine(given: Mapping[str, Any], declared: GenerationConfig | None) -> dict[str, Any]:
@@ -180,6 +190,8 @@ class SamplingTrainer(NamedGRPOTrainer):
             return "weights are sharded over processes (FSDP or DeepSpeed)"
         if self.sees_images:
             return "it sees images"
+        if _has_own_generate(self.model):
+            return f"{type(inner_model(self.model)).__name__} has a generate of its own"
         if self.generation_kwargs.get("max_new_tokens") is None:
             return "max_completion_length is None"
         beyond = beyond_the_engine(self.generation_kwargs, self.model.generation_config)
