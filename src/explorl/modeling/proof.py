@@ -31,7 +31,7 @@ BEYOND = 5
 """How many tokens a sequence reaches beyond a turning point before its compared tokens begin."""
 EXACT = 1e-3
 """Largest difference in float32."""
-SEEN = 0.05
+SEEN = 0.5
 """How much a log-probability changes, at least, where a model looks at what stands before."""
 ROUGH = 0.2
 """Largest mean of the differences in half precision, where float32 could not be tried."""
@@ -173,10 +173,12 @@ def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype
 
 def _hardly_sees_context(model: Any) -> bool:
     """Whether log π hardly depends on what stands before, so that no fault would show: in a model not yet trained."""
-    first, *_ = sequences(model, [])
-    other = [*reversed(first[:-2]), *first[-2:]]  # the token right before is the same, what stands before it is not
-    own, spread = own_logps(model, [first, other], tail=1)
-    return bool((own[0] - own[1]).abs().max() < SEEN * spread)
+    ids = sequences(model, [])
+    others = [
+        [*reversed(row[:-4]), *row[-4:]] for row in ids
+    ]  # the last tokens are the same, what stands before is not
+    own, spread = own_logps(model, ids, tail=3)
+    return bool((own - own_logps(model, others, tail=3)[0]).abs().max() < SEEN * spread)
 
 
 @contextmanager
