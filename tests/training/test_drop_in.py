@@ -159,6 +159,15 @@ def test_a_generate_of_the_users_own_is_called(
     assert trainer.state.log_history[0]["completions/max_length"] == 4
 
 
+def test_a_generate_that_comes_later_is_called(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(ExplorationTrainer, max_steps=1)
+    trainer.model.generate = lambda input_ids, **given: torch.cat(
+        [input_ids, torch.full((len(input_ids), 4), 9)], dim=1
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["completions/max_length"] == 4
+
+
 def test_a_models_own_generation_config_counts_too() -> None:
     from transformers import GenerationConfig
 

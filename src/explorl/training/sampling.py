@@ -209,13 +209,16 @@ class SamplingTrainer(NamedGRPOTrainer):
         """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
         if self._engine is None:
             return None
+        per_row = any(overrides(strategy, "sampling") for strategy in self.strategies)
+        if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
+            return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
         draw = Draw(sampling_options(self.generation_kwargs, self.eos_token_ids), strategies, texts, self.now)
         try:
             self._engine.check(self._everywhere_longest(prompt_ids) + self.max_completion_length)
         except UnsupportedModel as error:  # prompts are longer than what it was tried with
-            if any(overrides(strategy, "sampling") for strategy in self.strategies):
+            if per_row:
                 raise
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}")
             self._engine = None
