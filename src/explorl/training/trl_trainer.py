@@ -34,6 +34,8 @@ from trl.trainer.utils import (
     unsplit_pixel_values_by_grid,
 )
 
+from explorl.training.loss import OVER_TOKENS
+
 IMAGES = (
     "pixel_values",
     "image_grid_thw",
@@ -222,7 +224,7 @@ class NamedGRPOTrainer(GRPOTrainer):
         accumulated = self.current_gradient_accumulation_steps if training else 1.0
         bonus = (entropies * mask).sum() / mask.sum().clamp(min=1.0) / accumulated
         active = not self.use_adaptive_entropy or self._last_world_entropy <= self.args.entropy_target
-        policy_loss = loss.detach() * (1.0 if self.loss_type in ("cispo", "dapo", "vespo") else accumulated)
+        policy_loss = loss.detach() * (1.0 if self.loss_type in OVER_TOKENS else accumulated)
         self.record_metric("policy_loss", self.accelerator.gather(policy_loss).nanmean().item())
         total = loss - (self.entropy_coef if active else 0.0) * bonus
         if training and self.use_adaptive_entropy:
