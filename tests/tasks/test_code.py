@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -14,6 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorl.sandbox import programs
+from explorl.sandbox.nursery import nursery
+from explorl.sandbox.programs import Guarantees, SandboxError, capabilities
+from explorl.sandbox.text import clean
 from explorl.tasks import Problem
 from explorl.tasks.code import FILE, HUB_ID, Code
 from explorl.tasks.code_extract import defines, extract, fences, preamble
@@ -252,6 +257,52 @@ def test_many(task: Code) -> None:
     assert task.rewards(f"```python\n{WHOLE}```", problems[0]) == {"correctness": 1.0, "format": 1.0}
 
 
+SPINNER = """    import os
+    for _ in range(7):
+        if os.fork() == 0:
+            os.setsid()
+            break
+    while True: pass
+"""
+"""Eight processes, each in a session of its own, for which some kernels give it as much as eight programs."""
+
+
+def test_spinners_beside_it_do_not_fail_an_honest_program(task: Code, largest: Problem) -> None:
+    if "namespaces" not in capabilities().layers:
+        pytest.skip("programs have one process here")
+    slow = "    import time\n    end = time.process_time() + 0.15\n    while time.process_time() < end: pass\n"
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # what is started now keeps to it
+    try:
+        nursery.close()
+        texts = [SPINNER, slow + BODY, SPINNER]
+        verdicts = Code(data_dir=task.data_dir, seconds=1.5, workers=3).verify_many(texts, [largest] * 3)
+    finally:
+        os.sched_setaffinity(0, cores)
+        nursery.close()
+    assert [verdict.error for verdict in verdicts] == ["took over 1.5 s", None, "took over 1.5 s"]
+
+
+def test_without_isolation_it_says_so(task: Code, largest: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EXPLORL_UNISOLATED", raising=False)
+    monkeypatch.setattr(programs, "capabilities", lambda: Guarantees(True, False, True, True, capabilities().layers))
+    with pytest.raises(SandboxError, match=r"not be isolated from this machine's files .*unisolated=True"):
+        task.verify(BODY, largest)
+    assert Code(data_dir=task.data_dir, unisolated=True).verify(BODY, largest).correct
+
+
+def test_no_text_steers_a_terminal(task: Code, largest: Problem) -> None:
+    for text in (
+        "    raise ValueError('\\x1b[2J\\ud800\\u202e')\n",
+        "    return '\x1b\ud800' +\n",
+        "    \x00\x9b = \n",
+    ):
+        verdict = task.verify(text, largest)
+        assert not verdict.correct
+        for shown in (verdict.error or "", verdict.answer or ""):
+            assert clean(shown) == shown
+
+
 def test_pieces() -> None:
     assert preamble(HEAD, "largest") == ("from typing import List\n\n\n", HEAD[len("from typing import List\n\n\n") :])
     assert preamble("x", "f") == ("", "x")
@@ -315,8 +366,9 @@ def mutations(rng: random.Random, count: int) -> list[str]:
     return texts
 
 
-def test_mutated_completions_are_read() -> None:
-    for text in mutations(random.Random(0), 100_000):
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_mutated_completions_are_read(count: int) -> None:
+    for text in mutations(random.Random(0), count):
         extract(text, HEAD, "largest")
         fences(text)
 

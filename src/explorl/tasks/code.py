@@ -14,10 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
+from explorl.sandbox.text import clean
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
 from explorl.tasks.code_extract import defines, extract, fences, preamble
-from explorl.tasks.jsonl import records, shortened
-from explorl.tasks.sandbox import DEFAULTS, Limits, Tested, in_threads, run_tests
+from explorl.tasks.jsonl import Record, by_split, records, shortened, split_files
 from explorl.tasks.tags import read
 
 HUB_ID = "openai/openai_humaneval"
@@ -33,18 +34,24 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Code(Task):
-    """HumanEval's problems from the hub, or of a folder's humaneval.jsonl (``data_dir``); all for evaluation."""
+    """HumanEval's problems from the hub, or of a folder's humaneval.jsonl (``data_dir``).
+
+    They are for evaluation, but for those that the files give for training: see `jsonl.split_files`.
+    """
 
     name: str = "code"
     data_dir: str | Path | None = None
     seconds: float = DEFAULTS.seconds
-    """Time for a program and all its tests."""
+    """Time for a program and all its tests, and processor time of all its processes together. What it waits for a
+    processor that others use does not count (see `Limits`)."""
     memory: int = DEFAULTS.memory
     """Bytes of address space for a program."""
     workers: int | None = None
-    """Programs that run at a time; None: one a core."""
+    """Programs that run at a time; None: one per core."""
+    unisolated: bool = False
+    """Run programs even where the sandbox cannot isolate them from this machine (docs/security.md)."""
 
-    splits: ClassVar[tuple[str, ...]] = ("holdout",)
+    splits: ClassVar[tuple[str, ...]] = ("train", "holdout")
     templates: ClassVar[tuple[str, ...]] = ("chat", "plain")
 
     def __post_init__(self) -> None:
@@ -54,7 +61,9 @@ class Code(Task):
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
-        return self._given[:limit]
+        if not self._given.get(split):
+            raise unknown("split", split, self._given)
+        return self._given[split][:limit]
 
     def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
         """``chat`` asks for the whole function in a fenced block; ``plain`` is the head that a base model continues."""
@@ -84,8 +93,15 @@ class Code(Task):
         if len(source) > MAX_SOURCE:
             return Verdict(False, well_formed, error=f"a program of over {MAX_SOURCE} characters")
         before, _ = preamble(prompt, name)
-        tested = run_tests(source, problem.data["test"], entry_point=name, preamble=before, limits=self._limits())
-        answer = tested.normal or source.strip().encode(errors="replace").decode()
+        tested = run_tests(
+            source,
+            problem.data["test"],
+            entry_point=name,
+            preamble=before,
+            limits=self._limits(),
+            unisolated=self.unisolated,
+        )
+        answer = tested.normal or clean(source.strip())
         return Verdict(tested.status == "ok", well_formed, answer, self._error(tested))
 
     def verify_many(
@@ -108,7 +124,7 @@ class Code(Task):
         return in_threads(judge, completions, problems, flags, workers=self.workers)
 
     def _limits(self) -> Limits:
-        return Limits(seconds=self.seconds, cpu_seconds=int(self.seconds) + 1, memory=self.memory)
+        return Limits(seconds=self.seconds, cpu_seconds=self.seconds, memory=self.memory)
 
     def _error(self, tested: Tested) -> str | None:
         if tested.status == "ok":
@@ -121,13 +137,17 @@ class Code(Task):
         return f"wrong answer: {text}" if text.startswith("AssertionError") else text
 
     @cached_property
-    def _given(self) -> list[Problem]:
+    def _given(self) -> dict[str, list[Problem]]:
+        """The problems of each split; what is held out is not trained on."""
         if self.data_dir is None:
-            return _problems((record, f"{HUB_ID}, row {row}") for row, record in enumerate(_read_hub()))
-        path = Path(self.data_dir) / FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"no file {FILE} in {str(self.data_dir)!r}; give a folder with one")
-        return _problems(records(path, _EXAMPLE))
+            rows = {"holdout": [(dict(record), f"{HUB_ID}, row {row}") for row, record in enumerate(_read_hub())]}
+        else:
+            rows = _read_folder(Path(self.data_dir))
+        splits = {split: _problems(rows[split]) for split in self.splits if split in rows}
+        asked = {key for problem in splits.get("holdout", ()) for key in (problem.id, problem.data["prompt"])}
+        if "train" in splits:
+            splits["train"] = [p for p in splits["train"] if not asked & {p.id, p.data["prompt"]}]
+        return splits
 
 
 def shortened_error(text: str) -> str:
@@ -145,6 +165,16 @@ def _read_hub() -> Iterable[Mapping[str, Any]]:
         raise FileNotFoundError(
             f"cannot load {HUB_ID} from the Hugging Face hub ({error}); give --data-dir, a folder with {FILE}"
         ) from error
+
+
+def _read_folder(folder: Path) -> dict[str, list[Record]]:
+    files = split_files(folder, FILE.removesuffix(".jsonl"))
+    if not files:
+        raise FileNotFoundError(f"no file {FILE} in {str(folder)!r}; give a folder with one")
+    rows = {split: list(records(path, _EXAMPLE)) for split, path in files.items()}
+    if list(rows) == ["all"]:
+        rows = by_split(rows["all"]) or rows
+    return rows if "all" not in rows else {"holdout": rows["all"]}
 
 
 def _problems(given: Iterable[tuple[Mapping[str, Any], str]]) -> list[Problem]:

@@ -1,8 +1,8 @@
-"""The inside of the sandbox: what the nursery (`sandbox_nurse`) forks for each program.
+"""The inside of the sandbox: what the nursery (`nurse`) forks for each program.
 
-Three processes. The *keeper* talks to `sandbox` and never runs the program. The *first process* of the new process
+Three processes. The *keeper* talks to `programs` and never runs the program. The *first process* of the new process
 namespace only waits: when it goes, the kernel kills all that is left in there. The *program* is its child. Where
-namespaces are not permitted the program is the keeper's own child.
+namespaces are not permitted the program is the keeper's own child, and the keeper counts its threads.
 
 With an entry point the program only defines functions, and the keeper runs the tests. Its ``candidate`` sends each
 call's arguments to the program and gets a plain value back. The keeper reads the tests after the program's process has
@@ -12,17 +12,22 @@ begun, so they are not in its memory; and it alone decides, so no exit, patched 
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # not signal, which makes enums of all numbers
+import _socket as socket
+import _thread
 import ast
 import builtins
 import json
 import marshal
 import os
+import select
+import struct
 import sys
 import time
 import types
 
-from explorl.tasks import sandbox_kernel as kernel
-from explorl.tasks.plain import decode, encode
+from explorl.sandbox import kernel
+from explorl.sandbox.plain import BEGUN, decode, encode
+from explorl.sandbox.usage import Usage, longest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ MEMORY_EXIT = 86
 """Exit status of a program that ran out of memory."""
 MAX_FRAME = 1 << 22
 """Longest reply of a program, in bytes."""
-_CALLS, _REPLIES, _READY = 3, 4, 5  # the program's descriptors, beside the standard three
+_CALLS, _REPLIES, _READY, _QUESTIONS = 3, 4, 5, 6  # the program's descriptors, beside the standard three
 
 
 class Ended(BaseException):
@@ -109,6 +114,7 @@ def _begin(request: dict[str, Any], descriptors: dict[int, int], uid: int) -> No
     ready = descriptors[_READY]
     try:
         os.setsid()
+        was_root = os.geteuid() == 0
         kernel.drop_privileges(uid)
         if "namespaces" in request["layers"]:
             child = os.fork()
@@ -118,7 +124,7 @@ def _begin(request: dict[str, Any], descriptors: dict[int, int], uid: int) -> No
             kernel.drop_privileges(uid)
         arrange(descriptors)
         ready = _READY
-        _shut_in(request)
+        _shut_in(request, _others(request, was_root and os.geteuid() == uid >= kernel.FIRST_UID))
         os.write(ready, b"ready")
         os.close(ready)
     except BaseException as error:
@@ -141,16 +147,40 @@ def _wait_as_first(child: int) -> NoReturn:  # pragma: no cover (another process
             os._exit(status if status >= 0 else 128 - status)
 
 
-def _shut_in(request: dict[str, Any]) -> None:  # pragma: no cover (another process)
+def _others(request: dict[str, Any], is_spare_user: bool) -> int | None:  # pragma: no cover (another process)
+    """How many processes of its user there are beside the program's own: parents of it. None: nobody knows."""
+    namespaces = "namespaces" in request["layers"]
+    if is_spare_user:  # as which the keeper runs the tests
+        return namespaces + (request["entry_point"] is not None)
+    return 2 if namespaces or "seccomp" not in request["layers"] else None
+
+
+def _shut_in(request: dict[str, Any], others: int | None) -> None:  # pragma: no cover (another process)
+    layers = request["layers"]
     os.environ.clear()
     os.chdir(request["folder"])
     sys.argv[:] = ["program.py"]
     sys.dont_write_bytecode = True
-    kernel.limit_resources(request["limits"])
-    if "landlock" in request["layers"]:
+    kernel.limit_resources(request["limits"], others=others)
+    if "landlock" in layers:
         kernel.restrict_files(request["folder"])
-    if "seccomp" in request["layers"]:
-        kernel.refuse_calls(namespaces="namespaces" in request["layers"])
+    if "seccomp" in layers:
+        threads = others is not None or _ask_for_threads()
+        kernel.refuse_calls(namespaces="namespaces" in layers, threads=threads)
+    os.closerange(_QUESTIONS, _QUESTIONS + 1)
+
+
+def _ask_for_threads() -> bool:  # pragma: no cover (another process)
+    """Give the keeper the say in each new thread; False where the kernel does not know how."""
+    try:
+        listener = kernel.ask_for_threads()
+    except OSError:
+        return False
+    way = socket.socket(fileno=_QUESTIONS)
+    way.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
+    way.detach()
+    os.close(listener)
+    return True
 
 
 def arrange(descriptors: dict[int, int]) -> None:  # pragma: no cover (another process)
@@ -229,19 +259,35 @@ def keep(nursery: int) -> None:  # pragma: no cover (another process)
     request = marshal.loads(receive(0))
     answer = os.dup(1)
     try:
-        result = _keep(request, nursery)
-    except (OSError, RuntimeError) as error:
+        program = _start(request, nursery)
+    except Exception as error:
         result = {"status": "setup", "error": described(error)}
-    send(answer, repr(result).encode(errors="surrogatepass"))
+    else:
+        os.write(2, BEGUN)
+        try:
+            result = _watch(request, program)
+        except BaseException as error:
+            result = {"status": "killed", "error": f"the tests' process failed: {described(error)}"}
+    send_json(answer, result)
     os._exit(0)
 
 
-def _keep(request: dict[str, Any], nursery: int) -> dict[str, Any]:  # pragma: no cover (another process)
-    limits, uid = request["limits"], kernel.spare_user()
-    namespaces = "namespaces" in request["layers"]
-    if namespaces:
+class _Program:  # pragma: no cover (another process)
+    """A program that has begun, as its keeper sees it."""
+
+    def __init__(self, child: int, uid: int, candidate: _Candidate, outputs: dict[str, int], usage: Usage) -> None:
+        self.child, self.uid, self.candidate, self.outputs, self.usage = child, uid, candidate, outputs, usage
+        self.questions: int | None = None
+        """Where it asks for threads, if it has to."""
+
+
+def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cover (another process)
+    """Make the surroundings and have the program begin in them."""
+    uid = kernel.spare_user()
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if "namespaces" in request["layers"]:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or its own /proc, which is to be written to, would be root's
-        kernel.enter_namespaces(limits["disk"], uid)
+        kernel.enter_namespaces(request["limits"]["disk"], uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         request["folder"] = "/tmp"
         if os.geteuid() == 0 and not kernel.can_become(uid):
@@ -261,51 +307,152 @@ def _keep(request: dict[str, Any], nursery: int) -> dict[str, Any]:  # pragma: n
     descriptors = {0: given, 1: out, 2: err, _CALLS: calls_in, _REPLIES: replies_out, _READY: ready_out}
     if request["entry_point"] is None:
         del descriptors[_CALLS], descriptors[_REPLIES]
-
-    start = time.monotonic()
+    if "namespaces" not in request["layers"]:
+        questions, descriptors[_QUESTIONS] = _socket_pair()
     child = os.fork()
     if child == 0:
         _begin(request, descriptors, uid)
-    for descriptor in (calls_in, replies_out, ready_out, given):
+    for descriptor in {calls_in, replies_out, given, *descriptors.values()} - {out, err}:
         os.close(descriptor)
     if (state := os.read(ready_in, 1000)) != b"ready":
         os.waitpid(child, 0)
         raise RuntimeError(state.decode(errors="replace") or "the first process is gone")
+    os.close(ready_in)
+    candidate = _Candidate(calls_out, replies_in)
+    program = _Program(child, uid, candidate, {"stdout": out, "stderr": err}, Usage(proc, child))
+    if "namespaces" not in request["layers"]:
+        program.questions = _received(questions)
+    return program
 
-    late, testing = False, request["entry_point"] is not None
 
-    def expire(*_: object) -> None:
-        nonlocal late
-        late = True
-        os.kill(child, signal.SIGKILL)
-        if testing:
-            raise Ended
+def _socket_pair() -> tuple[int, int]:  # pragma: no cover (another process)
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return one.detach(), other.detach()
 
-    signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, limits["seconds"])
+
+def _received(descriptor: int) -> int | None:  # pragma: no cover (another process)
+    """The descriptor that was sent on this one, if one was."""
+    way = socket.socket(fileno=descriptor)
+    _, ancillary, _, _ = way.recvmsg(1, socket.CMSG_SPACE(4))
+    way.close()
+    return struct.unpack("i", ancillary[0][2])[0] if ancillary else None
+
+
+def _watch(request: dict[str, Any], program: _Program) -> dict[str, Any]:  # pragma: no cover (another process)
+    """Wait until the program or its tests have ended, or its time is up; what became of it."""
+    start = time.monotonic()
     result: dict[str, Any] = {}
-    if testing:
-        candidate = _Candidate(calls_out, replies_in)
+    timer = _Timer(request["limits"], program)
+    if request["entry_point"] is None:
+        _count_threads(program, request["limits"]["processes"])
+        os.waitid(os.P_PID, program.child, os.WEXITED | os.WNOWAIT)
+        timer.stop()
+    else:
         try:
-            _test(request, uid, candidate, result)
+            timer.interrupt = True
+            try:
+                _test(request, program, result)
+            finally:
+                timer.interrupt = False
         except Ended:
-            candidate.gone = True
-        testing = False
-        if late or candidate.gone:  # also where a test has caught it
-            result["status"] = "timeout" if late else "error"
+            program.candidate.gone = True
+        timer.stop()
+        if timer.late or program.candidate.gone:  # also where a test has caught it
+            result["status"] = "timeout" if timer.late else "error"
             result["error"] = "the program ended before the tests did"
-        os.kill(child, signal.SIGKILL)
-    _, code = os.waitpid(child, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    if not namespaces:
+        os.kill(program.child, signal.SIGKILL)
+    _, code = os.waitpid(program.child, 0)
+    if "namespaces" not in request["layers"]:
         _kill_orphans()
     result["seconds"] = time.monotonic() - start
     if request["entry_point"] is None:  # otherwise the tests have decided, however the program has ended
-        result["status"] = _status(os.waitstatus_to_exitcode(code), late)
-    for name, descriptor in (("stdout", out), ("stderr", err)):
+        result["status"] = _status(os.waitstatus_to_exitcode(code), timer.late)
+    for name, descriptor in program.outputs.items():
         os.lseek(descriptor, 0, os.SEEK_SET)
-        result[name] = os.read(descriptor, limits["output"]).decode(errors="replace")
+        result[name] = os.read(descriptor, request["limits"]["output"]).decode(errors="replace")
     return result
+
+
+def _count_threads(program: _Program, most: int) -> None:  # pragma: no cover (another process)
+    """From now on let the program have so many threads, if it asks for them."""
+    if program.questions is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # it is to interrupt this thread
+        try:
+            _thread.start_new_thread(_allow_threads, (program.child, program.questions, most))
+        except RuntimeError:
+            os.close(program.questions)  # then the program gets none
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+
+
+def _allow_threads(child: int, listener: int, most: int) -> NoReturn:  # pragma: no cover (another process)
+    """Allow new threads while there are fewer than ``most``."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    while True:
+        poll.poll()
+        question = kernel.next_question(listener)
+        if question is None:  # who asked is gone, and perhaps with it all
+            time.sleep(0.01)
+            continue
+        threads = _threads(child)
+        kernel.answer_question(listener, question, allow=0 < threads < most)
+        for _ in range(100):  # or the next one, asked at the same time, would be allowed for the same place
+            if _threads(child) != threads or not 0 < threads < most:
+                break
+            time.sleep(0.0002)
+
+
+def _threads(pid: int) -> int:  # pragma: no cover (another process)
+    """How many threads a process has; 0 if that cannot be known."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return int(file.read().partition(b"\nThreads:")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class _Timer:  # pragma: no cover (another process)
+    """Ends a program when its time is up. Until it is stopped, nobody must wait for the program's process.
+
+    So its number is its own, and killing it always finds it, if only its remains.
+    """
+
+    def __init__(self, limits: dict[str, float], program: _Program) -> None:
+        self.late = False
+        """Whether time was up."""
+        self.interrupt = False
+        """Whether to raise `Ended` then, once, wherever this process may be."""
+        self._limits, self._program = limits, program
+        self._stopped = False
+        self._cores = len(os.sched_getaffinity(0))
+        signal.signal(signal.SIGALRM, self._look)
+        self._set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _set(self) -> None:
+        """Look again when it may have come to a limit."""
+        usage, seconds = self._program.usage, self._limits["seconds"]
+        rest = min(seconds - usage.time, longest(seconds) - usage.clock)
+        rest = min(rest, (self._limits["cpu_seconds"] - usage.processor) / self._cores)
+        signal.setitimer(signal.ITIMER_REAL, min(max(rest, 0.005), 0.25), 0.25)
+
+    def _look(self, *_: object) -> None:
+        if self._stopped or self.late:
+            return
+        usage, seconds = self._program.usage, self._limits["seconds"]
+        usage.update()
+        self.late = (
+            usage.time >= seconds or usage.processor >= self._limits["cpu_seconds"] or usage.clock >= longest(seconds)
+        )
+        if not self.late:
+            self._set()
+            return
+        os.kill(self._program.child, signal.SIGKILL)
+        if self.interrupt:
+            raise Ended
 
 
 def _kill_orphans() -> None:  # pragma: no cover (another process)
@@ -361,16 +508,19 @@ class _Candidate:  # pragma: no cover (another process)
             raise Ended from error
 
 
-def _test(request: dict[str, Any], uid: int, candidate: _Candidate, result: dict[str, Any]) -> None:  # pragma: no cover
+def _test(request: dict[str, Any], program: _Program, result: dict[str, Any]) -> None:  # pragma: no cover
     """Run the tests, which come only now, against the program's function, and write what they say into ``result``."""
     tests = receive(0).decode(errors="surrogatepass")
     null = os.memfd_create("null")
     for standard in (0, 1, 2):  # tests may print
         os.dup2(null, standard)
-    kernel.drop_privileges(uid)
-    kernel.limit_resources(request["limits"])
+    kernel.drop_privileges(program.uid)
+    kernel.limit_resources(request["limits"], others=None)
     if "seccomp" in request["layers"]:
         kernel.refuse_calls(namespaces=True)  # the keeper must be able to kill
+    _count_threads(program, request["limits"]["processes"])
+
+    candidate = program.candidate
 
     result["normal"] = normal_form(request["source"])
     loaded = candidate.reply()

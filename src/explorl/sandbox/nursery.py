@@ -1,6 +1,6 @@
-"""Where `sandbox` gets its processes from: a nursery, which has imported what they need and forks one for each program.
+"""Where `programs` gets its processes from: a nursery, which has imported what they need and forks one per program.
 
-The nursery (`sandbox_nurse`) is a child of this process, started at first use. It never reads a request.
+The nursery (`nurse`) is a child of this process, started at first use. It never reads a request.
 Each call sends it four descriptors: three pipes, which become the new keeper's standard input, output and error, and a
 *leash*, a socket on which the nursery says how the keeper has ended, and whose end here is the keeper's death.
 """
@@ -19,12 +19,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from explorl.sandbox.folders import sweep
+
 BOOTSTRAP = """
 import sys, types
-for name, path in zip(("explorl", "explorl.tasks"), sys.argv[1:]):
+for name, path in zip(("explorl", "explorl.sandbox"), sys.argv[1:]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [path]
-from explorl.tasks.sandbox_nurse import main
+from explorl.sandbox.nurse import main
 main()
 """
 """Imports the child by its name, but not the packages around it, which would import torch."""
@@ -82,6 +84,7 @@ class Nursery:
         if self._running is not None and self._running[0].poll() is not None:
             self.close()
         if self._running is None:
+            sweep()
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 process = subprocess.Popen(

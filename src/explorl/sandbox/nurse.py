@@ -1,4 +1,4 @@
-"""The nursery: what `sandbox_nursery` starts in an interpreter of its own. It forks a keeper (`sandbox_child`) for each
+"""The nursery: what `nursery` starts in an interpreter of its own. It forks a keeper (`child`) for each
 program, kills it when it is told to, and knows nothing of programs."""
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import os
 import select
 from contextlib import suppress
 
-from explorl.tasks import sandbox_child as child
-from explorl.tasks import sandbox_kernel as kernel
-from explorl.tasks.plain import decode, encode
+from explorl.sandbox import child, kernel
+from explorl.sandbox.plain import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

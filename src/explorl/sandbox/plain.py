@@ -1,4 +1,4 @@
-"""Values of Python's plain types as JSON that comes back as it went in: tuples, sets, any dict, long integers.
+"""What passes between the processes: values of Python's plain types, as JSON that comes back as it went in.
 
 Imported in the sandbox too, so it imports nothing that takes time.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+BEGUN = b"begun\n"
+"""What the keeper writes to standard error when the program begins: what happens then is the program's doing."""
 
 
 def encode(value: object) -> Any:
