@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from explorl.metrics import Table
+from explorl.sandbox.programs import capabilities, in_threads, run_tests
 from explorl.tasks import get_task
 from explorl.tasks.math_judge import Judge
-from explorl.tasks.sandbox import capabilities, in_threads, run_tests
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -45,9 +45,9 @@ def countdown(count: int) -> dict[str, Any]:
 
 def mathematics(folder: Path, workers: int) -> dict[str, Any]:
     answers = [json.loads(line)["answer"] for line in (folder / "math500.jsonl").read_text().splitlines()]
-    pairs = [(f"{a}", f"{b} + 0") for a, b in zip(answers, answers[1:] + answers[:1], strict=True)]
+    pairs = [(a, f"x = {b}") for a, b in zip(answers, answers[1:] + answers[:1], strict=True)]
     judge = Judge(workers=workers)
-    judge.judge_many([("1", "2 - 1 + 0"), ("3", "1 + 1 + 0")] * workers)  # starts the workers
+    judge.judge_many([("2k+2", "2(k+1)"), ("2k+2", "2(k+2)"), ("2k", "3k")] * workers)  # starts the workers
     return timed("math", len(pairs), workers, lambda: judge.judge_many(pairs))
 
 

@@ -133,15 +133,12 @@ def test_the_hash_style(folder: Path) -> None:
     assert task.verify(r"\boxed{1000}", problem).error == "no answer after ####"
 
 
-def test_a_hung_answer_is_wrong_in_time(folder: Path) -> None:
+def test_an_answer_that_would_hang_is_wrong(folder: Path) -> None:
     task = Math(data_dir=folder, limit=1.5, workers=1)
     problem = task.problems("holdout")[0]
-    task.verify(r"\boxed{x+1}", problem)  # the worker has started
-    started = time.monotonic()
     verdict = task.verify(r"\boxed{9^{9^{9^{9}}}}", problem)
-    assert time.monotonic() - started < 4.5
     assert (verdict.correct, verdict.answer) == (False, "9^{9^{9^9}}")
-    assert verdict.error == "the comparison took too long"
+    assert verdict.error == "the answer is not taken: a power of numbers, which the right answer does not have"
     assert task.verify(r"\boxed{42}", problem).correct
 
 

@@ -3,8 +3,8 @@ r"""Mathematics: a question with one right answer, which the completion states i
     correctness = 1 if math-verify takes the stated answer and the right one for the same
     format      = 1 if the completion has exactly one \boxed
 
-The benchmarks are for evaluation: MATH-500, AIME 2024 and 2025, AMC 2023 and Minerva have a holdout only. GSM8K
-(Cobbe et al. 2021) has problems to train on.
+The benchmarks are for evaluation: MATH-500, AIME 2024 and 2025, AMC 2023 and Minerva have a holdout only, unless a
+folder's files have more. GSM8K (Cobbe et al. 2021) and MATH (Hendrycks et al. 2021) have problems to train on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Math(Task):
     """One benchmark of mathematics, from the hub or from a folder with a file like ``math500.jsonl`` (``data_dir``)."""
 
     name: str = "math"
-    dataset: Literal["math500", "aime24", "aime25", "amc23", "minerva", "gsm8k"] = "math500"
+    dataset: Literal["math500", "aime24", "aime25", "amc23", "minerva", "gsm8k", "hendrycks"] = "math500"
     data_dir: str | Path | None = None
     seed: int = 0
     """Which problems are held out where a file holds them all."""
@@ -57,7 +57,7 @@ class Math(Task):
     limit: float = 5.0
     """Seconds that comparing two answers may take; beyond, the answer is wrong."""
     workers: int | None = None
-    """Processes that compare; None: one a core, at most 8."""
+    """Processes that compare; None: one per core, at most 8."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "holdout")
     templates: ClassVar[tuple[str, ...]] = ("boxed", "chat", "hash")
@@ -71,7 +71,8 @@ class Math(Task):
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
-        if split not in SOURCES[self.dataset].splits:
+        in_files = self.data_dir is not None and bool(self._given[split])
+        if split not in SOURCES[self.dataset].splits and not in_files:
             raise ValueError(
                 f"{self.dataset!r} is for evaluation and has no {split!r} split; ask for 'holdout', or use 'gsm8k'"
             )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from explorl.tasks.boxed import last_boxed, last_hash
 from explorl.tasks.draws import shuffled
-from explorl.tasks.jsonl import records, shortened
+from explorl.tasks.jsonl import Record, by_split, records, shortened, split_files
 
 
 class Question(NamedTuple):
@@ -39,6 +39,7 @@ SOURCES: Mapping[str, Source] = {
     "amc23": Source("math-ai/amc23", {"holdout": "test"}),
     "minerva": Source("math-ai/minervamath", {"holdout": "test"}),
     "gsm8k": Source("openai/gsm8k", {"train": "train", "holdout": "test"}, config="main"),
+    "hendrycks": Source("DigitalLearningGmbH/MATH-lighteval", {"train": "train", "holdout": "test"}),
 }
 
 _EXAMPLE = r'{"question": "What is 6 · 7?", "answer": "42"}'
@@ -47,22 +48,27 @@ _EXAMPLE = r'{"question": "What is 6 · 7?", "answer": "42"}'
 def read_folder(folder: str | Path, dataset: str, *, seed: int = 0) -> Splits:
     """The splits of a benchmark from a folder with ``<dataset>.jsonl``.
 
-    One that is for training too may have its holdout in ``<dataset>-test.jsonl``; without that file, a tenth of its
-    problems, drawn by seed, is held out.
+    What is for training lies in ``<dataset>-train.jsonl`` or, where there is a ``<dataset>-test.jsonl``, in the first;
+    or a column ``split`` says it; or there are ``train.jsonl`` and ``test.jsonl`` instead. Where nothing says what is
+    held out, it is all of a benchmark for evaluation, and else a tenth, drawn by seed.
     """
-    file, test_file = Path(folder) / f"{dataset}.jsonl", Path(folder) / f"{dataset}-test.jsonl"
-    if not file.is_file():
+    trains = "train" in SOURCES[dataset].splits
+    files = split_files(Path(folder), dataset, plain=trains)
+    if not files:
         raise FileNotFoundError(
-            f"no file {file.name} in {str(folder)!r}; give a folder with lines like {_EXAMPLE} in it"
+            f"no file {dataset}.jsonl in {str(folder)!r}; give a folder with lines like {_EXAMPLE} in it"
         )
-    questions = read_jsonl(file)
-    if "train" not in SOURCES[dataset].splits:
-        return {"holdout": questions}
-    if test_file.is_file():
-        return {"train": questions, "holdout": read_jsonl(test_file)}
-    questions = shuffled(Random(seed), questions)
-    held_out = -(-len(questions) // 10)
-    return {"train": questions[held_out:], "holdout": questions[:held_out]}
+    if list(files) == ["all"]:
+        splits = {split: _questions(rows) for split, rows in by_split(_filled(files["all"])).items()}
+    else:
+        splits = {split: read_jsonl(path) for split, path in files.items()}
+    if "all" in splits:
+        splits["train" if trains else "holdout"] = splits.pop("all")
+    if "holdout" not in splits:
+        questions = shuffled(Random(seed), splits["train"])
+        held_out = -(-len(questions) // 10)
+        splits |= {"train": questions[held_out:], "holdout": questions[:held_out]}
+    return splits
 
 
 def read_hub(dataset: str) -> Splits:
@@ -92,10 +98,18 @@ def read_jsonl(path: str | Path) -> list[Question]:
     The right answer is ``answer``, of which only what follows ``####`` counts if it has that, or else what the last
     ``\boxed`` of ``solution`` holds.
     """
-    questions = [_question(record, place) for record, place in records(Path(path), _EXAMPLE)]
-    if not questions:
+    return _questions(_filled(Path(path)))
+
+
+def _filled(path: Path) -> list[Record]:
+    rows = list(records(path, _EXAMPLE))
+    if not rows:
         raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
-    return questions
+    return rows
+
+
+def _questions(rows: list[Record]) -> list[Question]:
+    return [_question(record, place) for record, place in rows]
 
 
 def _question(record: Mapping[str, Any], place: str) -> Question:

@@ -23,15 +23,20 @@ _FRACTION = re.compile(r"(-?)\\frac\{(-?)([0-9]+)\}\{([0-9]+)\}")
 _REWRITES = [
     (re.compile(pattern), by)
     for pattern, by in (
-        (r"\\!|\\(?:left|right|displaystyle)(?![A-Za-z])", ""),
-        (r"\\[$%()\[\]]|[$%]|\^ ?\\circ(?![A-Za-z])|\^ ?\{ ?\\circ ?\}|\\degree(?![A-Za-z])|°", ""),
+        (r"\\! *", ""),
+        (r"\\(?:left|right) *\.|\\(?:left|right|displaystyle)(?![A-Za-z])", " "),
+        # Signs around a number, which say nothing; between two digits they are no part of one number.
+        (r"(?<![0-9])(?:\\[$()\[\]]|\$)|(?:\\[()\[\]]|\$)(?![0-9])", " "),
+        (r"(?:\^ ?\\circ(?![A-Za-z])|\^ ?\{ ?\\circ ?\}|\\degree(?![A-Za-z])|°)(?! *[0-9])", ""),
+        (r"\\%", "%"),
         (r"\\[,;: ]|~|\\q?quad(?![A-Za-z])|\s+", " "),
         (r"\{,\}", ","),
         (r"−", "-"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}", r"\1"),
         (r" +", " "),
-        (r" (?=\W)|(?<=\W) ", ""),
+        # "3, 5" is "3,5", but "1, 234" is not 1,234.
+        (r" (?=\W)|(?<=[^\w,]) |(?<=,) (?![0-9]{3}(?![0-9]))", ""),
         (r"\\frac ?([0-9]) ?(?=[0-9{])", r"\\frac{\1}"),
         (r"(\\frac\{[^{}]*\}) ?([0-9])", r"\1{\2}"),
         (r"\\sqrt ?([0-9])", r"\\sqrt{\1}"),
@@ -76,7 +81,7 @@ class Numeral(NamedTuple):
 
 def numeral(text: str) -> Numeral | None:
     r"""The number that a text is: ``-27.0``, ``1,024``, ``4.5e33`` or ``4.5 \times 10^{33}``; None for all else."""
-    text = re.sub(r" (?=\W)|(?<=\W) ", "", text.strip().replace("\\!", "").replace("−", "-"))
+    text = re.sub(r" (?=[^\w,])|(?<=[^\w,]) ", "", re.sub(r"\\! *", "", text.strip(" \t\r\n")).replace("−", "-"))
     if match := _POWER_OF_TEN.fullmatch(text):
         return Numeral(match["sign"].replace("+", ""), "1", int(match["power"].strip("{}")))
     if not (match := _NUMERAL.fullmatch(text)):

@@ -1,35 +1,58 @@
-"""A process that compares answers by math-verify: a JSON object a line in, one a line out.
+"""What compares two answers by math-verify, in a sealed process (`explorl.sandbox.sealed`).
 
-`math_judge` starts it by its path and kills it when it takes too long. It imports nothing of Explorl, so it holds no
-torch, starts in a second, and would not notice if the package were elsewhere.
+It imports nothing of Explorl but its own kind, so it holds no torch and starts in a second.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import resource
-import signal
-import sys
-from typing import Any, BinaryIO
+from contextlib import suppress
+from typing import Any
+
+from explorl.tasks import math_tree
 
 
-def same(gold: str, answer: str, shift: int = 0) -> bool:
-    """Whether two answers in LaTeX say the same. ``shift``: both are multiplied by that power of ten first.
+def prepare(_: Any) -> None:
+    """Build the parser and fill its caches and sympy's, which no pair can fill for the next."""
+    import math_verify  # noqa: F401 (says what is missing, if it is)
 
-    math-verify rounds to six decimals and takes differences below 1e-15 for none, so it cannot tell 1e-27 from 1e-20.
+    logging.disable(logging.CRITICAL)
+    answers = math_tree.EXAMPLES
+    for index, answer in enumerate(answers):
+        with suppress(Exception):  # what fails here fails again where it matters
+            same(answer, answers[(7 * index + 3) % len(answers)])
+
+
+def given(gold: str) -> list[Any] | None:
+    """The right answer, parsed; None if that did not come to an end."""
+    return _parsed(gold) or None
+
+
+def compare(message: dict[str, Any], golds: list[Any] | None) -> bool:
+    """Whether the answer of a message says the same as the right one, which may have been parsed already."""
+    return same(str(message["gold"]), str(message["answer"]), golds)
+
+
+def same(gold: str, answer: str, golds: list[Any] | None = None) -> bool:
+    """Whether two answers, as `math_form.texts` writes them, say the same.
+
+    Raises ValueError, with the reason, where the answer is not one that may be compared.
     """
     from math_verify import verify
 
+    golds, answers = _parsed(gold) if golds is None else golds, _parsed(answer)
+    if (reason := math_tree.refusal(golds, answers)) is not None:
+        raise ValueError(reason)
     # No time limit of math-verify's own: it is an alarm, which neither threads nor one long C call will hear.
-    golds, answers = ([_shifted(item, shift) for item in _parsed(text)] for text in (gold, answer))
     return bool(verify(golds, answers, timeout_seconds=None))
 
 
 def _parsed(latex: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
+    tree = math_tree.built(latex)
+    if tree is not None:
+        return [tree]
     # The box as a whole or nothing: a number somewhere in a sentence is not the answer.
     return parse(
         f"\\boxed{{{latex}}}",
@@ -37,52 +60,3 @@ def _parsed(latex: str) -> list[Any]:
         extraction_mode="first_match",
         parsing_timeout=None,
     )
-
-
-def _shifted(item: Any, shift: int) -> Any:
-    import sympy
-
-    if shift and isinstance(item, sympy.Eq):
-        item = item.rhs
-    return item * sympy.Integer(10) ** shift if shift and isinstance(item, sympy.Expr) else item
-
-
-def serve(pairs: BinaryIO, replies: BinaryIO, limit: float) -> None:
-    """Answer pairs until there are no more. Begins with ``{"ready": true}``, or with what is missing."""
-    try:
-        same("1+x", "x+1")  # builds the parser, which takes longer than most pairs
-    except ImportError as error:
-        _write(replies, {"missing": str(error)})
-        return
-    _write(replies, {"ready": True})
-    for line in pairs:
-        # Ends this process by the kernel's hand, should nobody be left to do it.
-        signal.setitimer(signal.ITIMER_REAL, limit)
-        try:
-            equal = same(**json.loads(line))
-        except Exception:  # whatever sympy could not do, they were not shown to be the same
-            equal = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(replies, {"same": equal})
-
-
-def _write(replies: BinaryIO, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply).encode() + b"\n")
-    replies.flush()
-
-
-def main(limit: float, memory: int) -> None:  # pragma: no cover (another process)
-    """Serve on the standard streams, within ``memory`` bytes."""
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no reply
-    serve(sys.stdin.buffer, replies, limit)
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,458 @@
+r"""Whether an answer has the form that an answer to this question can have, before anything evaluates it.
+
+In training, whatever the judge takes for right is what the policy learns to write. So an answer counts only if it is
+written in the small language that `math_latex` reads, and is as finished as the right answer:
+
+* **Numbers** are compared by their exact value: ``14/3``, ``\frac{14}{3}``, ``4\frac{2}{3}`` and ``4 2/3``; ``0.25``
+  and ``\frac{1}{4}``; ``4.5e33`` and ``45 \times 10^{32}``; ``0.\overline{3}`` and ``1/3``. A rounded number is another
+  number.
+* **Operations** must be of kinds that the right answer has too. Digits, a sign, a decimal point and powers of ten are
+  free. A fraction is allowed where the right answer has one, or decimals; where it is whole, ``14/2`` is a division
+  left undone. Roots (simplified or not), π, e, i, functions, factorials, powers of numbers (``2^{10}``), sums of
+  constants (``1+\sqrt{3}``, with no more terms than there) and divisions by symbols are allowed where the right answer
+  has such. Sums, products and quotients of plain numbers (``123 \times 456``) are only where it has those. Adding,
+  multiplying and raising symbols is free: ``2(k+1)`` for ``2k+2``. ``\sum``, ``\int``, ``\lim`` and their like are not
+  read at all. ``arithmetic=True`` allows everything that can be worked out with numbers and roots.
+* **Symbols** must be the right answer's. Capitals are told from small letters where either side has both.
+* **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is nothing.
+  ``\in`` may follow one, before a set. Other relations are compared with relations, side by side (`math_tree`); where
+  the right answer is ``x = 5``, an equation that has yet to be solved is none.
+* **Brackets** say what is in them: ``(1,2)``, ``[1,2)`` and ``\{1,2\}`` are three things. A bare list is a set, in any
+  order. Both must have as many elements, ± counting for two.
+* **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, the base having been asked for, ``4210``.
+* **Units** must agree where both have one; where only the answer has one, it must look like one: ``5 \text{ cm}``, and
+  not ``5 \text{ million}``.
+* **Percent**: ``p\%`` is p where the right answer is the number p, and p/100 where that is not whole, or at most 1.
+* **Words** are compared as words (`math_words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``.
+
+Where the right answer itself cannot be read, the answer may hold the commands that it holds, and `math_tree` bounds
+what is done with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from explorl.tasks.jsonl import records, shortened
+from explorl.tasks.math_latex import Node, read, written
+from explorl.tasks.math_normal import MAX_LENGTH, mended
+from explorl.tasks.math_tokens import FUNCTIONS, Unreadable, translated
+from explorl.tasks.math_tree import TREE
+from explorl.tasks.math_units import agree, is_unit
+from explorl.tasks.math_value import Operations, Undefined, number, operations, value
+from explorl.tasks.math_words import are_text, words
+
+ADVERSARIAL = Path(__file__).parent / "adversarial" / "math.jsonl"
+"""Answers that are wrong and were made to look right; all are refused."""
+
+
+class Row(NamedTuple):
+    """A right answer, one that is wrong, and why it is."""
+
+    gold: str
+    answer: str
+    why: str
+
+
+def adversarial(path: str | Path | None = None) -> list[Row]:
+    """The rows of a file of adversarial answers; None: those that come with Explorl."""
+    example = r'{"gold": "5", "answer": "7 = 5", "why": "an equation that does not hold"}'
+    rows = []
+    for record, place in records(ADVERSARIAL if path is None else Path(path), example):
+        fields = [record.get(name) for name in Row._fields]
+        if not all(isinstance(text, str) for text in fields):
+            raise ValueError(f"{place}: fields {shortened(record)}; give gold, answer and why as text, like {example}")
+        rows.append(Row(*(str(text) for text in fields)))
+    return rows
+
+
+def refusal(gold: str, answer: str, *, arithmetic: bool = False) -> str | None:
+    """Why the answer is refused as it stands; None if it may be compared with the right one."""
+    outcome = _compared(gold, answer, arithmetic)
+    return outcome if isinstance(outcome, str) else None
+
+
+def texts(gold: str, answer: str, *, arithmetic: bool = False) -> tuple[str, str]:
+    """Both as texts that `math_tree.built` reads; equal texts say the same, if the answer is not refused.
+
+    Where one of them cannot be read here, both are LaTeX, for math-verify's parser.
+    """
+    outcome = _compared(gold, answer, arithmetic)
+    return (mended(gold), mended(answer)) if isinstance(outcome, str) else outcome
+
+
+class _Refused(ValueError):
+    pass
+
+
+_DIFFERENT = "another answer than the right one"
+
+
+@lru_cache(maxsize=8_192)
+def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]:
+    """Why the answer is refused, or both as texts for the worker."""
+    try:
+        said = translated(answer)
+        if len(said) > 2 * MAX_LENGTH:
+            raise Unreadable("it is too long")
+        wanted = words(gold)
+        if wanted is not None and are_text(gold):
+            return (wanted, wanted) if words(said) == wanted else _DIFFERENT
+        try:
+            right = read(gold)
+        except Unreadable:
+            return _compared_unread(gold, said)
+        return _compared_trees(right, read(answer, units=not operations(right).symbols), arithmetic) or _DIFFERENT
+    except (Unreadable, Undefined, _Refused) as error:
+        return f"the answer is not taken: {error}"
+
+
+def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str] | None:
+    """Both as texts for the worker; None if they are different numbers."""
+    right, said = _unnamed(right, said)
+    rights, saids = _elements(right), _elements(said)
+    if len(rights) != len(saids):
+        raise _Refused(
+            f"{len(saids)} where there {'is 1 answer' if len(rights) == 1 else f'are {len(rights)} answers'}"
+        )
+    rights, saids = _unmeasured(rights, saids)
+    if any(item.kind == "based" for item in (*rights, *saids)):
+        return _compared_bases(rights, saids)
+    _check_shapes(rights, saids)
+    _check_operations(operations(*rights), operations(*saids), arithmetic)
+    right, said = (items[0] if len(items) == 1 else Node("bracket", "{}", items) for items in (rights, saids))
+    worth, stated = value(right), value(said)
+    if worth is not None and stated is not None:
+        return (written(right), written(right)) if worth == stated else None
+    if {right.kind, said.kind} & {"sets", "set"} or (right.kind == "relation" != said.kind):
+        right, said = _as_set(right), _as_set(said)
+    names = _names(operations(right).symbols, operations(said).symbols)
+    return _told(right, names), _told(said, names)
+
+
+# Names before an =
+
+
+def _unnamed(right: Node, said: Node) -> tuple[Node, Node]:
+    """Both without the names that they give to what they state, but for relations that are compared as such."""
+    if right.kind == "list" or said.kind == "list":
+        return _unnamed_lists(_items(right), _items(said))
+    name, stated = _name(right), _name(said)
+    if right.kind == said.kind == "relation":
+        if name is not None and (name == stated or _is_free(stated) or _is_free(name)):
+            _check_name(stated, (right.parts[1],))
+            return right.parts[1], said.parts[1]
+        if name is not None and not operations(right.parts[1]).symbols and _name(_turned(said)) != name:
+            raise _Refused("an equation that is not solved")
+        return _oriented(right), _oriented(said)
+    if right.kind == "relation":
+        return (_oriented(right) if name is None else right.parts[1]), said
+    if said.kind == "relation":
+        if stated is None:
+            raise _Refused("a relation that is not a name and its value")
+        _check_name(stated, (right,))
+        return right, said.parts[1]
+    return right, said
+
+
+def _unnamed_lists(rights: tuple[Node, ...], saids: tuple[Node, ...]) -> tuple[Node, Node]:
+    names, stated = ([_name(item) for item in items] for items in (rights, saids))
+    if len(rights) > 1 and None not in names and len(set(names)) == len(names):
+        if set(names) != set(stated) or len(names) != len(stated):
+            raise _Refused("values of other names")
+        return _by_name(rights), _by_name(saids)
+    rights = _values(rights, names) or rights
+    values = _values(saids, stated)
+    if values is None:
+        if not any(item.kind == "relation" for item in rights):
+            raise _Refused("relations that are not a name and its values")
+        return _listed(rights), _listed(saids)
+    for name in stated:
+        _check_name(name, rights)
+    return _listed(rights), _listed(values)
+
+
+def _items(node: Node) -> tuple[Node, ...]:
+    return node.parts if node.kind == "list" else (node,)
+
+
+def _listed(items: tuple[Node, ...]) -> Node:
+    return items[0] if len(items) == 1 else Node("list", parts=items)
+
+
+def _name(node: Node) -> str | None:
+    """The name that a relation gives to its other side; None if it gives none."""
+    if node.kind != "relation" or node.text not in ("=", "≈", "∈") or not _is_name(node.parts[0]):
+        return None
+    return None if node.text == "∈" and not _is_set(node.parts[1]) else written(node.parts[0])
+
+
+def _is_name(node: Node) -> bool:
+    """Whether it is a symbol, f(x), a word, or the corners of a figure: AB, ∠ABC."""
+    if node.kind in ("symbol", "text"):
+        return True
+    if node.kind == "product":
+        return all(part.kind == "symbol" and part.text in _CORNERS for part in node.parts)
+    if node.kind == "bracket" and node.text == "()":
+        return all(part.kind == "symbol" for part in node.parts)
+    return node.kind == "call" and node.text == "abs" and _is_name(node.parts[0])
+
+
+_CORNERS = frozenset({*string.ascii_uppercase, "m", "\\angle", "\\triangle"})
+
+
+def _is_free(name: str | None) -> bool:
+    """Whether a name is f(x) or a word, for which the right answer may have another."""
+    return name is not None and (name.startswith("text[") or (name.endswith(")") and "[" not in name))
+
+
+def _check_name(name: str | None, rights: tuple[Node, ...]) -> None:
+    if name in operations(*rights).symbols:
+        raise _Refused("a name that is part of the right answer")
+
+
+def _values(items: tuple[Node, ...], names: list[str | None]) -> tuple[Node, ...] | None:
+    """What is stated where there is one name for all, before each or before the first; None if it is not so."""
+    given = {name for name in names if name is not None}
+    unnamed = [item for item, name in zip(items, names, strict=True) if name is None]
+    if any(item.kind == "relation" for item in unnamed) or len(given) > 1:
+        return None
+    if given and unnamed and (names[0] is None or len(unnamed) < len(items) - 1):
+        return None
+    return tuple(item if name is None else item.parts[1] for item, name in zip(items, names, strict=True))
+
+
+def _by_name(items: tuple[Node, ...]) -> Node:
+    """Values of several names, in the order of the names."""
+    return Node("named", parts=tuple(item.parts[1] for item in sorted(items, key=lambda item: written(item.parts[0]))))
+
+
+def _turned(node: Node) -> Node:
+    return node._replace(parts=node.parts[::-1])
+
+
+def _oriented(node: Node) -> Node:
+    """A relation, read from the smaller to the larger side."""
+    signs = node.text.split(" ")
+    if not all(sign in _FLIPPED for sign in signs):
+        return node
+    return Node("relation", " ".join(_FLIPPED[sign] for sign in reversed(signs)), node.parts[::-1])
+
+
+_FLIPPED = {">": "<", "≥": "≤"}
+
+
+# Elements
+
+
+def _elements(node: Node) -> tuple[Node, ...]:
+    """The elements of a list or set, ± being two; any other answer is its own only element."""
+    parts = node.parts if node.kind == "list" or node.text == "{}" else (node,)
+    return tuple(variant for part in parts for variant in _variants(part))
+
+
+def _variants(node: Node) -> tuple[Node, ...]:
+    plus, minus = _chosen(node, "±"), _chosen(node, "∓")
+    return (node,) if plus == minus else (plus, minus)
+
+
+def _chosen(node: Node, added: str) -> Node:
+    parts = tuple(_chosen(part, added) for part in node.parts)
+    if node.kind == "choice":
+        return parts[0] if node.text == added else Node("minus", parts=parts)
+    return node._replace(parts=parts)
+
+
+# Units, percents and bases
+
+Nodes = tuple[Node, ...]
+
+
+def _unmeasured(rights: Nodes, saids: Nodes) -> tuple[Nodes, Nodes]:
+    """Both without their units and percent signs."""
+    wanted, stated = ({item.text for item in items if item.kind == "unit"} for items in (rights, saids))
+    for unit in stated:
+        if wanted and not all(agree(ours, unit) for ours in wanted):
+            raise _Refused(f"another unit, {unit!r}")
+        if not is_unit(unit):
+            raise _Refused(f"words that are no unit, {unit!r}")
+    rights, saids = (
+        tuple(item.parts[0] if item.kind == "unit" else item for item in items) for items in (rights, saids)
+    )
+    if wanted and any(item.kind == "percent" for item in saids):
+        raise _Refused("another unit, '%'")
+    pairs = [_without_percent(*pair) for pair in zip(rights, saids, strict=True)]
+    return tuple(right for right, _ in pairs), tuple(said for _, said in pairs)
+
+
+def _without_percent(right: Node, said: Node) -> tuple[Node, Node]:
+    """Both without percent signs, the answer as the fraction that it is where that is what is asked for."""
+    if "percent" not in (right.kind, said.kind):
+        return right, said
+    bare, stated = (node.parts[0] if node.kind == "percent" else node for node in (right, said))
+    if right.kind == said.kind:
+        return bare, stated
+    worth, share = number(bare), number(stated)
+    if worth is None or share is None:
+        raise _Refused("a percent sign that the right answer does not have")
+    if right.kind == "percent":
+        return bare, (bare if share * 100 == worth else stated)
+    is_count = worth.denominator == 1 or abs(worth) > 1
+    is_share = worth.denominator != 1 or 0 <= worth <= 1
+    if (is_count and share == worth) or (is_share and share == worth * 100):
+        return bare, bare
+    raise _Refused("another percentage")
+
+
+def _compared_bases(rights: Nodes, saids: Nodes) -> tuple[str, str] | None:
+    """A number in another base than ten is its digits and its base, which may be left out if it was asked for."""
+    wanted, stated = (sorted(item.text for item in items) for items in (rights, saids))
+    digits = sorted(item.text.partition("_")[0] for item in rights)
+    kinds = {item.kind for item in saids}
+    if {item.kind for item in rights} == {"based"} and kinds <= {"based", "number"} and stated in (wanted, digits):
+        return " ".join(wanted), " ".join(wanted)
+    return None
+
+
+# Shapes
+
+_INTERVALS = frozenset({"()", "[]", "(]", "[)"})
+
+
+def _is_interval(node: Node) -> bool:
+    return node.kind == "bracket" and node.text in _INTERVALS and len(node.parts) == 2
+
+
+def _is_set(node: Node) -> bool:
+    return node.kind in ("sets", "set") or node.text == "{}" or _is_interval(node)
+
+
+def _shape(node: Node) -> str:
+    if node.kind in ("bracket", "named"):
+        return f"{node.text or 'named values'} of {len(node.parts)}"
+    if node.kind == "matrix":
+        return f"a matrix of {len(node.parts)} by {len(node.parts[0].parts)}"
+    if node.kind == "relation":
+        return f"a relation with {node.text}"
+    return node.kind if node.kind in ("sets", "set", "text", "list") else "a formula"
+
+
+def _check_shapes(rights: Nodes, saids: Nodes) -> None:
+    wanted, found = (sorted(_shape(item) for item in items) for items in (rights, saids))
+    right, said = rights[0], saids[0]
+    if wanted == found or (len(rights) == 1 and _is_set(said) and _may_be_set(right, said)):
+        return
+    raise _Refused(f"{', '.join(found)} where there must be {', '.join(wanted)}")
+
+
+def _may_be_set(right: Node, said: Node) -> bool:
+    """Whether an interval or union may be what is asked for: another union, or an inequality."""
+    if right.kind == "relation":
+        return not set(right.text.split(" ")) - {"<", "≤"}
+    return _is_set(right) and bool({right.kind, said.kind} & {"sets", "set"})
+
+
+def _as_set(node: Node) -> Node:
+    """With brackets of two as the intervals that they are among sets."""
+    if _is_interval(node):
+        return Node("interval", node.text, node.parts)
+    return node._replace(parts=tuple(map(_as_set, node.parts))) if node.kind == "sets" else node
+
+
+# Operations
+
+_NUMERIC = frozenset(
+    {
+        "a sum of numbers", "a product of numbers", "a division of numbers", "a fraction", "a power of numbers",
+        "a power of a sum", "a product of sums", "a division by a sum", "a root", "a root of a sum", "factorial",
+        "binomial", "mod", "gcd", "lcm", "max", "min", "abs", "floor", "ceil",
+    }
+)  # fmt: skip
+"""What ``arithmetic=True`` allows."""
+
+_GRANTS = {
+    "a division by symbols": {"a fraction"},
+    "a root of symbols": {"a root"},
+    "a root of a sum": {"a root"},
+    "a division by a sum": {"a fraction"},
+    "a division of numbers": {"a fraction"},
+    "exponential": {"e", "a division by symbols", "a fraction"},
+    "e": {"exponential"},
+    "trigonometric function": {"a division by symbols", "a fraction"},
+    "binomial": {"a fraction"},
+    "hyperbolic function": {"e", "exponential", "a division by symbols", "a fraction"},
+}
+"""Kinds of operations, and those that an honest rewriting of them may have."""
+
+_LARGEST_EXPONENT = 99
+
+
+def _check_operations(right: Operations, said: Operations, arithmetic: bool) -> None:
+    allowed = right.names.union(*(_GRANTS.get(name, ()) for name in right.names))
+    allowed |= {"a fraction"} if right.decimals else set()
+    allowed |= {"trigonometric function"} if {"exponential", "i"} <= allowed else set()
+    allowed |= _NUMERIC if arithmetic else set()
+    if left := sorted(said.names - allowed):
+        raise _Refused(f"{left[0]}, which the right answer does not have")
+    if said.terms > right.terms and not arithmetic:
+        raise _Refused("a sum left to be worked out")
+    if said.exponent > max(_LARGEST_EXPONENT, right.exponent):
+        raise _Refused(f"an exponent of {said.exponent}")
+    names = _names(right.symbols, said.symbols)
+    if not {names[name] for name in said.symbols} <= {names[name] for name in right.symbols}:
+        raise _Refused("symbols that the right answer does not have")
+
+
+# Texts for the worker
+
+
+def _names(right: set[str], said: set[str]) -> dict[str, str]:
+    """A name of our own for each symbol; capitals are small letters, unless one side tells them apart."""
+    folds = all(len({_small(name) for name in side}) == len(side) for side in (right, said))
+    numbers: dict[str, int] = {}
+    return {
+        name: f"x{numbers.setdefault(_small(name) if folds else name, len(numbers))}"
+        for name in [*sorted(right), *sorted(said - right)]
+    }
+
+
+def _small(name: str) -> str:
+    return name[0].lower() + name[1:]
+
+
+def _told(node: Node, names: dict[str, str]) -> str:
+    return TREE + json.dumps(_values_of(node, names), separators=(",", ":"))
+
+
+def _values_of(node: Node, names: dict[str, str]) -> list[object]:
+    worth = number(node) if node.kind in ("number", "repeating") else None
+    if worth is not None:
+        return ["number", str(worth), []]
+    text = names[node.text] if node.kind == "symbol" else node.text
+    return [node.kind, text, [_values_of(part, names) for part in node.parts]]
+
+
+# Right answers that are not read
+
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
+_NAMING = re.compile(
+    r"\\(?:text\w*|math\w+|mbox|bm|boldsymbol|operatorname|variable|\w*(?:hat|bar|dot|tilde|vec|line))\b"
+)
+_PLAIN_NAME = re.compile(r" *(?:\{[A-Za-z0-9 .,'-]*\}|[A-Za-z0-9])")
+_HARMLESS = {f"\\{name}" for name in (*FUNCTIONS, "frac", "dfrac", "sqrt", "cdot", "times", "left", "right", "pi")} | {
+    "\\,", "\\;", "\\!", "\\ ", "\\{", "\\}", "\\\\", "\\infty", "\\text",
+}  # fmt: skip
+
+
+def _compared_unread(gold: str, said: str) -> tuple[str, str]:
+    """An answer may then hold the commands that the right one holds, and plain names."""
+    if strange := sorted(set(_COMMAND.findall(said)) - set(_COMMAND.findall(gold)) - _HARMLESS):
+        raise _Refused(f"{strange[0]}, which the right answer does not have")
+    if not said.isascii() or not all(_PLAIN_NAME.match(said, match.end()) for match in _NAMING.finditer(said)):
+        raise _Refused("a name that is not plain")
+    return mended(gold), mended(said)

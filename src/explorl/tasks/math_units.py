@@ -1,0 +1,79 @@
+"""Units after a number: which words are one, and which are the same one."""
+
+from __future__ import annotations
+
+import re
+
+UNITS = {
+    "mm": "millimeter", "cm": "centimeter", "dm": "decimeter", "m": "meter", "km": "kilometer", "in": "inch",
+    "inches": "inch", "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "metre": "meter",
+    "centimetre": "centimeter", "millimetre": "millimeter", "kilometre": "kilometer", "litre": "liter", "l": "liter",
+    "ml": "milliliter", "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound", "lbs": "pound", "oz": "ounce",
+    "s": "second", "sec": "second", "min": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "yr": "year",
+    "deg": "degree", "usd": "dollar", "sq": "square", "cu": "cubic", "people": "person", "men": "man", "women": "woman",
+    "children": "child", "mph": "mile/hour", "kph": "kilometer/hour", "kmh": "kilometer/hour", "rad": "radian",
+    "n": "newton", "j": "joule", "w": "watt", "k": "kelvin", "v": "volt", "pa": "pascal", "hz": "hertz", "mol": "mole",
+    "ev": "electronvolt", "erg": "erg", "radii": "radius",
+}  # fmt: skip
+"""Units by the names that are written for them."""
+
+_SIGNS = frozenset({"m", "s", "g", "h", "L", "N", "J", "W", "K", "V"})
+
+# Words that make another number of the one before them, or no statement of it at all.
+_NO_UNITS = frozenset({
+    "hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "half", "halves", "third", "thirds",
+    "quarter", "quarters", "fourths", "fifth", "fifths", "sixth", "sixths", "seventh", "sevenths", "eighth",
+    "eighths", "ninth", "ninths", "tenth", "tenths", "eleventh", "elevenths", "twelfth", "twelfths", "sixteenth",
+    "sixteenths", "twentieth", "twentieths", "hundredth", "hundredths", "thousandth", "thousandths", "millionth",
+    "millionths", "hundreds", "thousands", "millions", "billions", "trillions", "dozens", "scores", "pair",
+    "pairs", "couple", "gross", "grand", "bn", "mn", "mil", "mio", "mrd", "lakh", "crore", "percent", "percentage",
+    "pct", "permille", "double", "triple", "twice", "plus", "minus", "times", "over", "divided", "multiplied",
+    "mod", "modulo", "base", "power", "factorial", "choose", "root", "sum", "difference", "product", "not", "no",
+    "none", "never", "isnt", "wrong", "incorrect", "false", "nothing", "unknown", "undefined", "maybe", "perhaps",
+    "probably", "possibly", "about", "approximately", "approx", "around", "roughly", "nearly", "almost", "circa",
+    "least", "most", "more", "less", "fewer", "greater", "than", "under", "above", "below", "between", "to",
+    "through", "is", "are", "was", "equals", "equal", "or", "and", "but", "if", "unless", "except", "otherwise",
+    "else", "the", "answer", "a", "an", "any", "all", "some", "one", "two", "three", "four", "five", "six",
+    "seven", "eight", "nine", "ten", "zero", "negative", "positive", "inverse", "reciprocal", "squared", "cubed",
+})  # fmt: skip
+_PLACE = re.compile(r"\b(square|cubic) ([a-z]+)")
+_RAISED = re.compile(r"([a-z]+)(?: squared| cubed|\^ ?([0-9]))")
+
+
+def is_abbreviation(word: str) -> bool:
+    """Whether a word without a command before it is the sign of a unit, as in ``5 m`` and ``5 km``."""
+    return word in _SIGNS if len(word) == 1 else word.casefold() in UNITS
+
+
+def is_unit(text: str) -> bool:
+    """Whether the words after a number can be what it counts or measures."""
+    spelled = _spelled(text)
+    words = re.findall(r"[a-z]+", spelled)
+    is_plain = re.fullmatch(r"(?:[a-z ,'/-]|\^ ?-?[0-9])*", spelled) is not None
+    return is_plain and 0 < len(words) <= 4 and not _NO_UNITS & set(words)
+
+
+def agree(gold: str, answer: str) -> bool:
+    """Whether two units are one: ``cm^2`` and ``square centimeters``. "units" are whatever was asked for."""
+    ours, theirs = _canonical(gold), _canonical(answer)
+    return ours == theirs or (is_unit(answer) and theirs.partition("^")[0] == "unit")
+
+
+def _spelled(text: str) -> str:
+    """The unit in small letters, with a power for "squared"."""
+    text = re.sub(r"(?<=[a-z])([23])(?![0-9])", r"^\1", " ".join(text.casefold().replace(".", " ").split()))
+    return _RAISED.sub(lambda match: f"{match[1]}^{match[2] or (2 if match[0].endswith('squared') else 3)}", text)
+
+
+def _canonical(text: str) -> str:
+    words = [_singular(word) for word in re.findall(r"[a-z]+|\^[0-9]|/", _spelled(text).replace(" per ", "/"))]
+    spelled = " ".join(words).replace(" ^", "^").replace(" / ", "/")
+    return _PLACE.sub(lambda match: f"{match[2]}^{2 if match[1] == 'square' else 3}", spelled)
+
+
+def _singular(word: str) -> str:
+    if word in UNITS:
+        return UNITS[word]
+    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+        return UNITS.get(word[:-1], word[:-1])
+    return word

@@ -1,0 +1,44 @@
+"""Answers that are words: which are, and which say the same."""
+
+from __future__ import annotations
+
+import re
+
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mbox|mathrm|mathbf|operatorname) ?\{([^{}]*)\}"
+)
+_LAYOUT = re.compile(r"\\[,;: !]|\\[()\[\]]|[~$]|\\(?:left|right|q?quad|displaystyle)(?![A-Za-z])")
+_ONLY_WORDS = re.compile(r"[^\W\d_][^\W_]*(?:[ .,'()=&/-]+[^\W\d_][^\W_]*)*")
+_SHORT_WORDS = frozenset(
+    {"yes", "no", "odd", "all", "one", "two", "six", "ten", "red", "sun", "mon", "tue", "wed", "thu", "fri", "sat"}
+)
+_MATHEMATICS = frozenset({"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan"})
+
+
+def words(text: str) -> str | None:
+    """The words that a text consists of, in small letters and, where commas or = divide them, in order."""
+    text = " ".join(_LAYOUT.sub(" ", _WRAPPED.sub(r"\1", text)).split()).strip(" .,(){}")
+    if not _ONLY_WORDS.fullmatch(text):
+        return None
+    divider = "=" if "=" in text else ","
+    parts = re.sub(r",? (?:and|or) ", ",", text.casefold()).split(divider)
+    return f" {divider} ".join(sorted(" ".join(re.findall(r"[^\W_]+", part)) for part in parts))
+
+
+def are_text(gold: str) -> bool:
+    r"""Whether a right answer that consists of words is to be compared as words, and is no product of symbols.
+
+    It is if it stands in ``\text{…}``, has a word of four letters or one of three that begins with a capital, or says
+    that terms such as MC and ATC are equal.
+    """
+    bare = gold.strip(" .$")
+    if wrapped := _WRAPPED.fullmatch(bare):
+        return bare.startswith(("\\text", "\\mbox")) or len(wrapped[1].strip()) > 1
+    found = re.findall(r"[^\W\d_]+", _WRAPPED.sub(r" \1 ", bare))
+    if "\\" in _WRAPPED.sub("", bare) or _MATHEMATICS & set(found):
+        return False
+    if "=" in bare and all(word.isupper() for word in found):
+        return any(len(word) > 2 for word in found)
+    return any(
+        len(word) > 3 or (len(word) == 3 and word.istitle()) or word.casefold() in _SHORT_WORDS for word in found
+    )

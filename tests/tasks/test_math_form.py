@@ -1,0 +1,618 @@
+"""Which answers count: those that state what the right answer states, as finished as it, in plain signs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorl.tasks.math_files import read_jsonl
+from explorl.tasks.math_form import Row, adversarial, refusal, texts
+from explorl.tasks.math_judge import Judge
+from explorl.tasks.math_latex import Node, read
+from explorl.tasks.math_normal import MAX_LENGTH, mended, normal, numeral
+from explorl.tasks.math_tokens import Unreadable, translated
+from explorl.tasks.math_tree import TREE
+from explorl.tasks.math_units import agree, is_unit
+from explorl.tasks.math_value import Undefined, number
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+FILES = {"math500": 500, "aime24": 30, "aime25": 30, "amc23": 40, "minerva": 272}
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge(workers=2, limit=20.0) as shared:  # far more than they take, however busy the machine is
+        yield shared
+
+
+# The corpus
+
+
+def test_every_adversarial_answer_is_wrong(judge: Judge) -> None:
+    rows = adversarial()
+    assert len(rows) == len(set(rows)) >= 600
+    assert min(Counter(row.why for row in rows).values()) >= 3
+    judged = judge.judge_many((row.gold, row.answer) for row in rows)
+    assert [row for row, judgement in zip(rows, judged, strict=True) if judgement.same] == []
+    assert not [judgement for judgement in judged if "took too long" in str(judgement.error)]
+
+
+def test_the_right_answers_of_the_corpus_are_right(judge: Judge) -> None:
+    golds = sorted({row.gold for row in adversarial()})
+    judged = judge.judge_many((gold, f"${gold}$.") for gold in golds)
+    assert [gold for gold, judgement in zip(golds, judged, strict=True) if not judgement.same] == []
+
+
+def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"gold": "5", "answer": "6", "why": "it is not"}) + "\n\n")
+    assert adversarial(file) == adversarial(str(file)) == [Row("5", "6", "it is not")]
+    file.write_text(json.dumps({"gold": "5", "answer": 6, "why": "it is not"}) + "\n")
+    with pytest.raises(ValueError, match=r"own\.jsonl, line 1: .*give gold, answer and why as text, like"):
+        adversarial(file)
+    file.write_text("5, 6\n")
+    with pytest.raises(ValueError, match=r"own\.jsonl, line 1: not a JSON object"):
+        adversarial(file)
+
+
+# What the judge says
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"\frac{14}{3}", r"4\frac{2}{3}"), (r"\frac{14}{3}", "4 2/3"), ("7/3", "2 1/3"), ("-7/3", "-2 1/3"),
+        ("2k+2", "2(k+1)"), (r"3\sqrt{13}", r"\sqrt{117}"), (r"1\pm\sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}"),
+        (r"\frac{3\pm\sqrt{17}}{4}", r"\frac{3-\sqrt{17}}{4}, \frac{3+\sqrt{17}}{4}"),
+        ("1.2e-27", r"\frac{12}{10^{28}}"), ("4.5e33", r"45 \times 10^{32} \text{ ergs}"), ("1e11", "10^{11}"),
+        ("[1,2]", r"x \in [1,2]"), ("5", "x = 5"), ("5", "AB = 5"), ("5", "f(2) = 5"),
+        ("5", r"\text{Area} = 5 \text{ cm}^2"), ("30", r"\angle ABC = 30^\circ"), ("0.5", r"50\%"), ("50", r"50\%"),
+        ("1", r"100\%"), (r"50\%", "0.5"), (r"50\%", r"\frac{1}{2}"), (r"50\%", "50"), (r"\{1,2\}", "2, 1"),
+        ("1,2", r"\{2,1\}"), ("1,2", "1 and 2"), ("1,2", r"1 \text{ or } 2"), ("1,2", "x=2, x=1"),
+        ("1,2", "x = 1, 2"), ("-3,3", r"\pm 3"), ("-3,3", r"x = \pm 3"), ("x=1,y=2", "y=2, x=1"), ("5", r"\{5\}"),
+        (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt3}"), ("y=2x+3", "2x-y+3=0"), ("y=2x+3", "2y=4x+6"), ("y=2x+3", "2x+3"),
+        ("y=2x+3", "2x+3=y"), ("x=5", "5=x"), ("x<4", "4>x"), (r"1<x\le 3", r"3 \ge x > 1"), ("x>5", r"(5,\infty)"),
+        (r"\mathbb{R}", r"(-\infty,\infty)"), (r"\cot x", r"\frac{\cos x}{\sin x}"), ("e^{-t}", r"\frac{1}{e^t}"),
+        (r"\sqrt{x}", "x^{1/2}"), ("x^{-2}", r"\frac{1}{x^2}"), (r"\frac{4A}{3+3i}", r"\frac{2A(1-i)}{3}"),
+        ("e^{it}", r"\cos t+i\sin t"), ("R^2-r^2", "(R-r)(R+r)"), ("3R^2", "3r^2"), ("x/2+c", "x/2+C"), ("xy", "yx"),
+        ("8t", r"t \cdot 8"), (r"\frac{dy}{dx}=2y", r"2y=\frac{dy}{dx}"), ("y'+y=0", "y+y'=0"), ("I_0", "I_0"),
+        (r"0.\overline{36}", r"\frac{4}{11}"), ("58500", "58,500"), ("58500", r"58{,}500"), ("58500", r"58\,500"),
+        (r"\$32,\!348", r"32348 \text{ dollars}"), ("12", "12 apples"), ("12", r"12\text{ students}"), ("5", "5 m"),
+        (r"15\mbox{ cm}^2", r"15 \text{ square centimeters}"), (r"15\mbox{ cm}^2", "15 cm²"),
+        ("9", r"9 \mathrm{~m/s^2}"), ("25", r"25^\circ \text{C}"), ("90", "90°"), (r"90^\circ", "90 degrees"),
+        ("4210_5", "4210_{5}"), ("4210_5", "4210"), (r"\text{east}", "East"), (r"\text{east}", r"\textbf{east}"),
+        (r"\text{Poincaré}", "poincaré"), ("MC=ATC", "ATC=MC"), (r"\text{(C)}", "C"),
+        (r"\text{(C)}", r"\textbf{(C)}"), (r"\text{red, blue}", "blue and red"), ("2:3", r"\frac{2}{3}"),
+        (r"\pi", "π"), (r"3\sqrt{2}", "3√2"), ("x^2", "x²"), (r"\frac{1}{2}", "½"), (r"2\le x", "2≤x"), ("-5", "−5"),
+        (r"10!", "3628800"), ("2^{100}", "4^{50}"), ("101", "101_{10}"), (r"\mathbf{v}", "v"), ("5", r"\mathbf{5}"),
+        (r"\begin{pmatrix}1/5\\2\end{pmatrix}", r"\begin{bmatrix}0.2\\2\end{bmatrix}"), ("np.sin(1)", r"\sin 1"),
+        (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)"), ("(1,2)", "(x,y) = (1,2)"), ("5", "5."),
+    ],
+)  # fmt: skip
+def test_honest_rewritings_by_hand(judge: Judge, gold: str, answer: str) -> None:
+    judgement = judge.judge(gold, answer)
+    assert judgement.same, judgement.error
+
+
+ARITHMETIC = {f"leaves a {kind}" for kind in ("product", "sum", "division", "power", "root", "factorial", "remainder")}
+
+
+def test_arithmetic_is_allowed_by_a_switch_only() -> None:
+    rows = [row for row in adversarial() if row.why in ARITHMETIC]
+    assert len(rows) > 70
+    assert all(refusal(row.gold, row.answer) is not None for row in rows)
+    refused = [row for row in rows if refusal(row.gold, row.answer, arithmetic=True) is not None]
+    assert {row.answer for row in refused} == {r"17 \pmod 5", r"5 \equiv 12 \pmod 7", "i^2"}
+
+
+def test_what_the_switch_allows() -> None:
+    with Judge(workers=1, limit=20.0, arithmetic=True) as lenient:
+        for gold, answer in [
+            ("56088", r"123 \times 456"), ("70", r"\binom{8}{4}"), ("4", r"2^{2010}\mod 10"), ("6", r"\gcd(12,18)"),
+            ("120", "5!"), ("7", r"\sqrt{49}"), ("3", r"\frac{246}{82}"), ("1024", "2^{10}"), ("5", "|-5|"),
+            (r"3\sqrt{2}", r"\sqrt{2}+\sqrt{8}"), (r"2+\sqrt{3}", r"\frac{1}{2-\sqrt{3}}"),
+            ("36", r"\operatorname{lcm}(12,18)"),
+        ]:  # fmt: skip
+            assert lenient.judge(gold, answer).same, (gold, answer)
+        for gold, answer in [
+            ("5050", r"\sum_{i=1}^{100} i"), ("5", "7=5"), ("56088", r"123 \times 457"), ("1", r"\lim_{x\to0} \cos x"),
+            ("5", "9^{9^{9^9}}"), ("5", r"5000!"), ("5", r"\binom{10^9}{5}"), ("1", r"\frac{0}{0}"), ("1", "0^0"),
+        ]:  # fmt: skip
+            assert not lenient.judge(gold, answer).same, (gold, answer)
+
+
+def test_reasons_say_what_is_wrong() -> None:
+    for gold, answer, reason in [
+        ("5050", r"\sum_{i=1}^{100} i", r"the answer is not taken: \sum is no part of an answer"),
+        (
+            "56088",
+            r"123\times456",
+            "the answer is not taken: a product of numbers, which the right answer does not have",
+        ),
+        ("5", "7=5", "the answer is not taken: a relation that is not a name and its value"),
+        ("5", "5, 7", "the answer is not taken: 2 where there is 1 answer"),
+        ("5", "5\f", "the answer is not taken: it holds '\\x0c', which does not print"),
+        ("5", r"\bm{x(y)}", "the answer is not taken: symbols that the right answer does not have"),
+        ("(1,2)", "[1,2]", "the answer is not taken: [] of 2 where there must be () of 2"),
+        (r"5 \text{ km}", r"5 \text{ m}", "the answer is not taken: another unit, 'm'"),
+        ("5", "6", "another answer than the right one"),
+        (r"\text{east}", "seat", "another answer than the right one"),
+        ("x=3", "2x+1=7", "the answer is not taken: an equation that is not solved"),
+        ("x", "y", "the answer is not taken: symbols that the right answer does not have"),
+    ]:
+        assert refusal(gold, answer) == reason
+
+
+def test_a_right_answer_beyond_the_language() -> None:
+    gold = r"\sum_{k=1}^{n} \left\lfloor \frac{n}{k} \right\rfloor"
+    assert refusal(gold, gold) is None
+    assert texts(gold, gold) == (mended(gold),) * 2
+    assert refusal(gold, r"\sum_{j=1}^{n} \lfloor n/j \rfloor") is None
+    assert refusal(gold, r"\int_1^n k") == r"the answer is not taken: \int, which the right answer does not have"
+    assert refusal(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{v(1)}_k") is not None
+    assert refusal(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{w}_k") is None
+
+
+def test_texts_of_refused_answers_are_latex() -> None:
+    """So that the next gate can be tried alone."""
+    assert texts("5", r"\sum_{k=1}^5 1") == ("5", r"\sum_{k=1}^5 1")
+
+
+# Plain signs
+
+
+@pytest.mark.parametrize(
+    "sign", ["\f", "\v", "\0", "\x1b", "\x7f", "\u200b", "\u2028", "\u202e", "\ufeff", "\ud800", "\ue000"]
+)
+def test_what_does_not_print_is_refused_everywhere(sign: str) -> None:
+    for answer in (
+        f"5{sign}",
+        f"{sign}5",
+        f"\\text{{a{sign}b}}",
+        f"\\bm{{{sign}}}",
+        f"x_{{{sign}}}",
+        f"5 \\text{{c{sign}m}}",
+    ):
+        for gold in ("5", r"\text{ab}", "x_{1}", r"\sum_{k} k"):
+            assert refusal(gold, answer) is not None
+
+
+def test_line_breaks_and_spaces_are_spaces() -> None:
+    assert translated("1\n+\t\r\u00a0\u20092") == "1 +    2"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bm",
+        "mathbf",
+        "text",
+        "operatorname",
+        "mathrm",
+        "mbox",
+        "textbf",
+        "hat",
+        "vec",
+        "overline",
+        "variable",
+        "mathcal",
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["a(b)", "a[b]", "a:b", "a=b", "a#b", 'a"b', "a;b", "a+b", "__a__", "a{b}", r"\a", "a%b", "é(", "a|b"]
+)
+def test_names_are_plain(command: str, name: str) -> None:
+    """Or they are read as formulas, and the worker is told other names."""
+    for answer in (f"\\{command}{{{name}}}", f"x_{{\\{command}{{{name}}}}}", f"5 \\{command}{{{name}}}"):
+        for gold in ("5", "x", "x_{a}", "a+b", "ab"):
+            if refusal(gold, answer) is None:
+                assert names_told(texts(gold, answer)[1]) <= {"x0", "x1"}
+        assert refusal(rf"\sum_{{k}} \{command}{{v}}", answer) is not None
+
+
+def names_told(text: str) -> set[str]:
+    assert text.startswith(TREE)
+    return set(re.findall(r'\["symbol","([^"]*)"', text))
+
+
+@pytest.mark.parametrize("letter", ["х", "е", "ａ", "𝑥", "ℓ", "中"])
+def test_letters_of_other_alphabets_are_compared_as_words_only(letter: str) -> None:
+    assert refusal("x", letter) is not None
+    assert refusal("2x", f"2{letter}") is not None
+    assert refusal(rf"\text{{{letter * 4}}}", letter * 4) is None
+    assert refusal(rf"\text{{{letter * 4}}}", letter * 5) is not None
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("1,234", Node("number", "1234")), ("1,234,567.50", Node("number", "1234567.5")),
+        ("1 234", Node("number", "1234")),
+        ("1, 234", Node("list", parts=(Node("number", "1"), Node("number", "234")))),
+        ("3.40e-05", Node("number", "3.4e-5")),
+        ("(1,234)", Node("bracket", "()", (Node("number", "1"), Node("number", "234")))),
+        ("007", Node("number", "7")), ("2 1/3", Node("quotient", parts=(Node("number", "7"), Node("number", "3")))),
+        ("52_{8}", Node("based", "52_8")), ("x_{1}'", Node("symbol", "x_{1}'")),
+        (r"\dot{x}_0", Node("symbol", r"\dot{x}_{0}")), ("f(x)", Node("symbol", "f(x)")),
+        (r"\text{two words}", Node("text", "two words")),
+        (r"5\text{ cm}^2", Node("unit", "cm^2", (Node("number", "5"),))),
+        (r"\sin^{-1} x", Node("call", "arcsin", (Node("symbol", "x"),))), ("i", Node("constant", "i")),
+        ("a(b+1)", Node("product", parts=(Node("symbol", "a"), read("b+1")))),
+        (r"\frac12", Node("quotient", parts=(Node("number", "1"), Node("number", "2")))), (r"\{\}", Node("set", "∅")),
+        (r"50 \%", Node("percent", parts=(Node("number", "50"),))),
+        ("2<x", Node("relation", "<", (Node("number", "2"), Node("symbol", "x")))),
+    ],
+)  # fmt: skip
+def test_trees(text: str, tree: Node) -> None:
+    assert read(text) == tree
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "1 2", "2 4/3", "5$7", r"5\%7", r"9^\circ0", "1.2.3", "(1", "1)", "(1}", r"\frac{1}", "x^", "x^2^3",
+        "^2", "5=", ",5", "\\", "5\\", r"\unknown", r"\begin{cases} 1 \end{cases}", "1e9999", "5 +", "()",
+        r"\text{a(b)}", r"\begin{pmatrix} 1 & 2 \\ 3 \end{pmatrix}",
+        "x''^{3}^2", r"\frac1e5", r"\log(8,2)", r"\sin -x", "x!_2",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read(text: str) -> None:
+    with pytest.raises(Unreadable):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["m", "(", "√", "\\frac", "\\sqrt", "\\sin", "1/", "5!", "a^", "f(", "{", "|", "-", "[1,2]\\cup", "9 ", "½", "\\$"],
+)
+def test_nothing_is_nested_or_repeated_without_end(unit: str) -> None:
+    text = (unit * MAX_LENGTH)[: MAX_LENGTH - 1] + "5"
+    began = time.perf_counter()
+    for gold in ("5", "x+1", "(1,2)", r"\text{east}"):
+        assert refusal(gold, text) is not None
+    assert time.perf_counter() - began < 5.0
+
+
+PIECES = [
+    *"0123456789+-*/^_=<>(){}[]|!,.:;'\"$%&~ xyzabeiπ√½²°é", "\\frac", "\\sqrt", "\\boxed", "\\text{", "\\left",
+    "\\right", "\\cdot", "\\pm", "\\cup", "\\in", "\\infty", "\\sum", "\\begin{pmatrix}", "\\end{pmatrix}", "\\{",
+    "\\}", "\\circ", "1/2", "1e5", "\n", "\0", "and", "{1}", "^{2}", "_{3}", "\\pi", "\\\\", "\\sin", "\\log_",
+    "\\bm{", "\\hat", "\\overline{", "\\$", "\\%", "cm", "sqrt", "\\mod", "\\binom", "\\degree", "\\prime", "np.",
+    "\\mathbb{R}", "f(", "\\!", "{,}", ",000", "\\lfloor", "\\rfloor",
+]  # fmt: skip
+GOLDS = [
+    "42", r"\frac{14}{3}", "p - q", r"(3, \frac{\pi}{2})", "x=5", "1,-2", r"90^\circ", "(3,4]", "6 - 5i", "4.5e33",
+    r"1 \pm \sqrt{19}", r"\text{east}", r"\sum_{k=1}^n k", "y=2x+3", r"(0,9)\cup(9,36)", r"50\%", "52_8",
+    r"15 \text{ cm}^2", r"\{1,2\}", "1<x<3", "e^{it}",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(GOLDS), st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(max_size=60))
+def test_no_answer_raises_or_takes_long(gold: str, answer: str) -> None:
+    began = time.perf_counter()
+    why = refusal(gold, answer)
+    first, second = texts(gold, answer)
+    if why is None and first != second and "sum" not in gold:
+        assert names_told(second) <= {f"x{count}" for count in range(3)}
+        assert json.loads(second.removeprefix(TREE))
+    assert why is not None or refusal(gold, answer, arithmetic=True) is None
+    assert time.perf_counter() - began < 2.0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.fractions(), st.fractions(), st.integers(2, 99))
+def test_rational_numbers_are_exact(first: Fraction, second: Fraction, factor: int) -> None:
+    assert refusal(str(first), str(first)) is None
+    assert (refusal(str(first), str(second)) is None) == (first == second)
+    if first.denominator > 1:
+        whole, rest = divmod(abs(first.numerator), first.denominator)
+        sign = "-" if first < 0 else ""
+        assert refusal(str(first), f"{sign}{whole}\\frac{{{rest}}}{{{first.denominator}}}") is None
+        assert refusal(str(first), f"{sign}{whole} {rest + 1}/{first.denominator}") is not None
+        assert refusal(str(first), f"\\frac{{{factor * first.numerator}}}{{{factor * first.denominator}}}") is None
+
+
+# Values, units, normal forms
+
+
+def test_values() -> None:
+    assert number(read(r"0.1\overline{6}")) == Fraction(1, 6)
+    assert number(read(r"\sqrt[3]{\frac{8}{27}}")) == Fraction(2, 3)
+    assert number(read(r"\sqrt{2}")) is None
+    assert number(read(r"2^{10} + \binom{5}{2} - \lfloor 2.5 \rfloor")) == 1032
+    assert number(read(r"17 \bmod 5")) == 2
+    for text in (r"\frac{1}{0}", "0^0", "9^{9^{9}}", "900!", r"\binom{9000}{2}", r"5 \bmod 0", r"\gcd(1.5,2)"):
+        with pytest.raises(Undefined):
+            number(read(text))
+
+
+def test_units() -> None:
+    for same in [
+        ("cm^2", "square centimeters"),
+        ("m/s", "meters per second"),
+        ("ft", "feet"),
+        ("dollar", "dollars"),
+        ("cm^2", "square units"),
+    ]:
+        assert agree(*same)
+    for other in [("km", "m"), ("cm", "cm^2"), ("hours", "minutes"), ("cm^2", "cm^3"), ("dollar", "cents")]:
+        assert not agree(*other)
+    assert all(map(is_unit, ("apples", "square units", "m/s^2", "cm")))
+    assert not any(
+        map(is_unit, ("million", "is wrong", "or more", "sixths", "to seven", "the right answer is five", "(x)"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("57", "5$7"), ("57", r"5\%7"), ("90", r"9^\circ0"), ("90", r"9^{\circ} 0"), ("5.3", r"5\left.3\right."),
+        ("1234", "1, 234"), ("100200", "100, 200"), ("0.25", r"0.25\%"), ("57", r"5\)7"), ("57", r"5\left7"),
+    ],
+)  # fmt: skip
+def test_normal_forms_glue_nothing_together(one: str, other: str) -> None:
+    assert normal(one) != normal(other)
+    assert numeral(other) is None
+
+
+def test_normal_forms_still_say_the_same() -> None:
+    for one, other in [
+        ("3, 5, 7", "3,5,7"), (r"11,\! 111", "11111"), (r"\$18.90", "18.9"), (r"90^\circ", "90"),
+        (r"\left( 3, 4 \right)", "(3,4)"), ("$5$", "5"), (r"\(5\)", "5"), (r"50\%", "50 %"), (r"\left.5\right.", "5"),
+    ]:  # fmt: skip
+        assert normal(one) == normal(other)
+
+
+# Right answers of the benchmarks, and what else says the same
+
+_WHOLE = r"-?[0-9]+"
+_TIMES = re.compile(r"(?<![A-Za-z\\}])([0-9.]+) ?([a-df-hj-z])(?![A-Za-z])")
+
+
+def rewritings(gold: str) -> dict[str, str]:
+    """Texts that say what a right answer says, each by the name of the rule that made it."""
+    found: dict[str, str] = {}
+    for rules in (layout, fractions, numbers, lists, texts_and_units, formulas, relations):
+        for name, text in rules(gold).items():
+            if text != gold and text not in found.values():
+                found[name] = text
+    return found
+
+
+def is_word(gold: str) -> bool:
+    return "\\text" in gold and not re.search("[0-9]", gold)
+
+
+def is_relation(gold: str) -> bool:
+    return any(sign in gold for sign in ("=", "<", ">", "\\in"))
+
+
+def is_list(gold: str) -> bool:
+    return "," in gold and not re.fullmatch(r"(?:\\\$)?[0-9]{1,3}(?:,(?:\\! ?)?[0-9]{3})+", gold)
+
+
+def layout(gold: str) -> dict[str, str]:
+    found = {
+        "dollars": f"${gold}$",
+        "full stop": f"{gold}.",
+        "parentheses": rf"\({gold}\)",
+        "display": rf"\displaystyle {gold}",
+    }
+    if not re.search(r"e[-+]|\\[a-z]*\{|,\\!|[0-9],[0-9]{3}", gold) and not is_word(gold):
+        found["spaces"] = re.sub(r"([-+=,])", r" \1 ", gold)
+    if not re.search(r"\\!|\\mbox|\\text", gold):
+        found["no spaces"] = re.sub(r"(?<![A-Za-z]) | (?![A-Za-z])", "", gold)
+    found["no left"] = gold.replace("\\left", "").replace("\\right", "")
+    if "\\left" not in gold and "sqrt[" not in gold:
+        found["left"] = re.sub(r"(?<!\\)([(\[])", r"\\left\1", re.sub(r"(?<!\\)([)\]])", r"\\right\1", gold))
+    if not is_list(gold) and not is_word(gold):
+        found["braces"] = f"{{{gold}}}"
+    if re.fullmatch(r"-?[0-9.]+", gold):
+        found["bold"] = rf"\mathbf{{{gold}}}"
+    if "\\pi" in gold:
+        found["π"] = gold.replace("\\pi", "π")
+    return found
+
+
+def fractions(gold: str) -> dict[str, str]:
+    found = {name: re.sub(r"\\[dt]?frac(?![a-z])", rf"\\{name}", gold) for name in ("frac", "dfrac", "tfrac")}
+    found["braced"] = re.sub(r"\\frac ?([0-9])([0-9])", r"\\frac{\1}{\2}", gold)
+    match = re.fullmatch(rf"(-?)\\[dt]?frac ?(?:\{{({_WHOLE})\}}|([0-9])) ?(?:\{{({_WHOLE})\}}|([0-9]+))", gold)
+    if not match:
+        return found
+    value = Fraction(int(match[2] or match[3]), int(match[4] or match[5])) * (-1 if match[1] else 1)
+    sign, (whole, rest) = "-" if value < 0 else "", divmod(abs(value.numerator), value.denominator)
+    found["slash"] = str(value)
+    found["not reduced"] = rf"\frac{{{2 * value.numerator}}}{{{2 * value.denominator}}}"
+    if value.denominator < 10**6 and not set(prime_factors(value.denominator)) - {2, 5}:
+        found["decimal"] = str(Decimal(value.numerator) / Decimal(value.denominator))
+    if whole:
+        found["mixed"] = rf"{sign}{whole}\frac{{{rest}}}{{{value.denominator}}}"
+        found["mixed with a slash"] = f"{sign}{whole} {rest}/{value.denominator}"
+    return found
+
+
+def prime_factors(number: int) -> Iterator[int]:
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            yield divisor
+            number //= divisor
+        divisor += 1
+
+
+def numbers(gold: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if re.fullmatch(r"-?[0-9]+(?:\.[0-9]+)?", gold):
+        value = Fraction(gold)
+        found |= {"units": rf"{gold} \text{{ units}}", "cm": rf"{gold}\text{{ cm}}", "kg": rf"{gold} \mathrm{{~kg}}"}
+        found |= {"bare unit": f"{gold} cm", "unicode minus": gold.replace("-", "−")}
+        if value.denominator > 1:
+            found["as a fraction"] = (
+                rf"{'-' if value < 0 else ''}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+            )
+        elif abs(value) >= 1_000 and "." not in gold:
+            grouped = f"{int(gold):,}"
+            found |= {
+                "thousands": grouped,
+                "braced comma": grouped.replace(",", "{,}"),
+                "thin": grouped.replace(",", ",\\!"),
+            }
+    if match := re.fullmatch(r"(-?[0-9.]+)e([-+]?[0-9]+)", gold):
+        found |= {sign: rf"{match[1]} \{sign} 10^{{{int(match[2])}}}" for sign in ("times", "cdot")}
+        found["with a unit"] = rf"{match[1]} \times 10^{{{int(match[2])}}} \text{{ m}}"
+        found["shifted"] = rf"{Decimal(match[1]) * 10} \times 10^{{{int(match[2]) - 1}}}"
+    if match := re.fullmatch(r"([0-9]+)_\{?([0-9])\}?", gold):
+        found |= {
+            "base": f"{match[1]}_{{{match[2]}}}",
+            "no base": match[1],
+            "text base": rf"{match[1]}_{{\text{{{match[2]}}}}}",
+        }
+    return found
+
+
+def lists(gold: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if is_list(gold) and not re.search(r"[()\[\]=]|\\begin|\\\{", gold):
+        parts = [part.strip() for part in gold.split(",")]
+        found |= {"set": rf"\{{{', '.join(parts)}\}}", "reversed": ", ".join(parts[::-1]), "or": " or ".join(parts)}
+        found |= {"and": rf"{', '.join(parts[:-1])} \text{{ and }} {parts[-1]}", "x =": f"x = {', '.join(parts)}"}
+        found["x = each"] = ", ".join(f"x={part}" for part in parts)
+    if match := re.fullmatch(r"([^\\{,]*)\\pm(.*)", gold):
+        found["plus, minus"] = f"{match[1]}+{match[2]}, {match[1]}-{match[2]}"
+        found["set of two"] = rf"\{{{match[1]}-{match[2]}, {match[1]}+{match[2]}\}}"
+    if " \\cup " in gold:
+        found["union"] = " \\cup ".join(gold.split(" \\cup ")[::-1])
+    if "pmatrix" in gold:
+        found["bmatrix"] = gold.replace("pmatrix", "bmatrix")
+        found["fractions in a matrix"] = re.sub(r"(\d+)/(\d+)", r"\\dfrac{\1}{\2}", gold)
+    return found
+
+
+def texts_and_units(gold: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if match := re.fullmatch(r"\\text\{([A-Za-z]+)\}", gold):
+        found |= {"bare": match[1], "textbf": rf"\textbf{{{match[1]}}}", "capitals": match[1].upper()}
+        found |= {"mathrm": rf"\mathrm{{{match[1]}}}", "end of sentence": f"{match[1]}."}
+    if match := re.fullmatch(r"\\text\{\(([A-Z])\)\}", gold):
+        found |= {
+            "letter": match[1],
+            "bold": rf"\textbf{{({match[1]})}}",
+            "bracket": f"({match[1]})",
+            "text": rf"\text{{{match[1]}}}",
+        }
+    if "^\\circ" in gold:
+        signs = {"none": "", "braced": "^{\\circ}", "°": "°", "word": r" \text{ degrees}", "bare word": " degrees"}
+        found |= {f"degrees: {name}": gold.replace("^\\circ", sign) for name, sign in signs.items()}
+    if gold.startswith("\\$"):
+        found |= {"no dollar sign": gold[2:], "dollars in words": rf"{gold[2:]} \text{{ dollars}}"}
+    if match := re.fullmatch(r"(.+?)\\(?:text|mbox)\{ ?([a-z]+)\}(\^2)?", gold):
+        number, unit, power = match[1], match[2], match[3] or ""
+        found |= {
+            "no unit": number,
+            "unit bare": f"{number} {unit}{power}",
+            "unit roman": rf"{number}\mathrm{{~{unit}}}{power}",
+        }
+    return found
+
+
+def formulas(gold: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if is_relation(gold) or is_list(gold) or is_word(gold) or re.search(r"\\pm|cup|\\begin", gold):
+        return found
+    name, argument = ("w" if "x" in gold else "x"), ("s" if "t" in gold else "t")
+    found |= {"name": f"{name} = {gold}", "function": f"g({argument}) = {gold}"}
+    terms = top_terms(gold)
+    if len(terms) > 1:
+        found["reordered"] = "".join(term if term[0] == "-" else f"+{term}" for term in terms[::-1]).lstrip("+")
+    if match := re.fullmatch(r"([0-9]+) ?\\sqrt\{?([0-9]+)\}?", gold):
+        found |= {"under the root": rf"\sqrt{{{int(match[1]) ** 2 * int(match[2])}}}", "√": f"{match[1]}√{match[2]}"}
+        found |= {"dot": rf"{match[1]} \cdot \sqrt{{{match[2]}}}", "sqrt": f"{match[1]}*sqrt({match[2]})"}
+    if _TIMES.search(gold):
+        found |= {"cdot": _TIMES.sub(r"\1 \\cdot \2", gold), "star": _TIMES.sub(r"\1*\2", gold)}
+    return found
+
+
+def top_terms(gold: str) -> list[str]:
+    """The terms of a sum that stand in no bracket; one if that cannot be told."""
+    terms, depth = [""], 0
+    for sign in gold:
+        depth += (sign in "{[(") - (sign in "}])")
+        if depth == 0 and sign in "+-" and terms[-1].strip() and terms[-1].strip()[-1] not in "^_/*(e":
+            terms.append("-" if sign == "-" else "")
+        else:
+            terms[-1] += sign
+    return [term.strip() for term in terms] if depth == 0 and not re.search(r"[0-9]e[-+]?[0-9]", gold) else [gold]
+
+
+def relations(gold: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if match := re.fullmatch(r"([^=]*)=([^=]*)", gold):
+        left, right = match[1].strip(), match[2].strip()
+        found["swapped"] = f"{right} = {left}"
+        if re.fullmatch("[a-z]", left):
+            found["right side"] = right
+        if re.search("[a-z]", right) and re.search("[0-9]", gold):
+            found |= {"zero": f"{left} - ({right}) = 0", "doubled": f"2({left}) = 2({right})"}
+    if match := re.fullmatch(r"x \\in (.*)", gold):
+        found["set only"] = match[1]
+    elif re.fullmatch(r"[\[(].*[\])]", gold) and re.search(r"infty|cup|\]", gold):
+        found["in"] = rf"x \in {gold}"
+    return found
+
+
+def golds() -> list[str]:
+    return [question.answer for name in FILES for question in read_jsonl(DATA / f"{name}.jsonl")]
+
+
+def check_rewritings(judge: Judge, chosen: list[str]) -> tuple[int, list[tuple[str, str, str]]]:
+    """How many rewritings there are, and those that are not accepted, by rule."""
+    pairs = [(gold, text, rule) for gold in chosen for rule, text in rewritings(gold).items()]
+    judged = judge.judge_many((gold, text) for gold, text, _ in pairs)
+    return len(pairs), [pair for pair, judgement in zip(pairs, judged, strict=True) if not judgement.same]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real problems are not here")
+def test_some_right_answers_and_their_rewritings(judge: Judge) -> None:
+    chosen = sorted(set(golds()), key=lambda gold: (len(gold) * 7919) % 613)[:60]
+    assert all(judgement.same for judgement in judge.judge_many((gold, gold) for gold in chosen))
+    count, refused = check_rewritings(judge, chosen)
+    assert count > 400
+    assert len(refused) <= 0.01 * count, refused
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real problems are not here")
+def test_all_right_answers_and_their_rewritings(judge: Judge) -> None:
+    answers = golds()
+    assert len(answers) == sum(FILES.values())
+    assert [gold for gold in answers if not judge.judge(gold, gold).same] == []
+    count, refused = check_rewritings(judge, sorted(set(answers)))
+    print(f"{count} rewritings of {len(set(answers))} right answers, {len(refused)} refused: {refused}")
+    assert count > 5_000
+    assert len(refused) <= 0.01 * count
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real problems are not here")
+def test_right_answers_can_all_be_read() -> None:
+    unread = []
+    for gold in set(golds()):
+        try:
+            read(gold)
+        except Unreadable:
+            unread.append(gold)
+    assert all(re.fullmatch(r"\\text\{\([A-E]\)\}", gold) for gold in unread)
