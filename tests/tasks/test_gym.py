@@ -1,10 +1,14 @@
-"""Data sets of reasoning-gym as tasks: problems that survive a file, answers that stay answers."""
+"""Data sets of reasoning-gym as tasks: problems that survive a file, answers that stay answers.
+
+Answers are scored here in this process; test_gym_score.py has them scored where they are shut in.
+"""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import json
+import pickle
 import sys
 import time
 from typing import Any
@@ -16,11 +20,14 @@ from hypothesis import strategies as st
 pytest.importorskip("reasoning_gym")
 
 import sympy
+from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
+from explorl.sandbox.plain import decode
 from explorl.tasks import Problem
-from explorl.tasks.gym import Gym
-from explorl.tasks.gym_guard import evaluate, is_formula, uses_sympy
+from explorl.tasks.gym import Gym, _answer
+from explorl.tasks.gym_guard import evaluate, guard, is_formula, uses_sympy
+from explorl.tasks.gym_worker import create, scored
 
 SLOW = {"arc_agi", "figlet_font", "group_anagrams", "knight_swap", "sudoku"}
 """Take a second or more for their first entry."""
@@ -32,7 +39,7 @@ SMALL = {"sft": 6, "train": 5, "holdout": 4}
 
 
 def small(name: str, **options: Any) -> Gym:
-    return Gym(f"gym:{name}", **{"sizes": SMALL, **options})
+    return Gym(f"gym:{name}", **{"sizes": SMALL, "allow_exploitable": True, **options})
 
 
 def test_names() -> None:
@@ -40,6 +47,13 @@ def test_names() -> None:
         Gym("gym:leg_countin")
     with pytest.raises(ValueError, match="unknown task 'leg_counting'; did you mean 'gym:leg_counting'"):
         Gym("leg_counting")
+
+
+def test_data_sets_of_the_main_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Mine", (), {"__module__": "__main__"})
+    monkeypatch.setitem(DATASETS, "mine", (kind, object))
+    with pytest.raises(ValueError, match="gym:mine is registered in the main program; register it in a module"):
+        Gym("gym:mine")
 
 
 def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +76,26 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("config", [{"legs": 3}, {"min_animals": 9, "max_animals": 3}])
-def test_bad_config(config: dict[str, int]) -> None:
+@pytest.mark.parametrize("allow_exploitable", [False, True])
+def test_bad_config(config: dict[str, int], allow_exploitable: bool) -> None:
     with pytest.raises(ValueError, match="gym:leg_counting does not take config="):
-        small("leg_counting", config=config).problems("train")
+        small("leg_counting", config=config, allow_exploitable=allow_exploitable).problems("train")
+
+
+@pytest.mark.parametrize("datasets", [[], ["chain_sum"], [{"name": "chain_sum"}], 3])
+def test_bad_composites(datasets: Any) -> None:
+    with pytest.raises(ValueError, match="gym:composite does not take config="):
+        small("composite", config={"datasets": datasets}, allow_exploitable=False)
+
+
+def test_composites() -> None:
+    parts: list[Any] = [
+        {"name": "chain_sum", "weight": 1, "config": {"min_terms": 2, "max_terms": 2}},
+        DatasetSpec("leg_counting", 1, {}),
+    ]
+    task = small("composite", config={"datasets": parts}, allow_exploitable=False)
+    sources = {json.loads(problem.data["metadata"])["dict"][0][1] for problem in task.problems("sft")}
+    assert sources == {"chain_sum", "leg_counting"}
 
 
 def test_splits_are_stable_and_disjoint() -> None:
@@ -101,6 +132,16 @@ def test_prompts() -> None:
         task.prompt(problem, "chatt")
 
 
+def test_what_is_remembered_is_not_passed_on() -> None:
+    task = small("leg_counting")
+    problems = task.problems("train")
+    _ = task._scorer
+    again = pickle.loads(pickle.dumps(task))
+    assert again == task
+    assert set(vars(again)) == {"name", "sizes", "seed", "threshold", "config", "allow_exploitable"}
+    assert again.problems("train") == problems
+
+
 def test_verdicts() -> None:
     task = small("leg_counting")
     problem = task.problems("train", limit=1)[0]
@@ -133,38 +174,38 @@ def test_partial_scores_are_rewards() -> None:
         (float("nan"), 0.0, "the scorer gave no number"),
         (None, 0.0, "the scorer raised TypeError"),
         (7, 1.0, None),
-        (-7, 0.0, "it scores 0"),
+        (-7, 0.0, None),
     ],
 )
-def test_scorers_may_do_anything(monkeypatch: pytest.MonkeyPatch, value: Any, score: float, error: str | None) -> None:
-    task = small("leg_counting")
-    problem = task.problems("train", limit=1)[0]
+def test_scorers_may_do_anything(value: Any, score: float, error: str | None) -> None:
+    class Anything:
+        def score_answer(self, answer: str, entry: dict[str, Any]) -> Any:
+            if isinstance(value, Exception):
+                raise value
+            return value
 
-    def score_answer(answer: str, entry: dict[str, Any]) -> Any:
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    monkeypatch.setattr(task._dataset, "score_answer", score_answer)
-    assert task.rewards("<answer>1</answer>", problem)["correctness"] == score
-    found = task.verify("<answer>1</answer>", problem).error
-    assert found is None if error is None else error in (found or "")
+    found = scored(Anything(), "1", {"answer": "1", "metadata": {}})
+    assert found[0] == score
+    assert found[1] is None if error is None else error in (found[1] or "")
 
 
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - SLOW - NO_DEFAULTS))
 def test_every_data_set(name: str) -> None:
-    task = Gym(f"gym:{name}", sizes={"sft": 0, "train": 1, "holdout": 1})
+    task = Gym(f"gym:{name}", sizes={"sft": 0, "train": 1, "holdout": 1}, allow_exploitable=True)
     (problem,) = task.problems("holdout")
     back = Problem(problem.id, json.loads(json.dumps(problem.data)))
     assert back == problem
+    entry = {**back.data, "metadata": decode(json.loads(back.data["metadata"]))}
+    dataset = create(name, {}, seed=0, size=1)
     answer = problem.data["answer"]
     if name in WITHOUT_ANSWER:
         assert answer is None
     else:
-        assert task.score(answer, back) == (1.0, None)
-    for text in ("", "x", "-1", "[[]]", "{", "\ud800", "None", "1 2 3", "(1+1)", "0" * 99):
-        verdict = task.verify(f"<answer>{text}</answer>", back)
-        assert (verdict.error is None) is verdict.correct
+        assert scored(dataset, _answer(f"<answer> {answer}\r\n</answer>") or "", entry) == (1.0, None)
+    for text in ("", "x", "-1", "[[]]", "{", "\ud800", "None", "1 2 3", "(1+1)", "0" * 99, "1" * 10_001):
+        score, error = scored(dataset, text, entry)
+        assert 0.0 <= score <= 1.0
+        assert error is None or score == 0.0
 
 
 # Answers are never run ------------------------------------------------------------------------------------------------
@@ -181,17 +222,27 @@ PARSERS = ["simple_integration", "intermediate_integration", "polynomial_multipl
 EVALUATORS = ["string_insertion", "spiral_matrix", "binary_matrix", "n_queens"]
 
 
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of reasoning-gym get back the ``eval`` that they had."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("reasoning_gym"):
+            monkeypatch.setattr(module, "eval", builtins.eval, raising=False)
+
+
+@pytest.mark.usefixtures("guarded")
 @pytest.mark.parametrize("name", PARSERS + EVALUATORS)
 def test_answers_are_not_run(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = small(name)
-    problem = task.problems("holdout", limit=1)[0]
-    assert task._parses is (name in PARSERS)
+    dataset = create(name, {}, seed=0, size=1)
+    guard(dataset)
+    entry = dataset[0]
+    assert uses_sympy(type(dataset)) is (name in PARSERS)
     file = tmp_path / "made"
     called = []
-    monkeypatch.setattr(builtins, "open", lambda *args, **kwargs: called.append(args))
-    for attack in ATTACKS:
-        assert task.score(attack.format(file=file), problem)[0] < 1
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "open", lambda *args, **kwargs: called.append(args))
+        for attack in ATTACKS:
+            assert scored(dataset, attack.format(file=file), entry)[0] < 1
     assert not called
     assert not file.exists()
     start = time.process_time()
@@ -200,16 +251,62 @@ def test_answers_are_not_run(name: str, tmp_path: Any, monkeypatch: pytest.Monke
         "(9**99)**(99**9)",
         "factorial(10**9)",
         "1<<10**12",
+        "1<<999999999999",
         "2**(9*9*9*9*9*9*9)",
         "((9**9)**9)**9",
     ):
-        assert task.score(bomb, problem)[0] < 1
+        assert scored(dataset, bomb, entry)[0] < 1
     assert time.process_time() - start < 5
 
 
+@pytest.mark.usefixtures("guarded")
+def test_all_modules_are_guarded() -> None:
+    guard(create("chain_sum", {}, seed=0, size=1))
+    string_insertion = sys.modules["reasoning_gym.algorithmic.string_insertion"]
+    assert vars(string_insertion)["eval"] is evaluate
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("bitwise_arithmetic", {"difficulty": 10}),
+        ("basic_arithmetic", {"min_digits": 13, "max_digits": 18, "operators": ["+", "-"]}),
+    ],
+)
+def test_guarded_scorers_still_know_their_answers(name: str, config: dict[str, Any]) -> None:
+    dataset = create(name, config, seed=0, size=20)
+    guard(dataset)
+    for index in range(20):
+        entry = dataset[index]
+        assert scored(dataset, entry["answer"], entry) == (1.0, None)
+
+
 def test_own_parsers_are_left_alone() -> None:
-    assert not uses_sympy(small("propositional_logic")._dataset)
-    assert not uses_sympy(small("leg_counting")._dataset)
+    assert not uses_sympy(DATASETS["propositional_logic"][0])
+    assert not uses_sympy(DATASETS["leg_counting"][0])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{target}e0 + 0e0*({sum})",
+        "0x{target:x} + 0x0*({sum})",
+        "{target}_0/1_0 + 0_0*({sum})",
+        "({one})*({two})*({two}) + (E-E)*({sum})",
+        "x - x + {sum}",
+        "{sum} # 1 2 3",
+    ],
+)
+def test_numbers_that_scorers_do_not_see(answer: str) -> None:
+    dataset = create("countdown", {}, seed=0, size=1)
+    entry = dataset[0]
+    assert scored(dataset, entry["answer"], entry) == (1.0, None)
+    target, numbers = entry["metadata"]["target"], entry["metadata"]["numbers"]
+    ones = "+".join(["E/E"] * (target // 4))
+    text = answer.format(target=target, sum="+".join(map(str, numbers)), one=ones, two="E/E+E/E")
+    assert scored(dataset, text, entry)[0] == 0.0
+    assert "not a formula" in (scored(dataset, text, entry)[1] or "")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +320,8 @@ def test_formulas(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "x.y", "x[0]", "'a'", "f(x)", "x**2**3", "(x**2)**3", "x**101", "x**(9*9*9)", "1" * 14, "a if b else c"),
+        *("", "x.y", "x[0]", "'a'", "f(x)", "x**2**3", "(x**2)**3", "x**101", "x**(9*9*9)", "a if b else c"),
+        *("1e3", "0x1f", "1_000", "2x", "1 # 2", "1 + \\\n1", "9" * 31, "1E-3"),
         *("1j", "lambda: 1", "x := 1", "__x", "sin(x=1)", "sin(*x)", "True", "...", "x**'a'", "\0"),
         *("-" * 995 + "1", "1+" * 600 + "1"),
     ],
@@ -242,6 +340,10 @@ def test_no_formulas(text: str) -> None:
         "0xa + 3 * (4 - 0b1)",
         "~1 | 3 ^ 2 & 1",
         "1 << 3",
+        "-(2 << 3 >> (1 + 1))",
+        "7 // 2 % 3 - +1.5",
+        "123456789012345678901234567890 * 9",
+        "[True, (None,), {'a': [1, {2}]}, {(1, 2): ''}]",
         "1/2",
         "b'a'",
     ],
@@ -253,13 +355,32 @@ def test_plain_values_are_evaluated(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("x", "f()", "'a' * 9", "[1] * 9", "2**9", "1 << 101", "1 << (1 << 99)", "{**{}}", "1 if 1 else 0", "", "1j"),
-        "x" * 10_001,
+        *("x", "f()", "'a' * 9", "[1] * 9", "2**9", "1 << (1 << 17)", "{**{}}", "1 if 1 else 0", "", "1j", "True + 1"),
+        *("{[]: 1}", "{{1}}", "[*[1]]", "not 1", "f'{1}'", "[1][0]", "...", "x" * 10_001, "-" * 5_000 + "1"),
+        "1 << (1 << 99)",
     ],
 )
 def test_nothing_else_is_evaluated(text: str) -> None:
     with pytest.raises(ValueError, match=r"characters|not a"):
         evaluate(text)
+
+
+@pytest.mark.parametrize("text", ["1/0", "1 % 0", "1.5 << 2", "1 << -1", "~1.5"])
+def test_arithmetic_that_python_refuses(text: str) -> None:
+    with pytest.raises((ArithmeticError, TypeError, ValueError)):
+        eval(text)
+    with pytest.raises((ArithmeticError, TypeError, ValueError)):
+        evaluate(text)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="1290.+-*/()%, []{}:~&|^<>'x\n", max_size=40))
+def test_what_is_evaluated_is_what_python_says(text: str) -> None:
+    try:
+        value = evaluate(text)
+    except (ArithmeticError, TypeError, ValueError):
+        return
+    assert repr(value) == repr(eval(text.strip()))
 
 
 @settings(deadline=None)

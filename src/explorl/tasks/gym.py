@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from types import ModuleType
 from typing import Any, ClassVar
 
+from explorl.sandbox.plain import encode
+from explorl.sandbox.text import clean
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
-from explorl.tasks.gym_guard import MAX_LENGTH, guard, is_formula, uses_sympy
-from explorl.tasks.plain import decode, encode
+from explorl.tasks.gym_guard import MAX_LENGTH
+from explorl.tasks.gym_probe import weakness
+from explorl.tasks.gym_score import Scorer, shared_scorer
+from explorl.tasks.gym_worker import create, factory, specs
 from explorl.tasks.tags import is_well_formed, last_answer, read
 
 PREFIX = "gym:"
@@ -48,15 +50,20 @@ class Gym(Task):
     """Least score of a correct answer."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data set, like ``{"max_animals": 3}``."""
+    allow_exploitable: bool = False
+    """Take a data set although an answer that solves nothing wins on most of its problems (docs/gym.md)."""
 
     reads_files: ClassVar[bool] = False
     templates: ClassVar[tuple[str, ...]] = ("chat", "plain")
     default_sizes: ClassVar[Mapping[str, int]] = {"sft": 1_000, "train": 2_000, "holdout": 500}
 
     def __post_init__(self) -> None:
-        names = _reasoning_gym().factory.DATASETS
-        if self.name.removeprefix(PREFIX) not in names or not self.name.startswith(PREFIX):
+        names = factory().DATASETS
+        name = self.name.removeprefix(PREFIX)
+        if name not in names or not self.name.startswith(PREFIX):
             raise unknown("task", self.name, (PREFIX + name for name in names))
+        if names[name][0].__module__ == "__main__":
+            raise ValueError(f"{self.name} is registered in the main program; register it in a module, to be scored")
         for split in self.sizes:
             if split not in self.splits:
                 raise unknown("split", split, self.splits)
@@ -64,6 +71,8 @@ class Gym(Task):
                 raise ValueError(f"sizes: {split} is {self.sizes[split]}; give a count up to {MAX_SIZE}, like 500")
         if not 0 < self.threshold <= 1:
             raise ValueError(f"threshold={self.threshold}: give a score above 0 and at most 1, like 1.0")
+        if not self.allow_exploitable:
+            self._refuse_exploitable()
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
@@ -84,45 +93,71 @@ class Gym(Task):
         return [{"role": "user", "content": text}] if template == "chat" else f"{text}\n"
 
     def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
-        return self._judge(completion, problem, opened)[0]
+        return self._judge([completion], [problem], [opened])[0][0]
+
+    def verify_many(
+        self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool] | None = None
+    ) -> list[Verdict]:
+        return [verdict for verdict, _ in self._judge(completions, problems, opened)]
 
     def rewards(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> dict[str, float]:
-        verdict, score = self._judge(completion, problem, opened)
-        return {"correctness": score, "format": float(verdict.well_formed)}
+        return self.rewards_many([completion], [problem], opened=[opened])[0]
+
+    def rewards_many(
+        self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool]
+    ) -> list[dict[str, float]]:
+        judged = self._judge(completions, problems, opened)
+        return [{"correctness": score, "format": float(verdict.well_formed)} for verdict, score in judged]
 
     def score(self, answer: str, problem: Problem) -> tuple[float, str | None]:
         """The scorer's value for an answer, from 0 to 1, and what went wrong with it."""
-        if len(answer) > MAX_LENGTH:
-            return 0.0, f"an answer of over {MAX_LENGTH} characters"
-        if self._parses and not is_formula(answer):
-            return 0.0, f"not a formula: {answer[:60]!r}"
-        entry = {**problem.data, "metadata": decode(json.loads(problem.data["metadata"]))}
-        try:
-            value = float(self._dataset.score_answer(answer, entry))
-        except Exception as error:  # scorers are many, and answers are anything
-            return 0.0, f"the scorer raised {type(error).__name__}: {str(error)[:200]}"
-        return (0.0, "the scorer gave no number") if math.isnan(value) else (min(max(value, 0.0), 1.0), None)
+        return self._scorer.score([(answer, problem.data)])[0]
 
-    def _judge(self, completion: str | bytes, problem: Problem, opened: bool) -> tuple[Verdict, float]:
-        text, whole = read(completion)
-        well_formed = whole and is_well_formed(text, opened=opened)
-        answer = last_answer(text)
-        if answer is None:
-            return Verdict(False, well_formed, error="no <answer>…</answer>"), 0.0
-        answer = answer.strip()
-        score, error = self.score(answer, problem)
-        correct = score >= self.threshold
-        said = " ".join(answer[:MAX_LENGTH].split()).encode(errors="replace").decode() or None
-        return Verdict(correct, well_formed, said, None if correct else error or f"it scores {score:g}"), score
-
-    @cached_property
-    def _dataset(self) -> Any:
-        """The data set as a scorer; its seed and size do not matter."""
-        return self._create(seed=0, size=1)
+    def _judge(
+        self, completions: Sequence[str | bytes], problems: Sequence[Problem], opened: Sequence[bool] | None
+    ) -> list[tuple[Verdict, float]]:
+        flags = [False] * len(completions) if opened is None else opened
+        texts = [read(completion) for completion in completions]
+        forms = [whole and is_well_formed(text, opened=flag) for (text, whole), flag in zip(texts, flags, strict=True)]
+        answers = [_answer(text) for text, _ in texts]
+        said = [(answer, problem.data) for answer, problem in zip(answers, problems, strict=True) if answer is not None]
+        scores = iter(self._scorer.score(said) if said else ())
+        judged = []
+        for well_formed, answer in zip(forms, answers, strict=True):
+            if answer is None:
+                judged.append((Verdict(False, well_formed, error="no <answer>…</answer>"), 0.0))
+                continue
+            score, error = next(scores)
+            correct = score >= self.threshold
+            shown = " ".join(answer[:MAX_LENGTH].split()) or None
+            reason = None if correct else error or f"it scores {score:g}"
+            judged.append((Verdict(correct, well_formed, shown, reason), score))
+        return judged
 
     @cached_property
-    def _parses(self) -> bool:
-        return uses_sympy(self._dataset)
+    def _scorer(self) -> Scorer:
+        return shared_scorer(self._dataset_name, self.config)
+
+    @property
+    def _dataset_name(self) -> str:
+        return self.name.removeprefix(PREFIX)
+
+    def _refuse_exploitable(self) -> None:
+        parts = [(self._dataset_name, self.config)]
+        if self._dataset_name == "composite":
+            create("composite", self.config, seed=0, size=1)
+            parts = [(part["name"], part["config"]) for part in specs(self.config)]
+        for name, config in parts:
+            finding = weakness(name, config, self.threshold)
+            if finding is not None:
+                raise ValueError(
+                    f"{PREFIX}{name} can be won without solving anything: {finding}; take another data set, or accept "
+                    "what a model will learn from this one with allow_exploitable=True"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is remembered: the scorer's processes are no other process's."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
 
     @cached_property
     def _cache(self) -> dict[str, dict[str, Problem]]:
@@ -135,7 +170,7 @@ class Gym(Task):
             problems: dict[str, Problem] = {}
             # Entry i of a data set is drawn with its seed + i: seeds that are close would give the same entries.
             seed = (len(self.splits) * self.seed + self.splits.index(split)) * MAX_SIZE % (1 << 32)
-            data = self._create(seed=seed, size=size) if size else ()
+            data = create(self._dataset_name, self.config, seed=seed, size=size) if size else ()
             for index in range(size):
                 problem = self.problem(data[index])
                 problems.setdefault(problem.id, problem)
@@ -152,20 +187,8 @@ class Gym(Task):
             f"{self.name}:{digest[:16]}", {"question": question, "answer": entry["answer"], "metadata": metadata}
         )
 
-    def _create(self, *, seed: int, size: int) -> Any:
-        name = self.name.removeprefix(PREFIX)
-        try:
-            dataset = _reasoning_gym().create_dataset(name, **{**self.config, "seed": seed, "size": size})
-        except (TypeError, AssertionError, ValueError) as error:
-            raise ValueError(f"{self.name} does not take config={dict(self.config)!r}: {error}") from error
-        guard(dataset)
-        return dataset
 
-
-def _reasoning_gym() -> ModuleType:
-    try:
-        import reasoning_gym  # here, because it is optional and takes seconds
-        import reasoning_gym.factory
-    except ImportError as error:
-        raise ImportError("tasks 'gym:…' need reasoning-gym: pip install explorl[gym]") from error
-    return reasoning_gym
+def _answer(text: str) -> str | None:
+    """The answer in a completion, of which every character can be written."""
+    answer = last_answer(text)
+    return None if answer is None else clean(answer.replace("\r\n", "\n").strip())

@@ -1,15 +1,19 @@
 """Keeps answers from being run as programs: some scorers of reasoning-gym hand them to ``eval`` or to sympy's parser.
 
-``eval`` in a data set's module is replaced by one that knows numbers, text, lists and arithmetic. Sympy's parser
+``eval`` in the data sets' modules is replaced by one that knows numbers, text, lists and arithmetic. Sympy's parser
 cannot be replaced, so an answer goes to it only if it is a formula of which no number can grow beyond reason.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import math
+import operator
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 MAX_LENGTH = 10_000
@@ -17,7 +21,8 @@ MAX_LENGTH = 10_000
 MAX_FORMULA = 1_000
 """Longest formula that sympy gets."""
 _MAX_POWER = 100
-_MAX_NUMBER = 10**12
+_MAX_NUMBER = 10**30
+_MAX_BITS = 1 << 16
 
 FUNCTIONS = {
     *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan"),
@@ -26,38 +31,87 @@ FUNCTIONS = {
 }
 """What a formula may call."""
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv)
-_BITWISE = (ast.BitAnd, ast.BitOr, ast.BitXor)
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+}
+# What Python's parser and a scorer that looks for whole numbers read differently: 24e0, 0x18, 2_4, # 1 2 3.
+_ODD = re.compile(r"\d\w*[^\W\d]|[#\\]")
 
 
 def guard(dataset: Any) -> None:
-    """Replace ``eval`` in the module of a data set."""
-    module = sys.modules[type(dataset).__module__]
-    vars(module)["eval"] = evaluate
+    """Replace ``eval`` in the modules of reasoning-gym and in that of a data set."""
+    names = [name for name in sys.modules if name.partition(".")[0] == "reasoning_gym"]
+    for name in {*names, type(dataset).__module__}:
+        namespace = vars(sys.modules[name])
+        if namespace.get("eval", builtins.eval) is builtins.eval:
+            namespace["eval"] = evaluate
 
 
-def uses_sympy(dataset: Any) -> bool:
-    """Whether the data set's scorer has sympy parse answers."""
-    source = inspect.getsource(type(dataset).score_answer)
-    module = vars(sys.modules[type(dataset).__module__])
-    parser = module.get("parse_expr")
+def uses_sympy(kind: type) -> bool:
+    """Whether the scorer of a class of data sets has sympy parse answers."""
+    if kind not in _USERS:
+        _USERS[kind] = _calls_sympy(kind)
+    return _USERS[kind]
+
+
+_USERS: dict[type, bool] = {}
+
+
+def _calls_sympy(kind: type) -> bool:
+    source = scorer_source(kind)
+    parser = vars(sys.modules[kind.__module__]).get("parse_expr")
     own = parser is not None and not parser.__module__.startswith("sympy")
     return ("parse_expr(" in source or "sympify(" in source) and not own
 
 
+def scorer_source(kind: type) -> str:
+    """The source of the scorer of a class of data sets, or nothing where it has none."""
+    try:
+        return inspect.getsource(kind.score_answer)  # type: ignore[attr-defined]
+    except (OSError, TypeError):
+        return ""
+
+
 def evaluate(text: str, *_: Any) -> Any:
     """The value of a literal or of a sum, product, … of numbers; ValueError for all else."""
-    tree = _parse(text)
-    if not _is_plain(tree.body):
-        raise ValueError(f"not a plain value: {text[:60]!r}")
-    return eval(compile(tree, "<answer>", "eval"), {"__builtins__": {}})
-
-
-def is_formula(text: str) -> bool:
-    """Whether text is arithmetic of small numbers, names and the usual functions, without powers of powers."""
     try:
-        return len(text) <= MAX_FORMULA and _is_formula(_parse(text).body, powers=0)
+        return _literal(_parse(text).body)
+    except RecursionError as error:
+        raise ValueError(f"not a plain value, but one of many levels: {text[:60]!r}") from error
+
+
+def is_formula(text: str, *, names: bool = True) -> bool:
+    """Whether text is arithmetic of small numbers, names and the usual functions, without powers of powers.
+
+    Numbers are plain: ``2.4``, not ``24e-1``. Without ``names`` it is arithmetic of numbers alone.
+    """
+    if len(text) > MAX_FORMULA or _ODD.search(text):
+        return False
+    try:
+        tree = _parse(text).body
+        return _is_formula(tree, powers=0) and (names or not _names(tree))
     except (ValueError, RecursionError):
         return False
+
+
+def has_names(text: object) -> bool:
+    """Whether text has a letter."""
+    return isinstance(text, str) and any(character.isalpha() for character in text)
 
 
 def _parse(text: str) -> ast.Expression:
@@ -69,30 +123,49 @@ def _parse(text: str) -> ast.Expression:
         raise ValueError(f"not an expression: {text[:60]!r}") from error
 
 
-def _is_plain(tree: ast.AST) -> bool:
+def _literal(tree: ast.AST) -> Any:
     match tree:
-        case ast.Constant(value=value):
-            return value is None or isinstance(value, bool | str | bytes) or _is_small(value)
-        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-            return all(map(_is_plain, items))
+        case ast.Constant(value=bool() | str() | bytes() | None as value):
+            return value
+        case ast.List(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_literal(item) for item in items)
+        case ast.Set(elts=items):
+            return {_hashable(item) for item in items}
         case ast.Dict(keys=keys, values=values):
-            return all(item is not None and _is_plain(item) for item in [*keys, *values])
-    return _is_number(tree)
+            return {_hashable(key): _literal(value) for key, value in zip(keys, values, strict=True)}
+    return _number(tree)
 
 
-def _is_number(tree: ast.AST) -> bool:
-    """Arithmetic of numbers; a shift only by a small one."""
+def _hashable(tree: ast.AST | None) -> Any:
+    if tree is None or isinstance(tree, ast.List | ast.Dict | ast.Set):
+        raise ValueError("not a plain value: a list, set or dict as a key")
+    return _literal(tree)
+
+
+def _number(tree: ast.AST) -> int | float:
+    """The value of arithmetic of numbers."""
     match tree:
-        case ast.Constant(value=value):
-            return _is_small(value)
-        case ast.UnaryOp(op=ast.UAdd() | ast.USub() | ast.Invert(), operand=operand):
-            return _is_number(operand)
-        case ast.BinOp(left=left, op=ast.LShift() | ast.RShift(), right=ast.Constant(value=int(places))):
-            return places <= _MAX_POWER and _is_number(left)
-        case ast.BinOp(left=left, op=operator, right=right):
-            known = isinstance(operator, _OPERATORS + _BITWISE)
-            return known and _is_number(left) and _is_number(right)
-    return False
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return value
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
+            return _UNARY[type(sign)](_number(operand))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
+            first, second = _number(left), _number(right)
+            if _bits(sign, first, second) > _MAX_BITS:
+                raise ValueError(f"not a plain value, but a number of over {_MAX_BITS} bits")
+            return _BINARY[type(sign)](first, second)
+    raise ValueError(f"not a plain value: {ast.unparse(tree)[:60]!r}")
+
+
+def _bits(sign: ast.operator, first: float, second: float) -> int:
+    """At least how many bits the result has."""
+    if not isinstance(first, int) or not isinstance(second, int):
+        return 0
+    if isinstance(sign, ast.LShift):
+        return first.bit_length() + max(second, 0)
+    return first.bit_length() + second.bit_length()
 
 
 def _is_formula(tree: ast.AST, powers: int) -> bool:
@@ -106,11 +179,15 @@ def _is_formula(tree: ast.AST, powers: int) -> bool:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             # A power of a power of a power has more digits than there is memory.
             return powers == 0 and _is_formula(left, 1) and _is_formula(right, 1) and _is_modest(right)
-        case ast.BinOp(left=left, op=operator, right=right) if isinstance(operator, _OPERATORS):
+        case ast.BinOp(left=left, op=sign, right=right) if isinstance(sign, _OPERATORS):
             return _is_formula(left, powers) and _is_formula(right, powers)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
             return name in FUNCTIONS and all(_is_formula(item, powers) for item in args)
     return False
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _is_modest(tree: ast.AST) -> bool:
