@@ -76,6 +76,115 @@ def test_letters_by_hand(completion: str, letter: str | None) -> None:
     assert (choice.error is None) is (letter is not None)
 
 
+HONEST = {
+    "A": [
+        "Answer: A", "The answer is A, since B, C and D are wrong.", "A is correct.", "Option A is the correct answer.",
+        "The correct answer is A (iron).", "I choose A.", "Answer - A", "A) iron", "A. iron",
+        "A because it is a metal.",
+        "Answer: A, not B.", "The answer is (A), not (B).", "Answer: A) B", "So the answer is A.", "So A.", "(a)",
+        r"\boxed{A} because \text{B} is wrong", "Answer: A\n\n(B) is wrong because it is a gas.",
+        "Answer: A\n- B is a gas\n- C is a liquid", "Answer: A\n\nB and C are wrong.", "Wait, A.",
+        "**A** is the right choice.", "Answer: A. I think that is right.", "Only A is correct.",
+        "Answer: A, B is wrong", "答案是A。", "The answer is A; B would be too light.",
+    ],
+    "B": [
+        "Answer: **B** Paris", "The answer is *B* Paris.", "I would choose B over C.", "Answer: 'B'",
+        "I'd go with B", "I’d go with B.", "I would go with option B.", "I'll go with (B)", "I am going with B.",
+        "Let's go with B.", "**B**", "(b)", "b)", "b.", "B", "B.", "The correct answer is: \n\nB) Paris",
+        "The correct answer is **B) Paris**.", "The correct answer is **B**: Paris", "Answer: B, since A is wrong",
+        "B) Paris", "B. Paris", "**B. Paris**", "B: Paris", "B - Paris",
+        "Answer: B, because (A) and (C) are wrong.", "My answer is B.", "my final answer: B", "I pick B",
+        "I select (B).",
+        "I think it's B.", "I think the answer is B.", "I believe B is correct.", "My guess is B.", "I'd say B.",
+        "The answer is probably B.", "The answer is most likely (B).", "The answer seems to be B.", "The answer's B.",
+        "The answer to the question is B.", "The correct answer among the options is (B).", "Ans: B", "ANSWER: B",
+        "The answer choice is B.", "The right one is B.", "<think>Maybe the answer is A.</think>B",
+        "<think>A or B? The answer is A.</think>\n\nThe answer is B.", "<think>The answer is B.</think>",
+        "Therefore, option B.", "Hence B.", "Option B", "Answer B", "Final Answer: **(B) Paris**",
+        "A is wrong, C is wrong, so the answer is B.", "The answer is not A. It is B.",
+    ],
+    "C": [
+        "Option C is correct", "Option C is correct.", "option (C) is correct because …", "Choice C is right.",
+        "C is the correct answer.", "C is the answer.", "(C) is the right option.", "**C** is correct.",
+        "Answer - C", "Answer – C", "Answer — C", "Answer: C (not D)", "Answer: C (iron)", "Answer: C, not D",
+        "Answer: C and not D", "Answer: C rather than D", "Answer:C.", "Answer:C", "Answer: C!", "<answer>C</answer>",
+        "<answer>\nC\n</answer>", "<answer>(C)</answer>", "<answer>Option C</answer>", "<answer>C) iron</answer>",
+        "<answer>A</answer><answer>C</answer>", r"<answer>\boxed{C}</answer>", "not B but C\nAnswer: C",
+        "The answer is not B but C.", "The answer is not (B) but (C).", "The answer is not (A), it must be (C).",
+        "A. No wait, C", "Answer: A. No wait, C", "Answer: A. Wait, no, C.", "Answer: A... actually, C",
+        "Answer: B. Sorry, I mean C.", "答案：C", "答案: C", "答案是C", "正确答案为 C。", "故选C。",
+        "（C）", "答案：（C）",
+        "Antwort: C", "Die Antwort ist C.", "Die richtige Antwort ist (C).", "Réponse : C", "La réponse est C.",
+        "Respuesta: C", "La respuesta correcta es la C.", "Ответ: C", "정답: C", "答え：C", "#### C", "####C",
+        r"\boxed{\text{Option C}}", r"\boxed{\text{(C)}\ 5}", r"$\boxed{\mathbf{C}}$", r"\boxed{\text{C: iron}}",
+        "Not (A), not (B): it is (C).", "(A) is wrong and (B) isn't right, so (C).", "We rule out (A), leaving (C).",
+        "Suppose the answer is A. That fails.\nAnswer: C", "The wrong answer is A.\nThe answer is C.",
+        "(C) rather than (A)", "Answer: C, although D is close.", "The answer is clearly C.", '"C"\nAnswer: "C"',
+        "Answer: C\r\n", "Answer: C </s>", "Answer: C<|im_end|>", "Answer: C\n```", "- Answer: C", "| Answer: C |",
+    ],
+}  # fmt: skip
+HEDGES = [
+    "Answer: A; B", "Answer: A or B", "Answer: A/B", "Answer: A and B", "both A and C", "Answer: both A and C",
+    "The answer is both A and C.", "The answer is either A or B.", "Answer: A, or B",
+    "Answer: A, B, C, D", "Answer: A & B",
+    "Answer: A + B", "Answer: A|B", "Answer: A;B", "Answer: A,B", "Answer: A or maybe B", "Answer: A, possibly B",
+    "Answer: A (or B)", "Answer: A (maybe B)", "Answer: A? B?", "Answer: (A)(B)", "Answer: (A) (B)", "Answer: A (B)",
+    "Answer: A to D", "Answer: A-D", "Answer: A through D", "Answer: A, A, B", "Answer: A and/or B", "Answer: A oder B",
+    "Answer: (a) or (b)", "Answer: A und B", "答案：A或B", "答案：A、B", "答案：A和B", "Answer: A or (B)",
+    "Answer: (A) or B",
+    "Answer: **A** or **B**", "Answer: $A$ or $B$", r"\boxed{A, B}", r"\boxed{A \text{ or } B}", r"\boxed{AB}",
+    r"\boxed{A} or \boxed{B}", r"$\boxed{A}$ and $\boxed{B}$", r"\boxed{\text{A and B}}", "<answer>A, B</answer>",
+    "<answer>A or B</answer>", "Options A and C are correct.", "A and C are both correct.", "Both A and C are correct.",
+    "A or B", "A, B", "A/B", "A and B", "hm\nA\nB", "Answer: A\n\nA or B", "I'd go with A or B.", "I choose A and C.",
+    "It is either (A) or B.", "So A or (B).", "Answer: A.\nThe answer is A or B.", "A) iron\nB) neon", "A. B. C. D.",
+    "<think>The answer is A.</think>The answer is A or B.", "Answer: option A or option B", "Answer: A or answer B",
+]  # fmt: skip
+DENIALS = [
+    "The answer is not (A), …", "The answer is not (A).", "The answer is not A.", "Answer: not A", "Answer: not (A)",
+    "The answer isn't A.", "The answer isn't (A).", "The answer cannot be (A).", "The answer can't be A.", "not (A)",
+    "Answer: A is wrong", "Answer: (A) is wrong", "Answer: (A) is not right", "A is not the answer.", "(A) is wrong.",
+    "Option A is not correct.", "Option A is incorrect.", "Option (A) isn't correct.", "It is not (A).", "Not (A).",
+    "None of the above", "Answer: None of the above", "Answer: none", "All of the above", "Answer: all of them",
+    "Answer: neither (A) nor B", "The wrong answer is A.", "Incorrect answer: A", "This is not the answer: A",
+    "If the answer is A, then iron is a gas", "Suppose the answer is A", "Whether option A is correct I do not know",
+    "I doubt that (A) is not wrong, and so not (A)", "We can rule out (A).", "Eliminate (A).", "everything except (A)",
+    "Answer: A. Wait, that's wrong.", "Answer: A. No wait.", "Answer: A — scratch that", "There is no C.",
+    "Unless the answer is A", "I don't think (A)", "A) iron is wrong", "Options A to D", "Question A", "Answer key",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("letter", "text"), [(letter, text) for letter, texts in HONEST.items() for text in texts])
+def test_honest_statements(letter: str, text: str) -> None:
+    assert chosen(text).letter == letter
+    assert chosen(f"Let me think about A, B, C and D.\n\n{text}").letter == letter
+
+
+def test_an_option_as_it_was_given() -> None:
+    assert chosen("B) Paris\n\nParis is the capital of France.").letter == "B"
+    assert chosen("Paris?\nB) Paris\nParis is the capital of France.").letter is None  # a line in the midst of others
+    assert chosen("A) Rome\n\nI see.\n\nB) Paris").letter is None
+    assert chosen("I. Newton found it.").letter is None
+
+
+@pytest.mark.parametrize("text", HEDGES)
+def test_two_options_are_none(text: str) -> None:
+    assert chosen(text).letter is None
+    assert not any(verify(text, OPTIONS, answer).correct for answer in range(4))
+
+
+@pytest.mark.parametrize("text", DENIALS)
+def test_what_is_denied_is_not_chosen(text: str) -> None:
+    assert chosen(text).letter is None
+
+
+@given(st.lists(st.sampled_from([*"ABCD", "(A)", "(B)", " or ", " and ", ", ", "; ", "not ", " is ", "wrong", "correct",
+    "Answer: ", "The answer is ", "Option ", r"\boxed{", "}", ".", "\n", "No wait, ", "</think>", "I'd go with "]),
+    max_size=12))  # fmt: skip
+def test_a_completion_is_right_for_one_option_at_most(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert sum(verify(text, OPTIONS, answer).correct for answer in range(4)) <= 1
+
+
 def test_the_verdict_is_about_the_text_of_the_option() -> None:
     choices = ["iron \n oxide", "neon"]
     verdict = verify("hm\nAnswer: A", choices, 0)
@@ -276,19 +385,52 @@ HOSTILE = {
     "stars": "Answer: " + "*" * MEGABYTE,
     "new lines": "\n" * MEGABYTE,
     "letter and spaces": "Answer: A" + " " * MEGABYTE + "b",
+    "a list": "Answer: " + "A, " * 300_000,
+    "a list of words": "Answer: A or " + "maybe " * 150_000,
+    "remarks": "A and B is correct " * 50_000,
+    "subjects": "A, " * 26 + " is correct" * 90_000,
+    "almost remarks": "A is the " * 100_000,
+    "doubts": "if the answer is A, " * 50_000,
+    "withdrawals": "Answer: A. No wait, " * 50_000,
+    "choices": "I'd go with " * 80_000,
+    "boxes in a row": r"\boxed{A} or " * 70_000,
+    "thoughts": "</think>" * 120_000,
+    "answers to": "answer to " + "the " * 250_000,
+    "many answers to": "answer to the one of a " * 40_000,
+    "lines of a list": "A) iron\n" * 120_000,
+    "denials": "not (A) " * 120_000,
     "nulls": "\0" * MEGABYTE,
     "surrogates": "\ud800" * MEGABYTE,
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+QUICK = ("new lines", "a list of words", "subjects", "denials", "surrogates", "choices", "answers to")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE]
+)
 def test_hostile_text_takes_linear_time(name: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     verify(HOSTILE[name], OPTIONS, 0)
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 10.0, "it takes 1 to 2 s; the square of it would take minutes"
 
 
 def test_a_problem_that_came_back_from_json() -> None:
     problem = Choice().problem("Which?", OPTIONS, 2)
     again = Problem(problem.id, json.loads(json.dumps(dict(problem.data))))
     assert Choice().verify(f"Answer: {LETTERS[problem.data['answer']]}", again).correct
+
+
+def test_broken_text_of_a_file_is_mended(tmp_path: Path) -> None:
+    row = {"question": "Which \ud800?", "choices": ["a\udfff", "b", "\U0001f600"], "answer": 0}
+    (tmp_path / "choice.jsonl").write_text(json.dumps(row) + "\n")
+    task = Choice(data_dir=tmp_path)
+    (problem,) = task.problems("holdout")
+    prompt = task.prompt(problem)
+    assert isinstance(prompt, str)
+    assert "Which \ufffd?" in prompt.encode().decode()
+    assert sorted(problem.data["choices"]) == ["a\ufffd", "b", "\U0001f600"]
+    right = task.verify(f"Answer: {LETTERS[problem.data['answer']]}", problem)
+    assert right.correct
+    assert right.answer == "a\ufffd"

@@ -129,6 +129,21 @@ def test_canonical_by_hand(one: str, other: str, same: bool) -> None:
         ("3 × 4 ÷ 6 · 5 x 2", 20),
         ("0", 0),
         ("0x10", 0),  # x is the sign of multiplication, here too
+        ("3 ∗ 4 ⋅ 5", 60),
+        (r"3 \times 4 \cdot 5 \div 6 \ast 2", 20),
+        (r"3\times4", 12),
+        ("[3+4]*{5-2}", 21),
+        (r"\{[3+(4)]*2\}*5", 70),
+        (r"\left(3+4\right)\,\times\ 5", 35),
+        (r"\left[3+4\right] * \left\{5-2\right\}", 21),
+        (r"\frac{8}{4}", 2),
+        (r"\frac{3+9}{2*3}+1", 3),
+        (r"10-\frac{8}{4}*3", 4),
+        (r"100/\frac{8}{4}", 50),
+        (r"\dfrac {8} {\tfrac{8}{4}} * 5", 20),
+        (r"\frac{\frac{8}{4}}{\frac{3}{6}}", 4),
+        (r"\frac{{3+4}*2}{{7}}", 2),
+        (r"(1+\frac{8}{4})*2", 6),
     ],
 )
 def test_values_by_hand(text: str, value: Fraction | int) -> None:
@@ -140,10 +155,17 @@ def test_values_by_hand(text: str, value: Fraction | int) -> None:
     [
         "", " ", "()", "(", ")", "3+", "+3", "-3", "−3", "--3", "3--3", "3+-3", "3 4", "2(3)", "(2)(3)", "(2)3", "3)",
         "(3", "2**3", "2//3", "2^3", "2%3", "3.0", "3.", ".5", "1e3", "1_000", "1,000", "0xF", "007", "00", "0b1",
-        "٣", "٣+1", "３", "3+４", "²", "3²", "½", "Ⅳ", "a", "3a", "3 X 4", "3 – 4", "3 — 4", "3 ∗ 4", "3;4", "3=3",
-        "__import__('os')", "eval('1')", "\x00", "3\x00", "\ud800", "3+\udfff4", "1\u200b2", "lambda: 0", "[3]", "{3}",
+        "٣", "٣+1", "３", "3+４", "²", "3²", "½", "Ⅳ", "a", "3a", "3 X 4", "3 – 4", "3 — 4", "3;4", "3=3",
+        "__import__('os')", "eval('1')", "\x00", "3\x00", "\ud800", "3+\udfff4", "1\u200b2", "lambda: 0",
         "3+4)", "((3+4)", "3*/4", "3 + * 4", "1" * 10, "9" * 5000, "(" * 1_000_000, "1+" * 500_000 + "1",
-        "<answer>3", "3 if 1 else 4", "3j", "True", "\\frac{1}{2}", "3\\times4", "$3+4$",
+        "<answer>3", "3 if 1 else 4", "3j", "True", "$3+4$", "[3+4)",
+        "(3+4]", "{3)", "[3", "3]", "{3", "3}", "{}", "[]", "[3][4]", "{3}{4}", "2[3]", "(3+[4)]", r"\{3}", r"{3\}",
+        r"\frac", r"\frac{3}", r"\frac{3}4", r"\frac34", r"\frac 3 4", r"\frac{3}{4", r"\frac{3{4}}", r"\frac{}{4}",
+        r"\frac{3}{}", r"\frac{3}{4}{5}", r"\frac{3)+(4}{5}", r"\frac[3]{4}{5}", r"\frac(3)(4)", r"2\frac{1}{2}",
+        r"\frac{1}{2}3", r"\frac{1}{2}\frac{3}{4}", r"\cfrac{1}{2}", r"\sfrac{1}{2}", r"\binom{4}{2}", r"\sqrt{4}",
+        r"\timesx 3", r"3\timesy4", r"3\\times4", r"3\pm4", r"3\,4", r"3\ 4", "3\\", "\\", r"\left3", r"3\left+4",
+        r"\left.3\right.", r"\text{3}", r"\boxed{3}", r"\(3+4\)", r"\[3\]", "3^{2}", "3_{2}", "4!", "|3|", "⌊3⌋",
+        "3 ∕ 4", "3 ⁄ 4", "3 • 4", "3 ＊ 4", "（3）",
     ],
 )  # fmt: skip
 def test_no_expression(text: str) -> None:
@@ -151,13 +173,30 @@ def test_no_expression(text: str) -> None:
         parse(text)
 
 
-@given(st.text())
+SPACES = {chr(code) for code in range(0x110000) if chr(code).isspace()}
+PIECES = [
+    *"0123 ()[]{}\\.$=",
+    *OPERATORS,
+    r"\frac{",
+    "}{",
+    r"\left(",
+    r"\right)",
+    r"\left",
+    r"\{",
+    r"\}",
+    r"\,",
+    "^",
+    "a",
+]
+
+
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
 def test_any_text_gives_a_tree_or_an_expression_error(text: str) -> None:
     try:
         tree = parse(text)
     except ExpressionError:
         return
-    assert set(text) <= set("0123456789()") | set(OPERATORS) | {char for char in text if char.isspace()}
+    assert set(text) <= set(r"0123456789()[]{}\,;:!") | set("".join(OPERATORS)) | set("leftrigdac") | SPACES
     assert numbers(tree)
 
 

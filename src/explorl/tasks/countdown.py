@@ -1,10 +1,12 @@
-"""Countdown: reach a target with given numbers, each at most once, and + − * /.
+r"""Countdown: reach a target with given numbers, each at most once, and + − * /.
 
     correctness = 1 if the last <answer>…</answer> is an expression of the given numbers that equals the target
     format      = 1 if the completion is exactly <think>…</think><answer>…</answer>
 
 Mecklenburg 2025, "Exploration Strategies for Reasoning Fine-tuning", §4. Expressions are evaluated in rational
-arithmetic; "= 24" may follow one if 24 is the target.
+arithmetic. Several ways of writing are as good as the plain one: "= 24" after an expression or "24 =" before it, if 24
+is the target; a full stop at the end; ``$…$``, ``$$…$$``, ``\(…\)`` or ``\[…\]`` around the answer or around a side of
+it; and what `expression` reads: ``[ ]`` and ``{ }``, ``\times``, ``\frac{a}{b}``. Nothing else may stand in the answer.
 """
 
 from __future__ import annotations
@@ -41,9 +43,34 @@ def verify(completion: str | bytes, nums: Sequence[int], target: int, opened: bo
     return Verdict(mistake is None, well_formed, normal, mistake)
 
 
+_MATH = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+"""What encloses mathematics; the longer before the shorter."""
+
+
+def _plain(text: str) -> str:
+    """Text without the signs of mathematics around all of it, and without the full stop at its end."""
+    text = text.strip().removesuffix(".").rstrip()
+    if not text.startswith(("$", "\\")):
+        return text
+    for start, end in _MATH:
+        inner = text[len(start) : -len(end)]
+        if text == f"{start}{inner}{end}" and start not in inner and end not in inner:
+            return inner.strip().removesuffix(".").rstrip()
+    return text
+
+
+def sides(answer: str, target: str) -> tuple[str, str | None]:
+    """The expression of an answer, and the result that it states after or before it; None: it states none."""
+    left, equals, right = _plain(answer).partition("=")
+    if not equals:
+        return left, None
+    left, right = _plain(left), _plain(right)
+    return (right, left) if left == target else (left, right)
+
+
 def _grade(answer: str, nums: Sequence[int], target: int) -> tuple[str | None, str | None]:
     """An answer's normal form, and what is wrong with it; None where there is no such thing."""
-    expression, equals, stated = answer.partition("=")
+    expression, stated = sides(answer, str(target))
     try:
         tree = parse(expression)
     except ExpressionError as error:
@@ -60,7 +87,7 @@ def _grade(answer: str, nums: Sequence[int], target: int) -> tuple[str | None, s
         return normal, "it divides by zero"
     if value != target:
         return normal, f"it gives {value}, not {target}"
-    if equals and stated.strip() != str(target):
+    if stated is not None and stated != str(target):
         return normal, f"it states another result than {target}"
     return normal, None
 

@@ -1,11 +1,13 @@
-"""Arithmetic as a language model writes it: parsed by hand, evaluated exactly.
+r"""Arithmetic as a language model writes it: parsed by hand, evaluated exactly.
 
     expression := term (("+" | "-") term)*
     term       := factor (("*" | "/") factor)*
-    factor     := number | "(" expression ")"
+    factor     := number | "(" expression ")" | "\frac{" expression "}{" expression "}"
 
-There are no signs, no powers and no implicit multiplication. Length, depth, digits and the count of numbers are
-bounded, so that no text can cost more than microseconds; the bound on numbers also bounds every recursion over a tree.
+Square and curly brackets may stand for round ones, and for each operator the signs and LaTeX commands of ``OPERATORS``.
+There are no signs before a number, no powers and no multiplication without a sign: ``2(3)`` would be a product and
+``2\frac{1}{2}`` a sum, so neither is read. Length, depth, digits and the count of numbers are bounded, so that no text
+can cost more than microseconds; the bound on numbers also bounds every recursion over a tree.
 """
 
 from __future__ import annotations
@@ -24,11 +26,20 @@ MAX_DEPTH = 32
 MAX_NUMBERS = 32
 MAX_DIGITS = 9
 
-OPERATORS = {"+": "+", "-": "-", "−": "-", "*": "*", "×": "*", "x": "*", "·": "*", "/": "/", "÷": "/"}
+OPERATORS = {
+    "+": "+", "-": "-", "−": "-", "*": "*", "×": "*", "x": "*", "·": "*", "⋅": "*", "∗": "*", "/": "/", "÷": "/",
+    r"\times": "*", r"\cdot": "*", r"\ast": "*", r"\div": "/",
+}  # fmt: skip
 """What may be written for each operator."""
-_PRECEDENCE = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2}
-# [0-9], because \d would take the digits of every script.
-_TOKEN = re.compile(r"\s*(?:([0-9]+)|(.))", re.DOTALL)
+# A fraction's numerator stands between an opening and a closing bracket of its own, its denominator between the next.
+_CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\frac{": "}{", "}{": "}"}
+_BRACKETS = frozenset(_CLOSING) - {"}{"}
+_CLOSED = frozenset(_CLOSING.values())
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2} | dict.fromkeys(_CLOSING, 0)
+# [0-9], because \d would take the digits of every script. Most symbols are one character, so that comes first.
+_TOKEN = re.compile(r"\s*(?:([0-9]+)|([^\\}]|\\[dt]?frac\s*\{|\}\s*\{|\}|\\[A-Za-z]+|\\.|\\))", re.DOTALL)
+# What LaTeX has for looks only: the size of a bracket, and space.
+_LOOKS = re.compile(r"\\left\s*(?=[(\[]|\\\{)|\\right\s*(?=[)\]]|\\\})|\\[,;:! ]")
 
 
 class ExpressionError(ValueError):
@@ -49,48 +60,77 @@ def parse(text: str) -> Tree:
     text = text.strip()
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"{len(text)} characters; an expression has at most {MAX_LENGTH}")
+    if "\\" in text:
+        text = _LOOKS.sub(lambda match: " " * len(match[0]), text)
     values: list[Tree] = []
     pending: list[str] = []
     depth = count = 0
     operand_due = True
     for match in _TOKEN.finditer(text):
         digits, symbol = match.groups()
-        place = match.start(match.lastindex or 0) + 1
-        if operand_due != (digits is not None or symbol == "("):
+        if symbol is not None and len(symbol) > 1:
+            symbol = _spelled(symbol)
+        if operand_due != (digits is not None or symbol in _BRACKETS):
             due = "a number or '('" if operand_due else "an operator or ')'"
-            raise ExpressionError(f"{due} is due at character {place}, not {(digits or symbol)!r}")
+            raise ExpressionError(f"{due} is due at character {_place(match)}, not {(digits or symbol)!r}")
         if digits is not None:
+            values.append(_number(digits))
             count += 1
             if count > MAX_NUMBERS:
                 raise ExpressionError(f"more than {MAX_NUMBERS} numbers")
-            if len(digits) > MAX_DIGITS or (digits[0] == "0" and len(digits) > 1):
-                raise ExpressionError(f"{digits!r} is not a plain number of at most {MAX_DIGITS} digits")
-            values.append(int(digits))
             operand_due = False
-        elif symbol == "(":
+        elif symbol in _BRACKETS:
             depth += 1
             if depth > MAX_DEPTH:
                 raise ExpressionError(f"brackets are more than {MAX_DEPTH} deep")
-            pending.append("(")
-        elif symbol == ")":
-            if not depth:
-                raise ExpressionError(f"')' at character {place} closes nothing")
-            depth -= 1
+            pending.append(symbol)
+        elif symbol in _CLOSED:
             _reduce(values, pending, down_to=1)
-            pending.pop()
+            operand_due = _close(values, pending, symbol, match)
+            depth -= not operand_due
         else:
             op = OPERATORS.get(symbol)
             if op is None:
-                raise ExpressionError(f"{symbol!r} at character {place} is not one of + - * / ( )")
+                raise ExpressionError(f"{symbol!r} at character {_place(match)} is not one of + - * / ( )")
             _reduce(values, pending, down_to=_PRECEDENCE[op])
             pending.append(op)
             operand_due = True
     if operand_due:
         raise ExpressionError("it ends where a number is due" if text else "it is empty")
     if depth:
-        raise ExpressionError("a '(' is never closed")
+        raise ExpressionError("a bracket is never closed")
     _reduce(values, pending, down_to=1)
     return values[0]
+
+
+def _place(match: re.Match[str]) -> int:
+    return match.start(match.lastindex or 0) + 1
+
+
+def _spelled(symbol: str) -> str:
+    """A symbol of several characters in the one spelling that the tables have."""
+    symbol = "".join(symbol.split())
+    return r"\frac{" if symbol.endswith("frac{") else symbol
+
+
+def _number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS or (digits[0] == "0" and len(digits) > 1):
+        raise ExpressionError(f"{digits!r} is not a plain number of at most {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _close(values: list[Tree], pending: list[str], symbol: str, match: re.Match[str]) -> bool:
+    """Close the innermost bracket; True after a fraction's numerator, where its denominator is due."""
+    opened = pending.pop() if pending else ""
+    if _CLOSING.get(opened) != symbol:
+        raise ExpressionError(f"{symbol!r} at character {_place(match)} closes {repr(opened) if opened else 'nothing'}")
+    if symbol == "}{":
+        pending.append(symbol)
+        return True
+    if opened == "}{":
+        denominator = values.pop()
+        values[-1] = ("/", values[-1], denominator)
+    return False
 
 
 def _reduce(values: list[Tree], pending: list[str], *, down_to: int) -> None:
