@@ -7,10 +7,13 @@ a dataset, a line of a split file or a cell of a table, and come back as they we
 from __future__ import annotations
 
 import difflib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
+
+from explorl.sandbox.text import clean
 
 Message = dict[str, str]
 """One turn of a conversation: ``{"role": "user", "content": "…"}``."""
@@ -34,22 +37,39 @@ class Verdict:
     """What a completion is worth."""
 
     correct: bool
-    well_formed: bool
+    well_formed: bool = True
     answer: str | None = None
     """The answer in a normal form, equal for answers that say the same (for maj@k and diversity); None: no answer."""
     error: str | None = None
     """Why the completion is not correct."""
 
+    def __post_init__(self) -> None:
+        # A policy, a program or a data set wrote these; from here they go to files, figures and terminals.
+        for name in ("answer", "error"):
+            text = getattr(self, name)
+            if text is not None and not isinstance(text, str):
+                raise ValueError(f"{name} of a verdict is {text!r}; give text, like '42', or None")
+            if text is not None and not (text.isascii() and text.isprintable()):
+                object.__setattr__(self, name, clean(text))
+
+
+class _ClassName:
+    """As a class attribute: the name of the class, in small letters."""
+
+    def __get__(self, instance: object, owner: type) -> str:
+        return owner.__name__.lower()
+
 
 class Task(ABC):
     """Base of all tasks. A subclass gives `problems`, `prompt` and `verify`; the rest follows from them."""
 
-    name: str
+    name: str = cast(str, _ClassName())
+    """What it is called in tables and folders; the name of its class, unless it says another."""
     splits: ClassVar[tuple[str, ...]] = ("sft", "train", "holdout")
     reads_files: ClassVar[bool] = True
     """Whether ``data_dir`` can say where its problems are; False where they are generated."""
     templates: ClassVar[tuple[str, ...]] = ()
-    """Names that `prompt` accepts; the first is the default."""
+    """Names that `prompt` accepts; the first is the default. Empty where there is one way to ask."""
     reward_parts: ClassVar[Mapping[str, float]] = {"correctness": 1.0, "format": 0.1}
     """Reward parts and their weights in the sum (Mecklenburg 2025, §4)."""
     correct_part: ClassVar[str] = "correctness"
@@ -73,9 +93,14 @@ class Task(ABC):
         """Judge completions, each by its problem; a task that runs programs or provers uses all cores for it."""
         flags = [False] * len(completions) if opened is None else opened
         return [
-            self.verify(completion, problem, opened=flag)
+            self._checked(self.verify(completion, problem, opened=flag))
             for completion, problem, flag in zip(completions, problems, flags, strict=True)
         ]
+
+    def _checked(self, verdict: Verdict) -> Verdict:
+        if not isinstance(verdict, Verdict):
+            raise ValueError(f"verify of task {self.name!r} gave {verdict!r}; give a Verdict, like Verdict(True)")
+        return verdict
 
     def check(self, split: str, limit: int | None) -> None:
         """Refuses a split that the task does not have, and a limit that is no count."""
@@ -86,11 +111,14 @@ class Task(ABC):
 
     def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
         """``count`` examples for supervised fine-tuning: ``{"prompt": …, "completion": …}``."""
-        raise ValueError(f"task {self.name!r} has no reference solutions; fine-tune on one that has, like 'countdown'")
+        raise ValueError(
+            f"task {self.name!r} has no reference solutions to fine-tune on: its class has no `examples`; take a task "
+            "that has, like 'countdown', or go on with `explorl train`"
+        )
 
     def rewards(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> dict[str, float]:
         """The value of each reward part, before its weight."""
-        return _parts(self.verify(completion, problem, opened=opened))
+        return _parts(self._checked(self.verify(completion, problem, opened=opened)))
 
     def rewards_many(
         self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool]
@@ -113,14 +141,17 @@ class Task(ABC):
         ``opened`` must be given where the model's chat template opens ``<think>``, which messages do not show.
         """
         rows = []
-        for problem in self.problems(split, limit=limit):
-            prompt = self.prompt(problem, template)
+        for problem in problems_of(self, split, limit):
+            prompt = checked_prompt(self, self.prompt(problem, template))
             is_open = opens_think(prompt) if opened is None else opened
             rows.append({"prompt": prompt, "id": problem.id, "data": dict(problem.data), "opened": is_open})
         return rows
 
     def reward_functions(self) -> list[RewardFunction]:
-        """One function a reward part, in the order of ``reward_parts``, whose values are their weights."""
+        """One function per reward part, in the order of ``reward_parts``, whose values are their weights.
+
+        They read the columns of `rows`; ``data`` may also be JSON text, which a table keeps as it is.
+        """
         latest: dict[str, Any] = {}  # a trainer asks for all parts of a batch in turn; it is verified once
         return [self._reward_function(part, latest) for part in self.reward_parts]
 
@@ -130,7 +161,7 @@ class Task(ABC):
             completions: Sequence[str | list[Message]],
             *,
             id: Sequence[str],
-            data: Sequence[Mapping[str, Any]],
+            data: Sequence[Mapping[str, Any] | str],
             opened: Sequence[bool] | None = None,
             **columns: Any,
         ) -> list[float]:
@@ -138,12 +169,59 @@ class Task(ABC):
             texts = [completion_text(completion) for completion in completions]
             batch = (texts, list(id), is_open)
             if latest.get("batch") != batch:
-                problems = [Problem(key, fields) for key, fields in zip(id, data, strict=True)]
+                given = [json.loads(fields) if isinstance(fields, str) else fields for fields in data]
+                problems = [Problem(key, fields) for key, fields in zip(id, given, strict=True)]
                 latest.update(batch=batch, rewards=self.rewards_many(texts, problems, opened=is_open))
+            if any(part not in parts for parts in latest["rewards"]):
+                raise ValueError(f"reward_parts of task {self.name!r} has {part!r}, of which `rewards` gives no value")
             return [parts[part] for parts in latest["rewards"]]
 
         reward.__name__ = part
         return reward
+
+
+def problems_of(task: Task, split: str, limit: int | None = None) -> list[Problem]:
+    """The problems of a split, at most ``limit``; an error in words where they are none, or cannot be told apart."""
+    problems = list(task.problems(split, limit=limit))[:limit]
+    if not problems:
+        raise ValueError(f"task {task.name!r} has no problems in split {split!r}; its splits: {', '.join(task.splits)}")
+    seen: set[str] = set()
+    for problem in problems:
+        if not isinstance(problem, Problem) or not isinstance(problem.id, str) or not isinstance(problem.data, Mapping):
+            raise ValueError(f"problems of task {task.name!r} gave {problem!r}; give Problem('id', {{'key': 'value'}})")
+        if problem.id in seen:
+            raise ValueError(
+                f"problems of task {task.name!r} gave two with the id {problem.id!r} in split {split!r}; give each an "
+                "id of its own"
+            )
+        seen.add(problem.id)
+    return problems
+
+
+def json_text(task: Task, id: str, data: Mapping[str, Any]) -> str:
+    """The data of a problem as JSON text."""
+    try:
+        return json.dumps(data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the data of problem {id!r} of task {task.name!r} is not JSON ({error}); give text, numbers, lists and "
+            "mappings"
+        ) from None
+
+
+def checked_prompt(task: Task, prompt: Prompt) -> Prompt:
+    """The prompt, if it is text or messages."""
+    is_text = isinstance(prompt, str)
+    if not (is_text and prompt) and not (isinstance(prompt, list) and prompt and all(map(_is_message, prompt))):
+        raise ValueError(
+            f"prompt of task {task.name!r} gave {prompt!r}; give text, or messages like "
+            "[{'role': 'user', 'content': '…'}]"
+        )
+    return prompt
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
 def _parts(verdict: Verdict) -> dict[str, float]:
@@ -165,6 +243,6 @@ def completion_text(completion: str | list[Message]) -> str:
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """An error for a name that is not known, with the nearest one that is."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
     return ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")

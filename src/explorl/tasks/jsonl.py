@@ -1,28 +1,123 @@
-"""Records of a JSONL file, each with its place, so that an error can name file and line."""
+"""Records of JSONL files, each with its place, so that an error can name file and line; and which split each is of."""
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+Record = tuple[dict[str, Any], str]
+"""The JSON object of a line, and its place."""
 
-def records(path: Path, example: str) -> Iterator[tuple[dict[str, Any], str]]:
+HELD_OUT = ("holdout", "test", "validation", "valid", "val", "dev", "eval")
+"""What the holdout may be called in files and columns; the first that there is counts."""
+_NAMES: Mapping[str, tuple[str, ...]] = {"train": ("train", "training"), "holdout": HELD_OUT, "sft": ("sft",)}
+
+_LONE = re.compile("[\ud800-\udfff]")
+_OTHER_MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", b"\x1f\x8b": "compressed"}
+
+
+def records(path: Path, example: str) -> Iterator[Record]:
     """The JSON object of each line that is not blank, and its place; ``example`` is a good line, for the error."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict):
-                text = shortened(line.decode(errors="replace"))
-                raise ValueError(f"{place}: not a JSON object: {text}; give a line like {example}")
-            yield record, place
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = _begun(line, path)
+                if line.strip():
+                    place = f"{path}, line {number}"
+                    yield _record(line, place, example), place
+    except (PermissionError, IsADirectoryError) as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; give a file with lines like {example}") from None
+
+
+def _begun(line: bytes, path: Path) -> bytes:
+    """The first line without the mark that some editors begin a file with."""
+    for mark, kind in _OTHER_MARKS.items():
+        if line.startswith(mark):
+            raise ValueError(f"{path} is {kind}, not plain UTF-8; save it as UTF-8 without compression")
+    return line.removeprefix(codecs.BOM_UTF8)
+
+
+def _record(line: bytes, place: str, example: str) -> dict[str, Any]:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        before = line[: error.start][-20:].decode(errors="replace")
+        raise ValueError(
+            f"{place}: not a JSON object: byte {line[error.start]:#04x} after {before!r} is not UTF-8; save the file "
+            f"as UTF-8, and give a line like {example}"
+        ) from None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        hint = "an array must be a line per object; " if text.lstrip().startswith("[") else ""
+        raise ValueError(f"{place}: not a JSON object: {shortened(text.strip())}; {hint}give a line like {example}")
+    return _encodable(record) if "\\u" in text else record
+
+
+def _encodable(value: Any) -> Any:
+    """A value whose texts have no lone surrogate: JSON can write one, and no tokenizer, hash or file can take it."""
+    if isinstance(value, str):
+        return _LONE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    return {_encodable(key): _encodable(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def split_files(folder: Path, stem: str = "", *, plain: bool = True) -> dict[str, Path]:
+    """The files of a data set by split; "all" is one that does not say, by its name, of which split its rows are.
+
+    With a stem like ``gsm8k`` they are ``gsm8k.jsonl``, ``gsm8k-train.jsonl`` and ``gsm8k-test.jsonl``; or else
+    ``train.jsonl`` and ``test.jsonl`` in a folder ``gsm8k`` or, if ``plain`` names will do, in any folder.
+    """
+    whole = folder / f"{stem}.jsonl"
+    if stem:
+        beside = _named(folder, f"{stem}-")
+        if whole.is_file():
+            rest = "train" if "holdout" in beside else "holdout" if "train" in beside else "all"
+            return {rest: whole, **beside}
+        if beside:
+            return beside
+    own = _named(folder / stem, "") if stem else {}
+    return own or (_named(folder, "") if plain or folder.resolve().name == stem else {})
+
+
+def _named(folder: Path, prefix: str) -> dict[str, Path]:
+    found = {}
+    for split, names in _NAMES.items():
+        paths = [path for name in names if (path := folder / f"{prefix}{name}.jsonl").is_file()]
+        if paths:
+            found[split] = paths[0]
+    return found
+
+
+def by_split(rows: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by what their column ``split`` says; all under "all" where none has it."""
+    groups: dict[str, list[Record]] = {}
+    for record, place in rows:
+        name = record.get("split")
+        groups.setdefault("all" if name is None else _split_name(name, place), []).append((record, place))
+    if "all" in groups and len(groups) > 1:
+        raise ValueError(f"{groups['all'][0][1]}: no split, which other lines have; give 'train' or 'test', say")
+    named = {"all": groups["all"]} if "all" in groups else {}
+    for split, names in _NAMES.items():
+        first = next((name for name in names if name in groups), None)
+        if first is not None:
+            named[split] = groups[first]
+    return named
+
+
+def _split_name(name: object, place: str) -> str:
+    known = [known for names in _NAMES.values() for known in names]
+    if not isinstance(name, str) or name.strip().lower() not in known:
+        raise ValueError(f"{place}: split is {shortened(name)}; give train, sft or test")
+    return name.strip().lower()
 
 
 def shortened(value: object) -> str:

@@ -1,0 +1,99 @@
+"""How the task ``jsonl`` tells whether a stated answer is right: by one of the verifiers that a row may name.
+
+exact     the same text; case, white space, and marks around it do not count
+number    the same number
+math      the same to math-verify
+regex     the pattern is found in it
+choice    the letter of the right option, read from the whole completion
+code      its tests pass, read from the whole completion
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from explorl.sandbox.sealed import Sealed, SealedLimits
+from explorl.tasks.jsonl_numbers import number, same, shown
+from explorl.tasks.math_judge import shared_judge
+from explorl.tasks.math_normal import MAX_LENGTH, normal
+
+VERIFIERS = ("exact", "number", "math", "choice", "code", "regex")
+
+_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_AROUND = " \t\r\n*_`\"'“”‘’$"
+_ANOTHER = "another answer than the right one"
+
+
+class Judged(NamedTuple):
+    """Whether a stated answer is right; the answer in a normal form; and what is wrong with it."""
+
+    correct: bool
+    answer: str | None
+    error: str | None = None
+
+
+def plain(text: str, *, ignore_case: bool = True) -> str:
+    """A text without what `exact` leaves out of account: case, spaces, quotes and emphasis around it, a full stop."""
+    said = " ".join(unicodedata.normalize("NFC", text).split())
+    bare = said.strip(_AROUND)
+    if match := _WRAPPED.fullmatch(bare):
+        bare = match[1].strip(_AROUND)
+    bare = bare.removesuffix(".").strip(_AROUND) or said
+    return bare.casefold() if ignore_case else bare
+
+
+def exact(said: str, right: Sequence[str], *, ignore_case: bool) -> Judged:
+    """Whether a text is one of the right ones."""
+    answer = plain(said, ignore_case=ignore_case)
+    correct = answer in {plain(text, ignore_case=ignore_case) for text in right}
+    return Judged(correct, answer, None if correct else _ANOTHER)
+
+
+def numeric(said: str, right: Sequence[str], *, tolerance: float) -> Judged:
+    """Whether a text states one of the right numbers."""
+    value = number(said)
+    if value is None:
+        return Judged(False, None, "not one number")
+    correct = any((gold := number(text)) is not None and same(value, gold, tolerance) for text in right)
+    return Judged(correct, shown(value), None if correct else _ANOTHER)
+
+
+def mathematical(
+    said: Sequence[str], right: Sequence[Sequence[str]], *, workers: int | None, seconds: float
+) -> list[Judged]:
+    """Whether each text says the same as one of its right answers."""
+    pairs = [(gold, text) for text, golds in zip(said, right, strict=True) for gold in golds]
+    judgements = iter(shared_judge(workers, seconds).judge_many(pairs))
+    results = []
+    for text, golds in zip(said, right, strict=True):
+        each = [next(judgements) for _ in golds]
+        correct = any(judgement.same for judgement in each)
+        answer = normal(text) if len(text) <= MAX_LENGTH else ""
+        results.append(Judged(correct, answer or None, None if correct else each[0].error or _ANOTHER))
+    return results
+
+
+def matching(
+    said: Sequence[str], patterns: Sequence[Sequence[str]], *, workers: int | None, seconds: float
+) -> list[Judged]:
+    """Whether one of its patterns is found in each text."""
+    messages = [{"patterns": list(some), "text": text} for text, some in zip(said, patterns, strict=True)]
+    replies = _matchers(workers, seconds).call_many(messages, [message["patterns"] for message in messages])
+    results = []
+    for text, reply in zip(said, replies, strict=True):
+        error = f"the pattern {reply.error}" if reply.error else "the pattern is not in it"
+        results.append(Judged(reply.value is True, " ".join(text.split()), None if reply.value is True else error))
+    return results
+
+
+@lru_cache
+def _matchers(workers: int | None, seconds: float) -> Sealed:
+    """One pool per process for all that ask with the same numbers; ended when Python ends."""
+    sealed = Sealed("explorl.tasks.jsonl_worker:found", workers=workers, limits=SealedLimits(seconds=seconds))
+    atexit.register(sealed.close)
+    return sealed
