@@ -28,6 +28,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer.utils import (
     RepeatSampler,
+    add_fused_lm_head,
     shuffle_sequence_dict,
     split_pixel_values_by_grid,
     split_tensor_dict,
@@ -51,6 +52,11 @@ IMAGES = (
 """What a micro-batch may hold for a vision-language model."""
 
 Mode = Literal["train", "eval"]
+
+
+def add_head(model: Any) -> None:
+    """Give a model the fused head that the trainer gives it: log-probabilities and entropies without all logits."""
+    add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
 
 
 class NamedGRPOTrainer(GRPOTrainer):
