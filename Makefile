@@ -7,14 +7,14 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test lint types slow peer clean
+.PHONY: quickstart test lint types slow docs peer clean
 
 quickstart: .venv/.installed
 	$(BIN)/explorl quickstart
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile \
-		--cov=explorl.tasks --cov=explorl.metrics --cov=explorl.strategies --cov-fail-under=95 --cov-report=term:skip-covered
+		--cov=explorl.sandbox --cov=explorl.tasks --cov=explorl.metrics --cov=explorl.strategies --cov-fail-under=95 --cov-report=term:skip-covered
 
 lint: .venv/.test-installed
 	$(BIN)/ruff check .
@@ -23,8 +23,13 @@ lint: .venv/.test-installed
 types: .venv/.test-installed
 	$(BIN)/mypy
 
-slow: .venv/.test-installed
+slow: .venv/.test-installed .venv/.docs-installed
 	$(BIN)/python -m pytest -m slow --timeout=3600
+
+# The documentation as a site, in site/; open site/index.html. A dead link or a page outside the navigation fails.
+docs: .venv/.docs-installed
+	$(BIN)/python -m explorl.docs_reference --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Hugging Face's own tests of GRPOTrainer, with our trainer in its place: PEER is the command that runs them, beside it
 # are the results of TRL's trainer. TESTS=FILTER runs some of them, as pytest's -k does.
@@ -43,6 +48,10 @@ peer: .venv/.peer-installed
 	$(PIP) --editable '.[test]'
 	touch $@
 
+.venv/.docs-installed: .venv/.installed
+	$(PIP) --editable '.[docs]'
+	touch $@
+
 # torchvision apart and without its dependencies: image processors are all that the tests need of it, and its wheel is
 # built for another torch.
 .venv/.peer-installed: .venv/.test-installed
@@ -51,4 +60,4 @@ peer: .venv/.peer-installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

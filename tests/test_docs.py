@@ -1,0 +1,345 @@
+"""The documentation: reference pages say what the code says, examples work, and the site builds and shows well."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from explorl import docs_reference
+from explorl.config import Config, Section, load_config, read_yaml
+from explorl.evaluation import PROTOCOLS
+from explorl.study.file import StudyFile, flat, load_study
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+def text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a language in a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+
+
+# --- generated pages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", docs_reference.PAGES)
+def test_a_generated_page_is_what_the_code_says(page: str) -> None:
+    assert text(page) == docs_reference.PAGES[page](), "run python -m explorl.docs_reference"
+
+
+def test_every_key_of_the_configuration_has_its_default() -> None:
+    page = docs_reference.configuration_page()
+    assert "### `task.<option>`\n\n*any value*\n\nAny other key is an option of the task" in page
+    keys = flat(Config().dump())
+    assert len(keys) > 50
+    for key, value in keys.items():
+        facts = page.split(f"\n### `{key}`\n\n")[1].split("\n\n")[0]
+        assert facts.endswith(f"default `{docs_reference.shown(value)}`"), key
+
+
+def test_every_key_of_a_study_file_is_there() -> None:
+    page = docs_reference.study_page()
+    names = {*StudyFile.model_fields, "profiles", "arms.<name>.set", "evaluation.every", "budget.tokens"}
+    assert [name for name in names if f"\n### `{name}`\n" not in page] == []
+    assert "`name`\n\n*text* · required" in page
+
+
+class Nameless(Section):
+    described: int = 0
+    """It is."""
+    left_out: float = 1.0
+
+
+def test_a_key_without_a_description_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"Nameless\.left_out has no description"):
+        list(docs_reference.keys(Nameless))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "null"), (False, "false"), (5e-6, "5e-6"), (1.0, "1"), (0.001, "0.001"), ("", '""'), ("dapo", "dapo"),
+     ((0, 2), "[0, 2]"), ({}, "{}"), (11_000, "11000")],
+)  # fmt: skip
+def test_values_are_shown_as_yaml_has_them(value: Any, shown: str) -> None:
+    assert docs_reference.shown(value) == shown
+    assert read_yaml(shown, "here") == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_a_protocol_has_what_its_paper_states() -> None:
+    assert set(docs_reference.STATED) == set(PROTOCOLS) - {"plain"}
+    for name, stated in docs_reference.STATED.items():
+        ours = docs_reference.settings(PROTOCOLS[name])
+        assert {setting: ours[setting] for setting in stated} == {k: v.value for k, v in stated.items()}, name
+
+
+@pytest.mark.parametrize("row", docs_reference.TRAINING, ids=lambda row: row.what)
+def test_training_is_as_the_paper_states_or_says_why_not(row: docs_reference.Row) -> None:
+    assert row.ours() == row.paper.value or row.paper.note
+
+
+def test_the_command_writes_and_checks(tmp_path: Path) -> None:
+    docs_reference.write(tmp_path)
+    docs_reference.write(tmp_path, check=True)
+    page = tmp_path / "protocols.md"
+    page.write_text(page.read_text(encoding="utf-8").replace("0.95", "0.96"), encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(f"{page} is not what the code says")):
+        docs_reference.write(tmp_path, check=True)
+    page.unlink()
+    with pytest.raises(ValueError, match=r"protocols\.md is not"):
+        docs_reference.write(tmp_path, check=True)
+
+
+# --- examples -----------------------------------------------------------------------------------------------------
+
+
+def commands(page: str) -> Iterator[str]:
+    """What follows `explorl` in the page's code."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^ {4}(.*)$", text(page), re.MULTILINE)
+    for code in [*"\n".join(fenced).splitlines(), *indented, *re.findall(r"`([^`\n]+)`", text(page))]:
+        yield from re.findall(r"(?:^|[A-Z]=\S+ |-m )explorl ([a-z].*)", code)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))])
+def test_commands_exist(page: str) -> None:
+    from explorl.cli import app
+
+    for command in commands(page):
+        found: Any = typer.main.get_command(app)
+        for word in command.split():
+            if word not in getattr(found, "commands", ()):
+                break
+            found = found.commands[word]
+        assert found.params, command
+        assert not hasattr(found, "commands"), f"unknown: explorl {command}"
+        known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert set(re.findall(r"(?<=\s)--[a-z][a-z-]*", command)) <= {*known, "--help"}, command
+
+
+def test_configurations_on_the_pages_are_valid() -> None:
+    for page in ("configuration.md", "one-gpu.md"):
+        loaded = load_config(values=read_yaml(blocks(page, "yaml")[0], page))
+        assert loaded != Config(), page
+
+
+@pytest.mark.parametrize(("page", "profile"), [("study-file.md", "gpu"), ("tour.md", None)])
+def test_studies_on_the_pages_are_valid(page: str, profile: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(blocks(page, "yaml")[0], encoding="utf-8")
+    assert len(load_study(file, profile=profile).arms) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_script_with_rewards_trains(small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, _ = blocks("own-reward.md", "python")
+    assert '"tiny"' in script
+    assert "max_steps=20" in script
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(
+        script.replace('"tiny"', repr(str(small_policy))).replace("max_steps=20", "max_steps=2, logging_steps=1"), scope
+    )
+    logged = [entry for entry in scope["trainer"].state.log_history if "loss" in entry]
+    assert len(logged) == 2
+    assert all(0 < entry["rewards/brevity/mean"] <= 1 for entry in logged)
+    assert scope["trainer"].correct.name == "names_target"
+    assert scope["names_target"](["3+4=7", "3*4=12"], target=[7, 7]) == [1.0, 0.0]
+
+
+def test_the_task_with_a_reward_part_of_its_own() -> None:
+    scope: dict[str, Any] = {}
+    exec(blocks("own-reward.md", "python")[1], scope)
+    task = scope["BriefCountdown"]()
+    (problem,) = task.problems("holdout", limit=1)
+    short, long = [task.rewards(answer, problem) for answer in ("", 30 * "no")]
+    assert short["brevity"] == 1.0
+    assert long["brevity"] == 0.0
+    assert [function.__name__ for function in task.reward_functions()] == ["correctness", "format", "brevity"]
+
+
+# --- navigation, links, API ---------------------------------------------------------------------------------------
+
+
+class AnyTag(yaml.SafeLoader):
+    """YAML in which a Python object is nothing."""
+
+
+AnyTag.add_multi_constructor("", lambda loader, suffix, node: None)
+
+
+def leaves(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from leaves(entry)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=AnyTag)["nav"]
+    assert sorted(leaves(nav)) == PAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text(page)):
+        assert link.startswith("https://") or (DOCS / page).parent.joinpath(link).is_file(), link
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["explorl", *(f"explorl.{name.parent.name}" for name in sorted((ROOT / "src" / "explorl").glob("*/__init__.py")))],
+)
+def test_public_names_are_in_the_api_reference(module: str) -> None:
+    public = getattr(importlib.import_module(module), "__all__", None)
+    page = f"api/{module.removeprefix('explorl.')}.md"
+    if public is None:
+        assert page not in PAGES, f"{page} describes a module without __all__"
+        return
+    shown = set(re.findall(rf"^::: {re.escape(module)}\.(\w+)$", text(page), re.MULTILINE))
+    whole = re.search(rf"^::: {re.escape(module)}$(?!\n    options: {{members: false}})", text(page), re.MULTILINE)
+    assert whole or shown == set(public)
+    assert shown <= set(public)
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_sections_of_the_readme_are_there(hooks: Any) -> None:
+    page = hooks.on_page_markdown(text("index.md"), page=None)
+    assert "<!-- README" not in page
+    assert "## Drop-in for TRL\n" in page
+    assert "](docs/" not in page
+    assert "](trl.md)" in page
+    with pytest.raises(ValueError, match="has no section 'Nothing'"):
+        hooks.section("Nothing")
+
+
+def test_bars_in_code_in_tables(hooks: Any) -> None:
+    table = "| `p` | `float \\| Schedule` | a \\| b |\n`x \\| y`"
+    assert hooks.on_page_markdown(table, page=None) == "| `p` | `float | Schedule` | a \\| b |\n`x \\| y`"
+
+
+# --- the site -----------------------------------------------------------------------------------------------------
+
+WIDTHS = (400, 1280)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: pip install .[docs]")
+
+
+def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(project / "mkdocs.yml")]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run([*command, "--site-dir", str(site)], capture_output=True, text=True, check=False, env=quiet)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(ROOT, folder)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        yield opened
+        opened.close()
+
+
+@pytest.mark.slow
+@needs_mkdocs
+@pytest.mark.parametrize(
+    ("defect", "complaint"),
+    [
+        ("[gone](gone.md)", "target is not found"),
+        ("[gone](studies.md#gone)", "does not contain an anchor '#gone'"),
+        ("[gone](#gone)", "there is no such anchor"),
+        ("<!-- README: Gone -->", "has no section 'Gone'"),
+        ("::: explorl.gone", "explorl.gone could not be found"),
+        (None, "not included in the"),
+    ],
+)
+def test_a_defect_fails_the_build(defect: str | None, complaint: str, tmp_path: Path) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    for name in ("mkdocs.yml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    if defect is None:
+        (tmp_path / "docs" / "lonely.md").write_text("# Lonely\n", encoding="utf-8")
+    else:
+        with (tmp_path / "docs" / "tour.md").open("a", encoding="utf-8") as page:
+            page.write(f"\n{defect}\n")
+    built = build(tmp_path, tmp_path / "site")
+    assert built.returncode != 0
+    assert complaint in built.stderr + built.stdout
+
+
+@pytest.mark.slow
+@needs_mkdocs
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_fit_and_do_not_complain(site: Path, browser: Any, width: int, scheme: str) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("requestfailed", lambda request: complaints.append(f"failed: {request.url}"))
+    page.on("request", lambda request: complaints.append(request.url) if not request.url.startswith("file:") else None)
+    paths = sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+    assert len(paths) == len(PAGES)
+    for path in paths:
+        complaints.clear()
+        page.goto(path.as_uri())
+        page.wait_for_selector("article h1")
+        wide, seen = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide <= seen, f"{path.relative_to(site)} is {wide - seen} pixels too wide at {width}"
+        shown = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (max(shown[:3]) < 100) == (scheme == "dark"), path
+        assert complaints == [], path.relative_to(site)
+    page.close()
+
+
+@pytest.mark.slow
+@needs_mkdocs
+def test_search_finds_a_key_from_the_disk(site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((site / "index.html").as_uri())
+    page.get_by_role("textbox", name="Search").click()
+    page.keyboard.type("training.gradient_checkpointing")
+    page.locator('.md-search-result__link[href*="configuration.html"]').first.wait_for(timeout=30_000)
+    page.close()
