@@ -74,7 +74,7 @@ def test_two_models(folders: list[Path], compared: Comparison) -> None:
     assert result.table.columns == ("measure", "tiny", "noisy")
     assert result.table.rows[0][1] == tiny.pass_at(1)
     assert (tmp_path / "differences.csv").read_text().startswith("models,measure,difference,")
-    assert "noisy − tiny" in (tmp_path / "differences.tex").read_text()
+    assert "noisy $-$ tiny" in (tmp_path / "differences.tex").read_text()
 
 
 def test_figures_are_svg_and_png(compared: Comparison, tmp_path: Path) -> None:
@@ -94,12 +94,26 @@ def test_figures_are_svg_and_png(compared: Comparison, tmp_path: Path) -> None:
         assert path.read_bytes() == (out / path.name).read_bytes()  # the same again
 
 
+def test_a_comparison_has_a_page(compared: Comparison) -> None:
+    text = (compared.out / "report.html").read_text(encoding="utf-8")
+    first, second = compared.boundary.names
+    assert f"{second} against {first}: " in text
+    for k in compared.boundary.ks:
+        assert f"{compared.boundary.scores[second][f'pass@{k}'].mean * 100:.1f}" in text
+    for section in ("summary", "pass-at-k", "unsolvable", "errors", "provenance"):
+        assert f'<section id="{section}"' in text
+    assert "was recorded" not in text  # what a comparison cannot have is not missed
+    assert '<section id="curves"' not in text
+    assert "</script>" in text
+
+
 def test_the_command_prints_both_tables(folders: list[Path], tmp_path: Path) -> None:
     console = Console(record=True, width=160)
     compare_command(folders, tmp_path, console=console, names=["before", "after"])
     printed = console.export_text()
     assert "after − before" in printed
     assert "distinct answers a problem" in printed
+    assert "report.html" in printed
 
 
 def test_unlike_evaluations_are_refused(policies: dict[str, Policy], folders: list[Path], tmp_path: Path) -> None:
@@ -203,6 +217,16 @@ def test_more_than_four_models_get_an_upset_plot(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- quality by training step
+
+
+def test_malformed_answers_are_counted_as_the_trainer_counts_them(tmp_path: Path) -> None:
+    """One mark, but no <think> before it: the trainer gave no reward for the form."""
+    store = RunStore.create(tmp_path / "run", {})
+    texts = ["<think> 1 </think><answer> 1 </answer>", "<answer> 1 </answer>", "<answer> 1"]
+    store.write_rollouts(1, {"completion": texts, "reward/format": [1.0, 0.0, None]})
+    assert quality_by_step(store)[0].format_violations == 2
+    assert quality_by_step(store, mark="<answer>")[0].format_violations == 0
+    assert quality_by_step(store, mark=r"\boxed{")[0].format_violations == 3
 
 
 def test_quality_by_step(tmp_path: Path) -> None:

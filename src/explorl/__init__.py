@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from explorl import strategies
+    from explorl.recording import PassAtK, RunRecorder
     from explorl.rollout import Engine, SamplingParams
     from explorl.training.grpo import ExplorationTrainer
 
-__all__ = ["Engine", "ExplorationTrainer", "SamplingParams", "strategies"]
+__all__ = ["Engine", "ExplorationTrainer", "PassAtK", "RunRecorder", "SamplingParams", "strategies"]
 
 _HOME = {
     "Engine": "explorl.rollout",
     "ExplorationTrainer": "explorl.training.grpo",
+    "PassAtK": "explorl.recording",
+    "RunRecorder": "explorl.recording",
     "SamplingParams": "explorl.rollout",
 }
 

@@ -14,7 +14,11 @@ from explorl.evaluation import Evaluation
 from explorl.evaluation.folder import EvaluationFolder, load_evaluation
 from explorl.metrics import Table
 from explorl.report.boundary_figures import figures, save
+from explorl.report.comparison_page import comparison_results
+from explorl.report.study_page import write_report
+from explorl.sandbox.text import clean
 from explorl.store import StoreError, write_json
+from explorl.terminal import literal
 
 SAME = ("task", "split", "protocol", "sampling", "answer_mark")
 """What evaluations must share. The template may differ: each model is asked as it was trained to be."""
@@ -34,7 +38,7 @@ class Comparison:
 def compare(
     folders: Sequence[str | Path], out: str | Path, *, names: Sequence[str] | None = None, common: bool = False
 ) -> Comparison:
-    """Compares two or more evaluation folders and writes ``comparison.json``, tables and figures into ``out``.
+    """Compares two or more evaluation folders and writes a page, ``comparison.json``, tables and figures into ``out``.
 
     They must have the same task, protocol, problems and number of samples; ``common`` takes the problems and samples
     that all of them have. ``names`` are what the models are called, by default the labels they were evaluated under.
@@ -64,6 +68,9 @@ def compare(
             "figures": [path.name for path in paths],
         },
     )
+    named = {name: str(folder) for name, folder in zip(labels, folders, strict=True)}
+    files = {} if common else {name: EvaluationFolder(folder).parts() for name, folder in named.items()}
+    write_report(target / "report.html", comparison_results(found, identities[0], named, files))
     return result
 
 
@@ -74,7 +81,8 @@ def compare_command(
     result = compare(folders, out, names=names, common=common)
     result.table.print(console)
     result.differences.print(console)
-    console.print(f"figures and comparison.json: {result.out}", soft_wrap=True)
+    console.print(literal("report: ", (result.out / "report.html", "bold")), soft_wrap=True)
+    console.print(literal(f"figures and comparison.json: {result.out}"), soft_wrap=True)
     return result
 
 
@@ -101,9 +109,9 @@ def _names(
 ) -> list[str]:
     if names is not None and len(names) != len(folders):
         raise ValueError(f"{len(names)} names for {len(folders)} folders; give one a folder")
-    labels = [str(identity["model"]) for identity in identities] if names is None else list(names)
+    labels = [str(identity["model"]) for identity in identities] if names is None else list(map(clean, names))
     if len(set(labels)) < len(labels) and names is None:
-        labels = [Path(folder).name if labels.count(label) > 1 else label
+        labels = [clean(Path(folder).name) if labels.count(label) > 1 else label
                   for folder, label in zip(folders, labels, strict=True)]  # fmt: skip
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:

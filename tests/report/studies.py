@@ -7,6 +7,7 @@ import re
 from random import Random
 from typing import Any
 
+from explorl.analysis.verdicts import points
 from explorl.tasks.countdown import verify
 from explorl.tasks.countdown_prompts import question, terse
 from explorl.tasks.countdown_traces import trace
@@ -51,6 +52,16 @@ def make_results(*, prompts: int = 4, answers: int = 6, words: bool = False) -> 
         "verdict": "Entropy-guided weighting gains 5.0 points of pass@1 over plain GRPO; bottom-p with clip-higher "
         "shows no difference that this study could tell from chance.",
         "measures": MEASURES,
+        "start": {
+            "seeds": [0, 1],
+            "measures": {
+                "pass@1": _around(0.211, 0.02),
+                "pass@8": _around(0.842, 0.015),
+                "entropy": _around(1.1, 0.02),
+            },
+            "pass_at_k": _by_k([0.211, 0.41, 0.65, 0.842]),
+            "held_out_plane": {"step": [0], "entropy": [1.1], "accuracy": [0.211]},
+        },
         "arms": [_arm(rng, name, *arm) for name, arm in ARMS.items()],
         "overlaps": [
             {"arms": ["start"], "count": 61},
@@ -79,6 +90,16 @@ def make_results(*, prompts: int = 4, answers: int = 6, words: bool = False) -> 
     }
 
 
+def _by_k(means: list[float]) -> dict[str, Any]:
+    return {
+        "k": [1, 2, 4, 8],
+        "mean": means,
+        "low": [mean - 0.02 for mean in means],
+        "high": [mean + 0.02 for mean in means],
+        "band": "95 % interval over seeds and problems",
+    }
+
+
 def _around(mean: float, reach: float) -> dict[str, float]:
     return {"mean": mean, "low": mean - reach, "high": mean + reach}
 
@@ -92,6 +113,7 @@ def _arm(rng: Random, name: str, strategies: list[str], changes: dict[str, Any],
     held = [0, 30, 60, 90]
     holdout = [0.21 if step == 0 else 0.20 + (0.29 + gain) * (1 - math.exp(-step / 25)) for step in held]
     ks = [1, 2, 4, 8]
+    first = [0.211, 0.41, 0.65, 0.842]
     curve = [0.486 + gain + 0.11 * math.log2(k) * (1 - gain) for k in ks]
     differences = None
     if not baseline:
@@ -122,7 +144,7 @@ def _arm(rng: Random, name: str, strategies: list[str], changes: dict[str, Any],
             "tokens": _around(1_412_345, 8_000),
         },
         "differences": differences,
-        "verdict": "the baseline" if baseline else f"{100 * gain:+.1f} points pass@1, pass@8 unchanged",
+        "verdict": "the baseline" if baseline else f"{points(gain)} points pass@1, pass@8 unchanged",
         "curves": {
             "training accuracy": _curve(steps, training, 0.025),
             "entropy": _curve(steps, entropy, 0.03),
@@ -130,12 +152,14 @@ def _arm(rng: Random, name: str, strategies: list[str], changes: dict[str, Any],
             "holdout pass@1": _curve(held, holdout, 0.02),
         },
         "plane": {"step": steps, "entropy": entropy, "accuracy": training},
-        "pass_at_k": {
-            "k": ks,
-            "mean": curve,
-            "low": [value - 0.02 for value in curve],
-            "high": [value + 0.02 for value in curve],
+        "held_out_plane": {"step": held, "entropy": [1.1, 0.6, 0.3, 0.2 + gain], "accuracy": holdout},
+        "over_training": {
+            str(k): _curve(held, [begin + (end - begin) * step / 90 for step in held], 0.02)
+            | {"band": "95 % interval over seeds and problems"}
+            for k, begin, end in zip(ks, first, curve, strict=True)
         },
+        "pass_at_k": _by_k(curve),
+        "gain": _by_k([end - begin for begin, end in zip(first, curve, strict=True)]),
         "unsolvable": {
             str(seed): [f"countdown:{index}" for index in range(70 + round(100 * gain) + seed)] for seed in (0, 1)
         },
@@ -205,6 +229,7 @@ def _answer(rng: Random, nums: list[int], target: int, right: bool, step: int, w
     verdict = verify(text, nums, target)
     return {
         "tokens": tokens,
+        "recorded": True,
         "entropy": entropy,
         "logp": [-value * rng.random() for value in entropy],
         "weight": [1 + 0.4 * math.tanh(value - 0.3) for value in entropy],

@@ -101,10 +101,10 @@ def opened(chromium: Any, report: Path) -> Iterator[Callable[..., Opened]]:
 def test_loads_by_itself_and_shows_every_figure(opened):
     page = opened().page
     figures = page.locator("figure > svg")
-    assert figures.count() == 12
+    assert figures.count() == 15
     for index in range(figures.count()):
         box = figures.nth(index).bounding_box()
-        assert box["width"] > 300
+        assert box["width"] > 280
         assert box["height"] > 100
         assert figures.nth(index).locator("text").count() > 3
     strokes = page.eval_on_selector_all("figure svg path", "all => all.map(p => getComputedStyle(p).stroke)")
@@ -120,12 +120,15 @@ def test_a_chosen_arm_stands_out(opened):
     buttons.nth(1).focus()
     page.keyboard.press("Enter")
     assert buttons.nth(1).get_attribute("aria-pressed") == "true"
-    assert page.locator("#plane .legend button").nth(1).get_attribute("aria-pressed") == "true"  # all legends follow
+    assert page.locator("#plane .legend button").nth(2).get_attribute("aria-pressed") == "true"  # all legends follow
+    on_top = "svg => [...svg.querySelectorAll('.line')].pop().dataset.arm"
+    assert page.locator("#curves figure > svg").first.evaluate(on_top) == "1"
     assert set(page.eval_on_selector_all(parts, opacity, "1")) == {1}
     assert set(page.eval_on_selector_all(parts, opacity, "0")) == {1}  # the baseline stays
     assert max(page.eval_on_selector_all(parts, opacity, "2")) < 0.2
     buttons.nth(1).click()
     assert set(page.eval_on_selector_all(parts, opacity, "2")) == {1}
+    assert page.locator("#curves figure > svg").first.evaluate(on_top) != "1"  # as it was
 
 
 def test_of_many_arms_only_the_chosen_show_their_bands(opened, tmp_path):
@@ -134,12 +137,33 @@ def test_of_many_arms_only_the_chosen_show_their_bands(opened, tmp_path):
     write_report(tmp_path / "many.html", {**results, "arms": [results["arms"][0], *arms], "overlaps": None})
     page = opened(tmp_path / "many.html").page
     shown = "all => all.filter(p => getComputedStyle(p).display !== 'none').length"
-    assert page.locator("#pass-at-k .band").count() == 1
-    assert page.locator("#pass-at-k .late").count() == 8
+    assert page.locator("#pass-at-k .band").count() == 2  # two figures
+    assert page.locator("#pass-at-k .late").count() == 8 + 8 + 1  # the start has no gain
     assert page.eval_on_selector_all("#pass-at-k .late", shown) == 0
     page.locator("#pass-at-k .legend button").nth(3).click()
-    assert page.eval_on_selector_all("#pass-at-k .late", shown) == 1
-    assert "Choose an arm in the legend" in page.locator("#pass-at-k figcaption").inner_text()
+    assert page.eval_on_selector_all("#pass-at-k .late", shown) == 2
+    assert "Choose an arm in the legend" in page.locator("#pass-at-k figcaption").first.inner_text()
+
+
+def test_what_was_not_recorded_is_said(opened, tmp_path):
+    results = make_results(prompts=1, answers=1)
+    rollout = results["rollouts"][0]
+    rollout["answers"] = [{"tokens": ["1+2"], "recorded": False, "entropy": [None], "correct": True, "reward": 1.0}]
+    write_report(
+        tmp_path / "bare.html", {"arms": [{"name": rollout["arm"]}], "rollouts": [rollout, results["rollouts"][1]]}
+    )
+    view = opened(tmp_path / "bare.html", hash="#arm=plain+GRPO&seed=0&step=10&prompt=0")
+    assert "tokens not recorded" in view.page.locator(".answer header").inner_text()
+    view.page.locator(".answer .token").first.hover()
+    assert "entropy not recorded" in view.page.locator("#readout").inner_text()
+
+
+def test_room_beside_a_single_figure_is_used(opened):
+    wide, narrow = opened(width=1280).page, opened(width=400).page
+    assert wide.locator("#plane details.numbers").evaluate("d => d.open")
+    assert not narrow.locator("#plane details.numbers").evaluate("d => d.open")
+    figure, table = (wide.locator(f"#plane {part}").bounding_box() for part in ("figure > svg", "details table"))
+    assert table["x"] > figure["x"] + figure["width"]
 
 
 def test_switches_arm_seed_step_prompt_and_shading(opened):

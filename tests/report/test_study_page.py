@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,10 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.report.study_figures import POINTS, Series, looks, swatch
-from explorl.report.study_numbers import mark, written
+from explorl.report.study_numbers import interval, mark, written
 from explorl.report.study_page import write_report
 from explorl.report.study_rollouts import compact, measures, script_json, trimmed
+from explorl.store import cleaned
 
+from ..hostile import NAMES, raw
 from .studies import ARMS, STEPS, make_results
 
 THOROUGH = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -81,8 +84,8 @@ def test_sections_come_in_order(written_page):
     _, elements = written_page
     ids = [a["id"] for a in elements.all("section") if "id" in a]
     assert ids == [
-        "summary", "curves", "pass-at-k", "plane", "unsolvable", "errors", "logs", "configuration", "provenance",
-        "rollouts",
+        "summary", "over-training", "pass-at-k", "plane", "curves", "unsolvable", "errors", "logs", "rollouts",
+        "configuration", "provenance",
     ]  # fmt: skip
     assert len(elements.all("h1")) == 1
     assert elements.all("html") == [{"lang": "en"}]
@@ -102,7 +105,7 @@ def test_ids_are_unique_and_references_lead_somewhere(written_page):
 def test_each_figure_says_what_it_shows_and_has_its_numbers(written_page):
     text, _ = written_page
     figures = re.findall(r"<figure>.*?</figure>", text, flags=re.DOTALL)
-    assert len(figures) == 4 + 1 + 1 + 1 + 3 + 2
+    assert len(figures) == 3 + 2 + 1 + 3 + 1 + 3 + 2
     for figure in figures:
         label = re.search(r'<svg role="img" aria-label="([^"]+)"', figure)
         assert label
@@ -116,7 +119,9 @@ def test_each_figure_says_what_it_shows_and_has_its_numbers(written_page):
 
 def test_summary_has_numbers_intervals_and_marks(written_page):
     text, _ = written_page
-    summary = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text[text.index('id="summary"') : text.index('id="curves"')]))
+    summary = re.sub(
+        r"\s+", " ", re.sub(r"<[^>]*>", " ", text[text.index('id="summary"') : text.index('id="over-training"')])
+    )
     assert "53.6 [51.4, 55.8] ▲ +5.0 better [+2.9, +7.1]" in summary
     assert "46.6 [44.4, 48.8] −2.0 [−4.1, +0.1]" in summary  # not distinguished from zero: no mark
     assert "▲ +3.0 worse" in summary  # seconds
@@ -130,6 +135,82 @@ def test_tables_carry_every_number(written_page):
     assert "Band: range of the seeds." in text
     for value in ("&lt; 0.001", "0.002", "left unsolved by exactly", "libraries.torch", "training.learning_rate"):
         assert value in text
+
+
+# ------------------------------------------------------------------ what training did
+def texts(text: str, section: str, until: str) -> str:
+    part = text[text.index(f'<section id="{section}"') : text.index(f'<section id="{until}"')]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", part))
+
+
+def test_the_start_is_a_row_a_curve_and_a_point(written_page):
+    text, _ = written_page
+    assert "start before training, 2 seeds pass@1 (%) 21.1 [19.1, 23.1]" in texts(text, "summary", "over-training")
+    curve = texts(text, "pass-at-k", "plane")
+    assert "k start (%)" in curve
+    assert "21.1 [19.1, 23.1]" in curve
+    plane = text[text.index('<section id="plane"') : text.index('<section id="curves"')]
+    assert plane.count('data-arm="3"') == 1  # the place after the three arms
+    assert "Entropy and accuracy from before training to the end" in plane
+
+
+def test_the_collapse_is_drawn(written_page):
+    text, _ = written_page
+    over = texts(text, "over-training", "pass-at-k")
+    for k in (1, 4, 8):  # of 1, 2, 4, 8 the first, the last and one between
+        assert f"pass@{k} over training: at step 90" in over
+    gain = texts(text, "pass-at-k", "plane")
+    assert "plain GRPO +27.5 points at k = 1 and −2.6 points at k = 8" in gain
+
+
+def test_one_run_has_a_line_for_each_k(results, tmp_path):
+    text, _ = page(results | {"arms": results["arms"][:1], "rollouts": [], "overlaps": None}, tmp_path)
+    over = text[text.index('<section id="over-training"') : text.index('<section id="pass-at-k"')]
+    assert over.count("<figure>") == 1
+    assert re.findall(r">(pass@\d)</text>", over) == ["pass@1", "pass@2", "pass@4", "pass@8"]
+    assert "(baseline)" not in text  # there is nothing beside it
+
+
+def test_many_steps_are_a_running_mean_over_points(written_page):
+    text, _ = written_page
+    curves = text[text.index('<section id="curves"') : text.index('<section id="unsolvable"')]
+    assert curves.count('class="dots"') == 3 * len(ARMS)
+    assert "running means over up to 13 steps" in curves
+    held = text[text.index('<section id="over-training"') : text.index('<section id="pass-at-k"')]
+    assert 'class="dots"' not in held  # a few evaluations, drawn as they are
+    assert "running mean" not in held
+
+
+def test_bars_are_in_no_arms_colour(written_page):
+    text, _ = written_page
+    for section, until in (("unsolvable", "errors"), ("errors", "logs")):
+        part = text[text.index(f'<section id="{section}"') : text.index(f'<section id="{until}"')]
+        assert "var(--bar)" in part
+        assert "var(--good)" not in part
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit", "text"),
+    [
+        (0.5, 0.50001, "%", "[± < 0.1]"),
+        (0.0611, 0.0611, "nats", "[± < 0.001]"),
+        (0.5, 0.52, "%", "[50.0, 52.0]"),
+        (-0.0001, 0.0002, "%", "[± < 0.1]"),
+    ],
+)
+def test_an_interval_without_width_gets_a_floor(low, high, unit, text):
+    assert interval({"low": low, "high": high}, unit) == text
+
+
+def test_no_minus_before_zero_and_no_hyphen_for_a_minus(results, tmp_path):
+    changed = copy.deepcopy(results) | {"rollouts": [], "overlaps": None}
+    changed["arms"][1]["changes"] = {"training.learning_rate": 1e-7}
+    changed["arms"][1]["differences"]["pass@1"] = {"mean": -0.0001, "low": -0.02, "high": 0.02}
+    _, elements = page(changed, tmp_path)
+    shown = " ".join(elements.text)
+    assert "1e−07" in shown
+    assert not re.search(r"[−-]0\.0+(?![\d])", shown)
+    assert not re.search(r"(?<![\w-])-\d", shown)
 
 
 # ------------------------------------------------------------------ size
@@ -244,7 +325,29 @@ def test_lone_surrogates_are_written(results, tmp_path):
     broken = {"title": "a\ud800b", "rollouts": copy.deepcopy(results["rollouts"][:1])}
     broken["rollouts"][0]["answers"][0]["tokens"][0] = "\udfff"
     _, elements = page(broken, tmp_path)
-    assert json.loads(elements.data["rollout-data"])[0]["answers"][0]["tokens"][0] == "?"
+    assert json.loads(elements.data["rollout-data"])[0]["answers"][0]["tokens"][0] == "\ufffd"
+
+
+def test_arms_of_any_name_are_shown(results, tmp_path):
+    arms = {}
+    for place, name in enumerate(NAMES):
+        arm = copy.deepcopy(results["arms"][1 + place % 2])
+        arm |= {"name": name, "strategies": [name], "failed": {"1": name}, "verdict": name, "changes": {name: name}}
+        arm["errors"] = {"by kind": {name: 3}} if place % 5 == 0 else {}
+        arms[name] = arm
+    hostile = copy.deepcopy(results) | {"arms": [*arms.values()], "baseline": NAMES[0], "verdict": "\n".join(NAMES)}
+    hostile["overlaps"] = [{"arms": NAMES, "count": 3}]
+    for rollout, name in zip(hostile["rollouts"], NAMES, strict=False):
+        rollout |= {"arm": name, "prompt": name}
+        rollout["answers"][0]["tokens"] = [name]
+    text, elements = page(hostile, tmp_path)
+    assert not raw(text)
+    assert [a.get("type") for a in elements.all("script")] == ["application/json", "application/json", None]
+    assert not any(name.startswith("on") for _, attributes in elements.elements for name in attributes)
+    for name in NAMES:
+        assert "".join(elements.text).count(cleaned(name)) > 5
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ElementTree.fromstring(svg)
 
 
 @THOROUGH
@@ -335,7 +438,7 @@ def test_renders_what_is_there(name, tmp_path):
     change, expected = CASES[name]
     text, elements = page(without(change), tmp_path)
     assert expected in text
-    assert len(elements.all("h2")) == 10
+    assert len(elements.all("h2")) == 11
     json.loads(elements.data["rollout-data"])
 
 
@@ -358,7 +461,7 @@ def test_renders_with_any_values_missing(chance, seed, tmp_path):
         return [thin(child) for child in node] if isinstance(node, list) else node
 
     _, elements = page(thin(results), tmp_path)
-    assert len(elements.all("h2")) == 10
+    assert len(elements.all("h2")) == 11
     assert not re.search(r"\b(nan|inf|none)\b", " ".join(elements.text), flags=re.IGNORECASE)
 
 
@@ -391,6 +494,7 @@ def test_marks(low, high, p, higher_is_better, expected):
     [
         (0.4861, "%", "48.6"),
         (-0.02, "%", "−2.0"),
+        (-0.0004, "%", "0.0"),
         (0.1734, "nats", "0.173"),
         (1_412_345, "tokens", "1.41 M"),
         (12_345, "tokens", "12 k"),

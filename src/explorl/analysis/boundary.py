@@ -14,7 +14,10 @@ from typing import Any
 from explorl.evaluation import Evaluation
 from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
 from explorl.metrics import Cell, Interval, Table, paired_difference, permutation_test, upset_counts
+from explorl.sandbox.text import clean
 
+LONGEST_NAME = 200
+"""Characters of a model's name, which stands in tables and legends."""
 DIFFERED = ("distinct_answers", "distinct_correct_answers", "mean_tokens")
 """Measures beside pass@k and maj@k whose paired differences are taken."""
 
@@ -94,10 +97,18 @@ class Boundary:
         }
 
 
+def _checked(name: str) -> str:
+    if len(name) > LONGEST_NAME:
+        shown = f"{name[:40]}…"
+        raise ValueError(f"the model {shown!r} has a name of {len(name)} characters; give at most {LONGEST_NAME}")
+    return clean(name)
+
+
 def boundary(evaluations: Mapping[str, Evaluation]) -> Boundary:
     """Compares evaluations of the same problems with as many samples."""
     if len(evaluations) < 2:
         raise ValueError(f"a comparison needs 2 evaluations or more, got {len(evaluations)}")
+    evaluations = {_checked(name): evaluation for name, evaluation in evaluations.items()}
     values = {name: per_problem(evaluation) for name, evaluation in evaluations.items()}
     shared = [key for key in next(iter(values.values())) if key.startswith(("pass@", "maj@")) or key in DIFFERED]
     differences = [

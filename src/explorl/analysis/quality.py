@@ -10,6 +10,9 @@ from explorl.evaluation.scores import REPETITIVE
 from explorl.metrics import Cell, Table, format_violations, language_mixing, trigram_redundancy
 from explorl.store import RunStore, StoreError
 
+FORMAT = "reward/format"
+"""The trainer's word on whether an answer has the task's form: 1 where it has."""
+
 
 @dataclass(frozen=True)
 class StepQuality:
@@ -18,7 +21,8 @@ class StepQuality:
     step: int
     responses: int
     format_violations: int
-    """Responses with no answer mark, or with more than one."""
+    """Responses that the trainer gave no reward for their form; or, where a mark was asked for, those without exactly
+    one mark."""
     repetitive: int
     """Responses whose 3-gram redundancy is above 0.31."""
     language_mixing: int
@@ -27,8 +31,12 @@ class StepQuality:
     """Mean 3-gram redundancy."""
 
 
-def quality_by_step(store: RunStore, *, mark: str = "<answer>") -> list[StepQuality]:
-    r"""Counts of what is wrong with a run's rollouts, step by step; ``mark`` is ``\boxed{`` for mathematics."""
+def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQuality]:
+    r"""Counts of what is wrong with a run's rollouts, step by step.
+
+    Malformed is what the run's own reward for the form says, so that the count is the trainer's. ``mark``, such as
+    ``\boxed{``, counts marks instead, and so does ``<answer>`` in a run that has no such reward.
+    """
     import pyarrow.parquet as pq
 
     files = sorted(store.rollouts.glob("step-*.parquet"))
@@ -37,13 +45,19 @@ def quality_by_step(store: RunStore, *, mark: str = "<answer>") -> list[StepQual
     steps = []
     for path in files:
         with pq.ParquetFile(path) as file:
-            texts = file.read(columns=["completion"])["completion"].to_pylist()
+            there = [name for name in ("completion", FORMAT) if name in file.schema_arrow.names]
+            rows = file.read(columns=there).to_pydict()
+        texts = rows["completion"]
+        if mark is None and FORMAT in rows:
+            malformed = sum((value or 0.0) < 1 for value in rows[FORMAT])
+        else:
+            malformed = sum(format_violations(text, mark or "<answer>") > 0 for text in texts)
         redundancy = np.array([trigram_redundancy(text) for text in texts])
         steps.append(
             StepQuality(
                 step=int(path.stem.removeprefix("step-")),
                 responses=len(texts),
-                format_violations=sum(format_violations(text, mark) > 0 for text in texts),
+                format_violations=malformed,
                 repetitive=int((redundancy > REPETITIVE).sum()),
                 language_mixing=sum(language_mixing(text) > 0 for text in texts),
                 redundancy=float(redundancy.mean()) if len(texts) else 0.0,

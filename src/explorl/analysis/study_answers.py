@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from explorl.tasks.countdown import sides
 from explorl.tasks.expression import ExpressionError, Tree, parse
 from explorl.tasks.tags import last_answer
 
-STEPS, PROMPTS, TOKENS = 4, 3, 60_000
+STEPS, PROMPTS, TOKENS = 8, 4, 160_000
 """Rollouts to look at: steps of a run, prompts of a step, and tokens in all."""
 TOKEN_COLUMNS = {"entropy": "entropy", "logp": "logp", "advantage": "token_advantage", "weight": "token_weight"}
 SIGNS = {"+": "+", "-": "−", "*": "×", "/": "÷"}
@@ -44,7 +45,7 @@ def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
             outcome = "correct" if correct else "wrong"
             if problem.startswith("countdown:"):
                 operands.setdefault(operand_count(problem), Counter())[outcome] += 1
-                operations.setdefault(operation(completion), Counter())[outcome] += 1
+                operations.setdefault(operation(completion, problem), Counter())[outcome] += 1
             if not correct:
                 kinds[kind(error)] += 1
     order = [*SIGNS.values(), "mixed", "none"]
@@ -62,11 +63,11 @@ def operand_count(problem: str) -> str:
     return str(problem.removeprefix("countdown:").partition("=")[0].count("-") + 1)
 
 
-def operation(completion: str) -> str:
+def operation(completion: str, problem: str) -> str:
     """The operation of the last answer: one of + − × ÷, mixed, or none where there is no answer to read."""
     answer = last_answer(completion)
     try:
-        tree = parse((answer or "").partition("=")[0])
+        tree = parse(sides(answer or "", problem.rpartition("=")[2])[0])
     except ExpressionError:
         return "none"
     signs = _operators(tree)
@@ -76,7 +77,7 @@ def operation(completion: str) -> str:
 def kind(error: str | None) -> str:
     """An error without its numbers."""
     text = error or "wrong"
-    return next((name for pattern, name in KINDS if re.match(pattern, text)), text[:60])
+    return next((name for pattern, name in KINDS if re.match(pattern, text)), " ".join(text.split())[:60])
 
 
 def _operators(tree: Tree) -> set[str]:
@@ -93,8 +94,8 @@ def sampled_rollouts(
 ) -> list[dict[str, Any]]:
     """Answers to a few prompts at a few steps, evenly spread, of a run of each arm; the same prompts where it can be.
 
-    `limit` is the longest completion in tokens: what reaches it was cut off. Each prompt has its share of `TOKENS`;
-    where not all its answers fit in, right and wrong ones take turns.
+    Prompts whose tokens were recorded come first. `limit` is the longest completion in tokens: what reaches it was cut
+    off. Each prompt has its share of `TOKENS`; where not all its answers fit in, right and wrong ones take turns.
     """
     chosen: list[dict[str, Any]] = []
     wanted: dict[int, list[str]] = {}
@@ -103,7 +104,8 @@ def sampled_rollouts(
         files = {int(path.stem.removeprefix("step-")): path for path in (folder / "rollouts").glob("step-*.parquet")}
         for place, step in enumerate(evenly(sorted(files), STEPS)):
             rows = _rows(files[step])
-            prompts = list(dict.fromkeys(row["prompt"] for row in rows))
+            recorded = list(dict.fromkeys(row["prompt"] for row in rows if row.get("tokens")))
+            prompts = recorded or list(dict.fromkeys(row["prompt"] for row in rows))
             same = [prompt for prompt in wanted.get(place, []) if prompt in prompts]
             picked = [*same, *(prompt for prompt in evenly(prompts, PROMPTS) if prompt not in same)][:PROMPTS]
             wanted.setdefault(place, picked)
@@ -130,16 +132,26 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
     from explorl.tasks import Task
 
-    tokens = row.get("tokens") or [row["completion"]]
+    recorded = bool(row.get("tokens"))
+    tokens = row["tokens"] if recorded else [row["completion"]]
     parts = {key.removeprefix("reward/"): value for key, value in row.items() if key.startswith("reward/")}
     reward = sum(Task.reward_parts.get(name, 1.0) * (value or 0.0) for name, value in parts.items())
     return {
         "tokens": tokens,
+        "recorded": recorded,
         **{name: _rounded(row.get(column), len(tokens)) for name, column in TOKEN_COLUMNS.items()},
-        "correct": (parts.get("correctness") or 0.0) >= 1,
+        "correct": _is_correct(row, parts),
         "reward": round(reward, 4),
-        "finish": None if not row.get("tokens") else "length" if len(tokens) >= limit else "stop",
+        "finish": None if not recorded else "length" if len(tokens) >= limit else "stop",
     }
+
+
+def _is_correct(row: Mapping[str, Any], parts: Mapping[str, float | None]) -> bool | None:
+    """By the run's own word, else by the part called correctness, else by the only part; None where none says so."""
+    if row.get("correct") is not None:
+        return bool(row["correct"])
+    part = parts.get("correctness") if "correctness" in parts or len(parts) != 1 else next(iter(parts.values()))
+    return (part or 0.0) >= 1 if parts else None
 
 
 def _rounded(values: Sequence[float | None] | None, count: int) -> list[float | None]:
@@ -151,7 +163,9 @@ def _rounded(values: Sequence[float | None] | None, count: int) -> list[float | 
 
 def _fitting(answers: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
     """Answers within a share of the tokens, at least one; right and wrong ones by turns, in their old order."""
-    right, wrong = ([place for place, one in enumerate(answers) if one["correct"] is flag] for flag in (True, False))
+    right, wrong = (
+        [place for place, one in enumerate(answers) if bool(one["correct"]) is flag] for flag in (True, False)
+    )
     longest = max(len(right), len(wrong))
     turns = [places[i] for i in range(longest) for places in (right, wrong) if i < len(places)]
     kept: list[int] = []

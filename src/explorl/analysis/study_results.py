@@ -37,6 +37,12 @@ CURVES = {
     "length": "completions/mean_length",
 }
 """Curves of the training, and the key of metrics.jsonl that each is read from."""
+OTHER_CURVES = {"reward": "reward", "loss": "loss"}
+"""Curves that are read where a run has no training accuracy: with rewards of its own, or fine-tuned on solutions."""
+START = "start"
+"""What the policy before training is called beside the arms."""
+NO_SPREAD = "no spread"
+"""The word beside an interval that would have no width."""
 UNITS: Mapping[str, tuple[str, bool | None]] = {
     "best pass@1": ("%", True),
     "area": ("%", True),
@@ -83,7 +89,7 @@ class Run:
     @cached_property
     def evaluations(self) -> dict[float, Scores]:
         """By step, the earliest first. One that lies beyond the last logged step belongs to an interrupted start."""
-        last = max((line["step"] for line in self.lines), default=0)
+        last = max((line.get("step", 0) for line in RunStore(self.folder).metrics()), default=0)
         paths = {
             int(path.stem.removeprefix("step-")): path for path in (self.folder / "evaluations").glob("step-*.json")
         }
@@ -96,11 +102,20 @@ class Run:
     @cached_property
     def end(self) -> Path:
         """The last evaluation's summary."""
-        return self.folder / "evaluations" / f"step-{round(max(self.evaluations) * self.iterations):06d}.json"
+        return self._summary_path(max(self.evaluations))
 
     @cached_property
+    def summaries(self) -> dict[float, dict[str, Any]]:
+        """The evaluations' summaries by step."""
+        return {step: json.loads(self._summary_path(step).read_text(encoding="utf-8")) for step in self.evaluations}
+
+    @property
     def summary(self) -> dict[str, Any]:
-        return json.loads(self.end.read_text(encoding="utf-8"))
+        """The last one; empty where the run has not been scored."""
+        return self.summaries[max(self.evaluations)] if self.evaluations else {}
+
+    def _summary_path(self, step: float) -> Path:
+        return self.folder / "evaluations" / f"step-{round(step * self.iterations):06d}.json"
 
     @property
     def done(self) -> bool:
@@ -130,14 +145,22 @@ def study_results(folder: str | Path) -> dict[str, Any]:
     place = Path(folder)
     study = _study(place)
     runs = {arm["name"]: _runs(place, arm, study["seeds"]) for arm in study["arms"]}
-    complete = {name: [run for run in found if run.done] for name, found in runs.items()}
+    return results_of(study, runs, {name: [run for run in found if run.done] for name, found in runs.items()})
+
+
+def results_of(
+    study: Mapping[str, Any], runs: Mapping[str, Sequence[Run]], complete: Mapping[str, Sequence[Run]]
+) -> dict[str, Any]:
+    """The results of arms and their runs, of which those that are complete count."""
     baseline = complete[study["baseline"]]
-    some = next((run for found in (baseline, *complete.values()) for run in found), None)
-    ks = _ks(some.final.samples) if some else [1]
+    scored = [run for found in (baseline, *complete.values()) for run in found if run.evaluations]
+    some = scored[0] if scored else None
+    ks = _ks(min(run.final.samples for run in scored)) if scored else [1]
     measured = {name: _measures(found, ks, study["target"]) for name, found in complete.items()}
     differences = _differences(measured, study["baseline"])
     deviation = _seen_deviation(measured, study["baseline"])
-    effect = minimum_detectable_effect(deviation or study["seed_deviation"], len(study["seeds"]))
+    spread = deviation or study["seed_deviation"]
+    effect = None if spread is None else minimum_detectable_effect(spread, len(study["seeds"]))
     main = ["pass@1"] if len(ks) == 1 else ["pass@1", f"pass@{ks[-1]}"]
     arms = []
     for arm in study["arms"]:
@@ -160,9 +183,12 @@ def study_results(folder: str | Path) -> dict[str, Any]:
                     failed=len(failed),
                 ),
                 **_pictures(complete[name], ks),
-                "errors": error_breakdown([run.end.with_suffix(".parquet") for run in complete[name]]),
+                "errors": error_breakdown(
+                    [run.end.with_suffix(".parquet") for run in complete[name] if run.evaluations]
+                ),
             }
         )
+    start = None if START in complete else _start(baseline, ks)
     first = {name: found[0] for name, found in complete.items() if found}
     compared = {name: ones["pass@1"] for name, ones in differences.items() if "pass@1" in ones}
     return {
@@ -179,8 +205,11 @@ def study_results(folder: str | Path) -> dict[str, Any]:
         "target": study["target"],
         "minimum_detectable_effect": effect,
         "seed_deviation_seen": deviation,
-        "verdict": study_verdict(compared, "pass@1", study["baseline"], effect, len(study["seeds"])),
+        "verdict": study_verdict(
+            compared, "pass@1", study["baseline"], effect, study.get("compared_seeds", len(study["seeds"]))
+        ),
         "measures": _measure_list(ks, measured),
+        "start": start,
         "arms": arms,
         "overlaps": _overlaps(first, study["baseline"], study["seeds"][0]),
         "config": yaml.safe_dump(study["base"], sort_keys=False, allow_unicode=True),
@@ -196,7 +225,8 @@ def study_results(folder: str | Path) -> dict[str, Any]:
 def results_table(results: Mapping[str, Any]) -> Table:
     """The arms with their scores, and their differences to the baseline; it prints, and can be written."""
     scores = [entry["key"] for entry in results["measures"] if entry["key"].startswith("pass@")]
-    columns = ["arm", *scores, *(f"Δ {key}" for key in scores), "p (Holm)", "entropy", "seeds"]
+    gains = [f"Δ {key} (points)" for key in scores]
+    columns = ["arm", *scores, *gains, "p (pass@1)", "entropy (nats)", "seeds"]
     rows: list[list[Cell]] = []
     for arm in results["arms"]:
         differences = arm["differences"] or {}
@@ -204,14 +234,14 @@ def results_table(results: Mapping[str, Any]) -> Table:
             [
                 arm["name"],
                 *(_cell(arm["measures"].get(key)) for key in scores),
-                *(_cell(differences.get(key)) for key in scores),
+                *(_cell(differences.get(key), 100) for key in scores),
                 differences.get("pass@1", {}).get("p_corrected"),
                 _cell(arm["measures"].get("entropy")),
                 f"{len(arm['seeds'])}, {len(arm['failed'])} failed" if arm["failed"] else str(len(arm["seeds"])),
             ]
         )
-    shares = {name: "+.1%" if name.startswith("Δ") else ".1%" for name in columns if "pass@" in name}
-    return Table(columns, rows, title=results["title"], number={**shares, "p (Holm)": ".3f", "entropy": ".3f"})
+    number = {**dict.fromkeys(scores, ".1%"), **dict.fromkeys(gains, "+.1f")}
+    return Table(columns, rows, title=results["title"], number=number)
 
 
 def strategy_text(spec: Any) -> str:
@@ -278,20 +308,26 @@ def _measures(runs: Sequence[Run], ks: Sequence[int], target: float | None) -> d
     """What each run of an arm scores. A measure that a run lacks is there for no run."""
     found: dict[str, Values] = {}
     for run in runs:
-        steps = [*run.evaluations]
-        curve = np.stack([scores.per_problem(1) for scores in run.evaluations.values()])
-        means = curve.mean(axis=1)
-        values: dict[str, Any] = {f"pass@{k}": run.final.per_problem(k) for k in ks}
-        values["best pass@1"] = curve[int(means.argmax())]
-        values["area"] = area_weights(steps) @ curve
-        if target is not None:
-            values["steps to target"] = steps_to(steps, means.tolist(), target)
+        values = _scored(run, ks, target) if run.evaluations else dict.fromkeys(f"pass@{k}" for k in ks)
         values["entropy"], values["branching"] = run.summary.get("entropy"), run.summary.get("branching")
         values["seconds"] = sum(line.get("step_time") or 0.0 for line in run.lines)
         values["tokens"] = max((line.get("num_tokens") or 0 for line in run.lines), default=None)
         for key, value in values.items():
             found.setdefault(key, {})[run.seed] = value
     return {key: ones for key, ones in found.items() if not any(value is None for value in ones.values())}
+
+
+def _scored(run: Run, ks: Sequence[int], target: float | None) -> dict[str, Any]:
+    """What is measured on the held-out problems."""
+    steps = [*run.evaluations]
+    curve = np.stack([scores.per_problem(1) for scores in run.evaluations.values()])
+    means = curve.mean(axis=1)
+    values: dict[str, Any] = {f"pass@{k}": run.final.per_problem(k) for k in ks}
+    values["best pass@1"] = curve[int(means.argmax())]
+    values["area"] = area_weights(steps) @ curve
+    if target is not None:
+        values["steps to target"] = steps_to(steps, means.tolist(), target)
+    return values
 
 
 def _estimate(values: Values) -> Estimate | None:
@@ -301,28 +337,46 @@ def _estimate(values: Values) -> Estimate | None:
     return crossed_mean(stacked) if stacked.ndim == 2 else seeds_mean(stacked)
 
 
-def _interval(values: Values) -> dict[str, float | None]:
+def _interval(values: Values) -> dict[str, Any]:
     """Mean and interval, which ends at 0, and at 1 where there is a share a problem: no measure is below or above."""
+    found = _with_floor(values)
+    highest = 1.0 if values and np.ndim(next(iter(values.values()))) == 1 else np.inf
+    ends = {end: None if found[end] is None else min(max(found[end], 0.0), highest) for end in ("low", "high")}
+    return {**found, **ends}
+
+
+def _with_floor(values: Values) -> dict[str, Any]:
+    """Mean and interval. One without any width would claim certainty: where no problem differs from another, 3 in
+    so many problems could still do so (the rule of three), and where seeds agree there is a word for it."""
     estimate = _estimate(values)
     if estimate is None:
         return {"mean": None, "low": None, "high": None}
-    highest = 1.0 if np.ndim(next(iter(values.values()))) == 1 else np.inf
-    low, high = (None if end is None else min(max(end, 0.0), highest) for end in (estimate.low, estimate.high))
-    return {"mean": estimate.mean, "low": low, "high": high}
+    mean, low, high = estimate.mean, estimate.low, estimate.high
+    if low is None or high is None or high - low > 1e-12:
+        return {"mean": mean, "low": low, "high": high}
+    problems = np.size(next(iter(values.values())))
+    reach = 3 / problems if problems > 1 else 0.0
+    return {"mean": mean, "low": mean - reach, "high": mean + reach, "note": NO_SPREAD}
 
 
 def _differences(measured: Mapping[str, dict[str, Values]], baseline: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Each arm minus the baseline, over the seeds that both have; corrected over the arms, measure by measure."""
     estimates: dict[str, dict[str, Estimate]] = {}
+    spans: dict[tuple[str, str], dict[str, Any]] = {}
     seeds: dict[str, int] = {}
     for name, own in measured.items():
         if name == baseline:
             continue
         for key, values in own.items():
             other = measured[baseline].get(key, {})
-            paired = {seed: value - other[seed] for seed, value in values.items() if seed in other}
+            paired = {
+                seed: value - other[seed]
+                for seed, value in values.items()
+                if seed in other and np.shape(value) == np.shape(other[seed])
+            }
             estimate = _estimate(paired)
             seeds[name] = len(paired)
+            spans[name, key] = _with_floor(paired)
             if estimate is not None:
                 estimates.setdefault(key, {})[name] = estimate
     result: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in measured if name != baseline}
@@ -330,10 +384,8 @@ def _differences(measured: Mapping[str, dict[str, Values]], baseline: str) -> di
         # of one seed the problems' interval is known, but not whether another training would agree
         p_values = {name: estimate.p if seeds[name] > 1 else None for name, estimate in by_arm.items()}
         corrected = holm(p_values)
-        for name, one in by_arm.items():
-            result[name][key] = {
-                "mean": one.mean, "low": one.low, "high": one.high, "p": p_values[name], "p_corrected": corrected[name],
-            }  # fmt: skip
+        for name in by_arm:
+            result[name][key] = {**spans[name, key], "p": p_values[name], "p_corrected": corrected[name]}
     return result
 
 
@@ -367,19 +419,17 @@ def _ks(samples: int) -> list[int]:
 
 # ---------------------------------------------------------------------------- pictures
 def _pictures(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
-    """Curves, the entropy–accuracy plane, pass@k, unsolvable problems and strategy logs of an arm."""
+    """Curves, pass@k at the end and over training, the plane, unsolvable problems and strategy logs of an arm."""
     curves = {name: _training_curve([run.curve(key) for run in runs]) for name, key in CURVES.items()}
-    steps = _shared([run.evaluations for run in runs])
-    held_out = [_interval({run.seed: run.evaluations[step].per_problem(1) for run in runs}) for step in steps]
-    curves["holdout pass@1"] = {
-        "step": steps,
-        **{end: [one[end] for one in held_out] for end in ("mean", "low", "high")},
-        "band": "95 % interval over seeds and problems",
-    }
+    if not curves["training accuracy"]["step"]:
+        others = {name: _training_curve([run.curve(key) for run in runs]) for name, key in OTHER_CURVES.items()}
+        curves |= {name: curve for name, curve in others.items() if curve["step"]}
+    scored = [run for run in runs if run.evaluations]
+    over_training = {str(k): _held_out(scored, k) for k in ks}
+    curves["holdout pass@1"] = over_training["1"]
     logs = sorted({key for run in runs for line in run.lines for key in line if key.startswith("strategy/")})
     plane = {name: dict(zip(curves[name]["step"], curves[name]["mean"], strict=True)) for name in CURVES}
     at = [step for step in plane["entropy"] if step in plane["training accuracy"]]
-    by_k = [_interval({run.seed: run.final.per_problem(k) for run in runs}) for k in ks] if runs else []
     return {
         "curves": curves,
         "plane": {
@@ -387,11 +437,11 @@ def _pictures(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
             "entropy": [plane["entropy"][step] for step in at],
             "accuracy": [plane["training accuracy"][step] for step in at],
         },
-        "pass_at_k": {
-            "k": list(ks) if runs else [],
-            **{end: [one[end] for one in by_k] for end in ("mean", "low", "high")},
-        },
-        "unsolvable": {str(run.seed): run.final.unsolved for run in runs},
+        "held_out_plane": _held_out_plane(scored),
+        "over_training": over_training,
+        "pass_at_k": _by_k({run.seed: run.final for run in scored}, ks),
+        "gain": _gain(scored, ks),
+        "unsolvable": {str(run.seed): run.final.unsolved for run in scored},
         "strategy_logs": {
             key: {name: _training_curve([run.curve(key) for run in runs])[name] for name in ("step", "mean")}
             for key in logs
@@ -399,12 +449,86 @@ def _pictures(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _start(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any] | None:
+    """The policy before training, as the baseline's runs scored it."""
+    scored = [run for run in runs if 0 in run.evaluations]
+    if not scored:
+        return None
+    measures = {f"pass@{k}": _interval({run.seed: run.evaluations[0].per_problem(k) for run in scored}) for k in ks}
+    for key in ("entropy", "branching"):
+        values = {run.seed: run.summaries[0].get(key) for run in scored}
+        if not any(value is None for value in values.values()):
+            measures[key] = _interval(values)
+    return {
+        "seeds": [run.seed for run in scored],
+        "measures": measures,
+        "pass_at_k": _by_k({run.seed: run.evaluations[0] for run in scored}, ks),
+        "held_out_plane": {
+            "step": [0], "entropy": [measures.get("entropy", {}).get("mean")], "accuracy": [measures["pass@1"]["mean"]],
+        },
+    }  # fmt: skip
+
+
+def _held_out(runs: Sequence[Run], k: int) -> dict[str, Any]:
+    """Held-out pass@k by step."""
+    steps = _shared([run.evaluations for run in runs])
+    found = [_interval({run.seed: run.evaluations[step].per_problem(k) for run in runs}) for step in steps]
+    return {"step": steps, **_bounds(found), "band": interval_words(len(runs))}
+
+
+def _held_out_plane(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Mean entropy and pass@1 of the answers to held-out problems, by step."""
+    steps = [
+        step
+        for step in _shared([run.evaluations for run in runs])
+        if all(run.summaries[step].get("entropy") is not None for run in runs)
+    ]
+    return {
+        "step": steps,
+        "entropy": [float(np.mean([run.summaries[step]["entropy"] for run in runs])) for step in steps],
+        "accuracy": [float(np.mean([run.evaluations[step].per_problem(1) for run in runs])) for step in steps],
+    }
+
+
+def _by_k(scores: Mapping[int, Scores], ks: Sequence[int]) -> dict[str, Any]:
+    """pass@k by k, from an evaluation of each seed."""
+    if not scores:
+        return {"k": [], "mean": [], "low": [], "high": []}
+    found = [_interval({seed: one.per_problem(k) for seed, one in scores.items()}) for k in ks]
+    return {"k": list(ks), **_bounds(found), "band": interval_words(len(scores))}
+
+
+def _gain(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
+    """How much higher pass@k is at the end than before training, by k, paired by problem and seed."""
+    begun = [
+        run
+        for run in runs
+        if 0 in run.evaluations and len(run.evaluations) > 1 and run.final.problems == run.evaluations[0].problems
+    ]
+    if not begun:
+        return {"k": [], "mean": [], "low": [], "high": []}
+    found = [
+        _with_floor({run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun})
+        for k in ks
+    ]
+    return {"k": list(ks), **_bounds(found), "band": interval_words(len(begun))}
+
+
+def _bounds(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {end: [one[end] for one in found] for end in ("mean", "low", "high")}
+
+
+def interval_words(seeds: int) -> str:
+    """What an interval is over."""
+    return "95 % interval over problems (one seed)" if seeds == 1 else "95 % interval over seeds and problems"
+
+
 def _training_curve(curves: Sequence[Mapping[float, float]]) -> dict[str, Any]:
     """Mean over seeds by step, with the lowest and the highest seed; an interval of so few runs would hide the mean."""
     steps = _shared(curves)
     table = np.array([[curve[step] for step in steps] for curve in curves], dtype=np.float64)
-    if not steps:
-        return {"step": [], "mean": [], "low": [], "high": [], "band": "range of the seeds"}
+    if not steps or len(curves) == 1:  # one run has no range
+        return {"step": steps, "mean": table[0].tolist() if steps else [], "low": [], "high": [], "band": None}
     return {
         "step": steps,
         "mean": table.mean(axis=0).tolist(),
@@ -422,16 +546,16 @@ def _shared(curves: Sequence[Mapping[float, Any]]) -> list[float]:
 def _overlaps(first: Mapping[str, Run], baseline: str, seed: int) -> list[dict[str, Any]]:
     """Sizes of the exclusive regions of the unsolvable sets of one seed, the starting policy's among them."""
     runs = {name: run for name, run in first.items() if run.seed == seed}
-    sets = {name: run.final.unsolved for name, run in runs.items()}
-    if baseline in runs and 0 in runs[baseline].evaluations and "start" not in sets:
-        sets = {"start": runs[baseline].evaluations[0].unsolved, **sets}
+    sets = {name: run.final.unsolved for name, run in runs.items() if run.evaluations}
+    if baseline in runs and 0 in runs[baseline].evaluations and START not in sets:
+        sets = {START: runs[baseline].evaluations[0].unsolved, **sets}
     order = list(sets)
     return [{"arms": sorted(names, key=order.index), "count": count} for names, count in upset_counts(sets).items()]
 
 
-def _cell(values: Mapping[str, Any] | None) -> Cell:
+def _cell(values: Mapping[str, Any] | None, scale: float = 1.0) -> Cell:
     if not values or values.get("mean") is None:
         return None
     if values.get("low") is None or values.get("high") is None:
-        return float(values["mean"])
-    return Interval(values["mean"], values["low"], values["high"])
+        return float(values["mean"]) * scale
+    return Interval(values["mean"] * scale, values["low"] * scale, values["high"] * scale)

@@ -12,8 +12,9 @@ Difference = Mapping[str, Any]
 
 
 def points(value: float) -> str:
-    """A share as signed percentage points: ``+4.1``."""
-    return f"{round(value * 100, 1) + 0.0:+.1f}".replace("-", "−")  # + 0.0: no −0.0
+    """A share as signed percentage points: ``+4.1``; a zero has no sign."""
+    text = f"{value * 100:+.1f}".replace("-", "−")
+    return text[1:] if text[1:] == "0.0" else text
 
 
 def found(difference: Difference) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ ELLIPSES: Mapping[int, Sequence[tuple[float, float, float, float, float]]] = {
 _RC = {
     "svg.fonttype": "none",
     "svg.hashsalt": "explorl",
+    "text.parse_math": False,
     "font.family": "sans-serif",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -60,7 +62,8 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     with matplotlib.rc_context(_RC):
         for path, metadata in zip(paths, ({"Date": None, "Creator": None}, {"Software": None}), strict=True):
-            with atomic_path(path) as temporary:
+            with atomic_path(path) as temporary, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph")  # a sign that the font lacks is drawn as a box
                 figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=metadata)
     return paths
 

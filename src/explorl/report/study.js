@@ -26,8 +26,17 @@
     document.querySelectorAll("figure [data-arm]").forEach((part) => {
       part.classList.toggle("chosen", chosen.has(part.dataset.arm) || part.dataset.arm === "0");
     });
+    // in an SVG what comes last is on top
+    layers.forEach(([parent, parts]) => parent.append(
+      ...parts.filter((part) => !chosen.has(part.dataset.arm)), ...parts.filter((part) => chosen.has(part.dataset.arm)),
+    ));
   }
+  const layers = [...new Set([...document.querySelectorAll("figure [data-arm]")].map((part) => part.parentNode))]
+    .map((parent) => [parent, [...parent.children]]);
   bringOut();
+  if (matchMedia("(min-width: 60rem)").matches) { // where there is room for them beside the figure
+    document.querySelectorAll(".single .numbers").forEach((numbers) => { numbers.open = true; });
+  }
 
   const browser = $("browser");
   if (!browser || !rollouts.length) return;
@@ -44,9 +53,9 @@
   const unique = (values) => [...new Set(values)];
   const under = (upto) => rollouts.filter((rollout) => LEVELS.slice(0, upto).every((key) => rollout[key] === view[key]));
   const number = (value) => {
-    if (value === null || value === undefined) return "–";
+    if (value === null || value === undefined) return "not recorded";
     const text = Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(3);
-    return text.replace("-", "−");
+    return /[1-9]/.test(text) ? text.replace("-", "−") : text.replace("-", "");
   };
   const brief = (value) => number(value).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 
@@ -120,7 +129,8 @@
     box.answer = answer;
     const verdict = answer.correct === null ? "not scored" : answer.correct ? "correct" : "wrong";
     box.setAttribute("aria-label", `Answer ${index + 1}, ${verdict}`);
-    const facts = [`Answer ${index + 1}`, `${answer.correct ? "✓" : answer.correct === null ? "?" : "✗"} ${verdict}`, `reward ${brief(answer.reward)}`, `${answer.tokens.length} tokens`];
+    const facts = [`Answer ${index + 1}`, `${answer.correct ? "✓" : answer.correct === null ? "?" : "✗"} ${verdict}`, `reward ${brief(answer.reward)}`];
+    facts.push(answer.recorded === false ? "tokens not recorded" : `${answer.tokens.length} token${answer.tokens.length === 1 ? "" : "s"}`);
     if (answer.finish) facts.push({ stop: "ended", length: "cut off" }[answer.finish] || answer.finish);
     box.append(make("header", "", facts.join(" · ")));
     const text = make("div", "tokens");

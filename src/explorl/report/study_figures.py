@@ -6,7 +6,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from html import escape
@@ -20,19 +20,24 @@ PANEL = (4.8, 3.1)
 """Inches of a panel: so narrow that its letters stay readable on a phone."""
 POINTS = 200
 """Points of a curve that are drawn; of a longer one, so many at even distances."""
+NOISY = 24
+"""A curve of as many steps is drawn as its running mean, over points that are what was measured."""
+MARKED = 40
+"""Points of a curve that was measured now and then, up to which each gets its marker."""
 MANY = 6
 """With more curves than that, the bands of those that are not the baseline wait until their arm is chosen."""
 
-_INK, _LINE, _GOOD, _BAD = "#000001", "#000002", "#000003", "#000004"
+_INK, _LINE, _BAR, _QUIET = "#000001", "#000002", "#000003", "#000004"
 _ARM_COLOURS = 7
 _VARIABLES = {
-    _INK: "currentColor", _LINE: "var(--line)", _GOOD: "var(--good)", _BAD: "var(--bad)", "#000005": "var(--paper)",
+    _INK: "currentColor", _LINE: "var(--line)", _BAR: "var(--bar)", _QUIET: "var(--quiet)", "#000005": "var(--paper)",
 } | {f"#0001{index:02x}": f"var(--arm-{index})" for index in range(_ARM_COLOURS)}  # fmt: skip
 _MARKERS = "os^DvPX*"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 _RC = {
     "svg.fonttype": "none",
     "svg.hashsalt": "explorl",
+    "text.parse_math": False,
     "text.color": _INK,
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
@@ -68,6 +73,8 @@ class Series:
     mean: Sequence[float | None]
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
+    raw: Sequence[float | None] = ()
+    """What `mean` is a running mean of; empty where it is what was measured."""
 
     def thinned(self) -> Series:
         """At most `POINTS` points, the last among them."""
@@ -75,8 +82,36 @@ class Series:
         if count <= POINTS:
             return self
         kept = sorted({round(index * (count - 1) / (POINTS - 1)) for index in range(POINTS)})
-        pick = [[values[i] for i in kept if i < len(values)] for values in (self.x, self.mean, self.low, self.high)]
-        return Series(*pick)
+        every = (self.x, self.mean, self.low, self.high, self.raw)
+        return Series(*([values[i] for i in kept if i < len(values)] for values in every))
+
+    def smoothed(self) -> Series:
+        """The running mean of a curve of many steps, with what it is the mean of."""
+        window = smoothing_window(len(self.mean))
+        if window < 2:
+            return self
+        ends = [_nones(smoothed(values, window)) if values else () for values in (self.mean, self.low, self.high)]
+        return Series(self.x, ends[0], ends[1], ends[2], self.mean)
+
+
+def frame_of(series: Iterable[Series]) -> tuple[float, float] | None:
+    """The heights to show where bands are so wide that they would flatten the lines: the lines, and as much again
+    above and below. None where everything fits in."""
+    curves = list(series)
+    lines = [value for curve in curves for value in (*curve.mean, *curve.raw) if value is not None]
+    bands = [value for curve in curves for value in (*curve.low, *curve.high) if value is not None]
+    if not lines or not bands or min(lines) == max(lines):
+        return None
+    low, high = min(lines), max(lines)
+    reach = high - low
+    if min(bands) >= low - reach and max(bands) <= high + reach:
+        return None
+    return max(min(bands), low - reach), min(max(bands), high + reach)
+
+
+def smoothing_window(count: int) -> int:
+    """Over how many of so many steps a running mean goes; an odd number, 1 for a curve that is short."""
+    return 1 if count < NOISY else 2 * (count // 14) + 1
 
 
 @dataclass(frozen=True)
@@ -102,7 +137,7 @@ def _styled(draw: Callable[P, str]) -> Callable[P, str]:
 
 
 def looks(arms: Sequence[str], baseline: str | None) -> dict[str, Look]:
-    """A look for each arm; the baseline is drawn in ink, and so is the start that arms are compared with."""
+    """A look for each arm; the baseline is drawn in ink, and the policy before training in grey."""
     found: dict[str, Look] = {}
     others = 0
     for name in arms:
@@ -116,7 +151,7 @@ def looks(arms: Sequence[str], baseline: str | None) -> dict[str, Look]:
             others + 1,
         )
         others += 1
-    return found | ({} if "start" in found else {"start": Look(_INK, None, "+", others + 1)})
+    return found | ({} if "start" in found else {"start": Look(_QUIET, (0, (1, 1.2)), "+", others + 1)})
 
 
 def swatch(look: Look) -> str:
@@ -150,8 +185,9 @@ def lines(
     x: str,
     y: str,
     powers_of_two: bool = False,
+    zero: bool = False,
 ) -> str:
-    """A line an arm with its band."""
+    """A line an arm with its band; `zero` draws the line of no change."""
     figure = _figure(PANEL)
     axes = figure.subplots()
     many = len(series) > MANY
@@ -159,16 +195,47 @@ def lines(
     for name, curve in series.items():
         look, points = arm_looks[name], curve.thinned()
         xs, mean = _array(points.x), _array(points.mean)
-        _line(axes, xs, mean, look)
+        if points.raw:
+            dots = {"linestyle": "none", "marker": ".", "markersize": 5, "markeredgewidth": 0, "alpha": 0.4}
+            axes.plot(xs, _array(points.raw), color=look.colour, gid=look.part("dots"), zorder=1.5, **dots)
+        _line(axes, xs, mean, look, marked=not points.raw and len(xs) <= MARKED)
         low, high = _array(points.low), _array(points.high)
         if len(low) == len(high) == len(xs):
             band = axes.fill_between(xs, low, high, color=look.colour, alpha=strength, linewidth=0)
             band.set_gid(look.part("late" if many and look.place else "band"))
+    if zero:
+        axes.axhline(0, color=_INK, linewidth=0.8)
+    if (frame := frame_of(series.values())) is not None:
+        axes.set_ylim(*frame)
     if powers_of_two:
         ticks = sorted({int(k) for curve in series.values() for k in curve.x if k is not None and k >= 1})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.minorticks_off()
+    return _finished(figure, axes, identifier, label, x, y)
+
+
+@_styled
+def labelled_lines(series: Mapping[str, Series], *, identifier: str, label: str, x: str, y: str) -> str:
+    """Lines of one arm, each with its name at its end, from dark to light."""
+    figure = _figure(PANEL)
+    axes = figure.subplots()
+    for place, (name, curve) in enumerate(series.items()):
+        points = curve.thinned()
+        xs, mean, low, high = (_array(values) for values in (points.x, points.mean, points.low, points.high))
+        look = Look(f"#0001{place % _ARM_COLOURS:02x}", _DASHES[place % len(_DASHES)], _MARKERS[place % len(_MARKERS)])
+        style = {"color": look.colour, "linestyle": look.dash, "linewidth": 1.9}
+        axes.plot(xs, mean, marker=look.marker, markersize=4, markevery=1 if len(xs) <= MARKED else [-1], **style)
+        if len(low) == len(high) == len(xs):
+            axes.fill_between(xs, low, high, color=look.colour, alpha=0.12, linewidth=0)
+        if mean:
+            axes.annotate(
+                name, (xs[-1], mean[-1]), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5
+            )
+    axes.margins(x=0.02)
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, high + 0.17 * (high - low))
+    axes.set_xticks([tick for tick in axes.get_xticks() if low <= tick <= high])
     return _finished(figure, axes, identifier, label, x, y)
 
 
@@ -181,20 +248,33 @@ def plane(
     label: str,
     x: str,
     y: str,
+    start: tuple[float, float] | None = None,
+    measured: bool = False,
 ) -> str:
-    """The way of each arm through a plane, smoothed: from an open circle to a large filled marker."""
+    """The way of each arm through a plane to a large marker at its end, from `start` or else from an open circle.
+
+    `measured` draws the points as they are, with a dot at each; otherwise they are steps, drawn as a running mean.
+    """
     figure = _figure((PANEL[0], 3.6))
     axes = figure.subplots()
+    if start is not None:
+        look = arm_looks["start"]
+        axes.plot(
+            [start[0]], [start[1]], color=look.colour, marker=look.marker, markersize=13, markeredgewidth=2.4,
+            gid=look.part("marker"), zorder=3,
+        )  # fmt: skip
     for name, (first, second) in paths.items():
         look = arm_looks[name]
         points = [(a, b) for a, b in zip(first, second, strict=False) if a is not None and b is not None]
         if not points:
             continue
-        way = [smoothed(values, math.ceil(len(points) / 12)) for values in zip(*points, strict=True)]
+        window = 1 if measured else smoothing_window(len(points))
+        way = [smoothed(values, window) for values in zip(*points, strict=True)]
         xs, ys = zip(*_evenly(list(zip(*way, strict=True))), strict=True)
         way_of = {"color": look.colour, "gid": look.part("line")}
-        axes.plot(xs, ys, linestyle=look.dash, linewidth=1.9, **way_of)
-        axes.plot(xs[:1], ys[:1], marker="o", markersize=7, markerfacecolor="none", **way_of)
+        axes.plot(xs, ys, linestyle=look.dash, linewidth=1.9, marker="." if measured else None, **way_of)
+        if start is None:
+            axes.plot(xs[:1], ys[:1], marker="o", markersize=7, markerfacecolor="none", **way_of)
         axes.plot(xs[-1:], ys[-1:], marker=look.marker, markersize=9, **way_of)
     return _finished(figure, axes, identifier, label, x, y)
 
@@ -219,7 +299,7 @@ def regions(
                 left.plot([column], [row], color=look.colour, marker=look.marker, markersize=7, markeredgewidth=1.6)
             else:
                 left.plot([column], [row], color=_LINE, marker=".", markersize=5)
-        right.barh([row], [count], height=0.62, color=_GOOD)
+        right.barh([row], [count], height=0.62, color=_BAR)
         _behind(right, f"{count}", count, row)
     left.set_xlim(-0.6, len(arms) - 0.4)
     left.set_axis_off()
@@ -241,13 +321,12 @@ def bars(
     for title, group in groups.items():
         axes.annotate(
             _short(title), (0, place), xytext=(4, 0), textcoords="offset points", va="center", fontweight="bold",
-            parse_math=False,
         )  # fmt: skip
         place += 0.95
         for bar in group:
             look, left = arm_looks[bar.arm], 0.0
-            for width, colour, hatch in zip(bar.segments, (_GOOD, _BAD), ("", "////"), strict=False):
-                fill = {"facecolor": colour} if not hatch else {"facecolor": "none", "edgecolor": colour}
+            for width, hatch in zip(bar.segments, ("", "////"), strict=False):
+                fill = {"facecolor": _BAR} if not hatch else {"facecolor": "none", "edgecolor": _BAR}
                 part = axes.barh([place], [width], left=left, height=0.62, hatch=hatch, linewidth=0.8, **fill)
                 part[0].set_gid(look.part("bar"))
                 left += width
@@ -266,15 +345,20 @@ def bars(
     return _finished(figure, axes, identifier, label, x, "", grid="x")
 
 
-def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look) -> None:
+def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look, *, marked: bool) -> None:
+    """A line with its arm's marker at each place where it was measured, or else at its end alone."""
     axes.plot(
         xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9, marker=look.marker, markersize=5,
-        markevery=max(1, math.ceil(len(xs) / 9)), gid=look.part("line"), zorder=2.0 if look.place else 2.5,
+        markevery=1 if marked else [len(xs) - 1], gid=look.part("line"), zorder=2.0 if look.place else 2.5,
     )  # fmt: skip
 
 
 def _behind(axes: Any, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, parse_math=False)
+    axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def _nones(values: Any) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def _array(values: Sequence[float | None]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,13 @@ def written(value: Any, unit: str = "", *, signed: bool = False) -> str:
         text = f"{number:+.3f}"
     else:
         text = f"{number:{plus}.3g}"
-    return text.replace("-", "−")
+    return minus(text)
+
+
+def minus(text: str) -> str:
+    """A written number with a real minus sign, and none, nor a plus, before a zero."""
+    digits = text.lstrip("+-")
+    return digits if not digits.strip("0.,") else text.replace("-", "−")
 
 
 def spoken(value: Any, unit: str = "") -> str:
@@ -68,7 +75,10 @@ def interval(values: Mapping[str, Any] | None, unit: str = "", *, signed: bool =
     """``[low, high]``, empty where there is none."""
     if not values or finite(values.get("low")) is None or finite(values.get("high")) is None:
         return ""
-    return f"[{written(values['low'], unit, signed=signed)}, {written(values['high'], unit, signed=signed)}]"
+    low, high = (written(values[end], unit, signed=signed) for end in ("low", "high"))
+    if low == high and re.fullmatch(r"[+−]?\d+\.\d+", low):  # narrower than what is shown
+        return f"[± < {10.0 ** -len(low.partition('.')[2]):g}]"
+    return f"[{low}, {high}]"
 
 
 def mark(difference: Mapping[str, Any] | None, higher_is_better: bool | None) -> Mark | None:

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from explorl.report import study_sections as sections
-from explorl.report.study_figures import looks, swatch
+from explorl.report.study_figures import Look, looks, swatch
 from explorl.report.study_numbers import spoken
 from explorl.report.study_rollouts import compact, measures, script_json, trimmed
-from explorl.store import write_text
+from explorl.store import cleaned, write_text
+
+NOUNS = {"runs": "run", "comparison": "model"}
+"""What is set side by side, by the kind of results; an arm, where it is a study's."""
 
 
 def write_report(path: Path, results: Mapping[str, Any], *, max_bytes: int = 5_000_000) -> None:
     """Writes the page of a study's results in at most `max_bytes`: where they are too many, rollouts are left out."""
+    results = cleaned(dict(results))  # names, errors and completions come from strangers
     content = _content(results)
     rollouts = compact(results.get("rollouts") or [])
     # one rollout, so that the browser's controls are counted; the spare bytes are for longer numbers in its notes
@@ -29,8 +33,7 @@ def write_report(path: Path, results: Mapping[str, Any], *, max_bytes: int = 5_0
             f"max_bytes={max_bytes:,}; allow more, for instance max_bytes={2 * rest:,}"
         )
     kept = trimmed(rollouts, max_bytes - rest)
-    # a lone surrogate, which a byte-level tokenizer can leave behind, has no UTF-8
-    write_text(path, _bytes(_render(content, rollouts, kept)).decode("utf-8"))
+    write_text(path, _render(content, rollouts, kept))
 
 
 def _content(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,13 +51,11 @@ def _content(results: Mapping[str, Any]) -> dict[str, Any]:
         "swatches": {name: swatch(look) for name, look in arm_looks.items()},
         "places": {name: look.place for name, look in arm_looks.items()},
         "summary": sections.summary(results),
+        "noun": NOUNS.get(results.get("kind") or "", "arm"),
         "figures": [
-            ("curves", "Learning curves", "learning curve", sections.learning_curves(arms, arm_looks)),
-            ("pass-at-k", "pass@k", "pass@k curve", sections.pass_at_k(arms, arm_looks)),
-            ("plane", "Entropy and accuracy", "entropy with accuracy", sections.entropy_plane(arms, arm_looks)),
-            ("unsolvable", "What stays unsolved", "unsolvable set", sections.unsolvable(results, arm_looks)),
-            ("errors", "Errors", "error breakdown", sections.errors(arms, arm_looks)),
-            ("logs", "Strategy logs", "strategy log", sections.strategy_logs(arms, arm_looks)),
+            figure
+            for figure in _figures(results, arms, arm_looks)
+            if figure[3] or results.get("kind") not in ("runs", "comparison")
         ],
         "unsolvable": sections.unsolvable_counts(arms),
         "changes": sections.changes(arms),
@@ -63,12 +64,27 @@ def _content(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _figures(
+    results: Mapping[str, Any], arms: Sequence[Mapping[str, Any]], arm_looks: Mapping[str, Look]
+) -> list[tuple[str, str, str, list[sections.Picture]]]:
+    """The sections with pictures: id, heading, what one is called, and the pictures."""
+    return [
+        ("over-training", "pass@k over training", "pass@k over training", sections.over_training(arms, arm_looks)),
+        ("pass-at-k", "pass@k", "pass@k curve", sections.pass_at_k(results, arm_looks)),
+        ("plane", "Entropy and accuracy", "entropy with accuracy", sections.entropy_plane(results, arm_looks)),
+        ("curves", "Learning curves", "learning curve", sections.learning_curves(arms, arm_looks)),
+        ("unsolvable", "What stays unsolved", "unsolvable set", sections.unsolvable(results, arm_looks)),
+        ("errors", "Errors", "error breakdown", sections.errors(arms, arm_looks)),
+        ("logs", "Strategy logs", "strategy log", sections.strategy_logs(arms, arm_looks)),
+    ]
+
+
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     problems, samples = results.get("problems"), results.get("samples")
     facts = {
         "task": results.get("task"),
         "model": results.get("model"),
-        "baseline": results.get("baseline"),
+        "baseline": results.get("baseline") if len(results.get("arms") or []) > 1 else None,
         "steps": results.get("steps"),
         "evaluation": f"{problems} problems × {samples} samples" if problems and samples else None,
         "target": None if results.get("target") is None else spoken(results["target"], "%"),
@@ -119,4 +135,4 @@ def _file(name: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
+    return text.encode("utf-8")

@@ -37,7 +37,7 @@ MEASURES = (
     Measure("weight", "strategy weight", scale="diverging", centre=1.0),
 )
 """Measures in the order of their keys 1, 2, …; a record with another name is shown too, after these."""
-_NOT_MEASURES = ("tokens", "correct", "reward", "finish")
+_NOT_MEASURES = ("tokens", "correct", "reward", "finish", "recorded")
 _QUANTILE = 0.98  # a few extreme tokens would leave all others unshaded
 
 
@@ -92,6 +92,8 @@ def _compact(answer: Mapping[str, Any]) -> dict[str, Any]:
         "reward": _short(answer.get("reward")),
         "finish": answer.get("finish"),
     }
+    if answer.get("recorded") is False:
+        return small | {"recorded": False}
     for key in _records(answer):
         record = [_short(value) for value in answer[key]]
         small[key] = record[0] if len(record) > 1 and len(set(record)) == 1 else record

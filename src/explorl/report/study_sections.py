@@ -7,12 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from explorl.report.study_figures import MANY, Bar, Look, Series, bars, lines, plane, regions
-from explorl.report.study_numbers import NOTHING, finite, interval, mark, scaled, spoken, written
+from explorl.report.study_figures import (
+    MANY,
+    Bar,
+    Look,
+    Series,
+    bars,
+    frame_of,
+    labelled_lines,
+    lines,
+    plane,
+    regions,
+    smoothing_window,
+)
+from explorl.report.study_numbers import NOTHING, finite, interval, mark, minus, scaled, spoken, written
 
 CURVE_UNITS = {"training accuracy": "%", "holdout pass@1": "%", "entropy": "nats", "length": "tokens"}
+PANELS = 3
+"""Values of k whose course over training is drawn, the first and the last among them."""
 REGIONS = 16
 """Regions of the unsolvable sets that are drawn; the smaller ones are in the table."""
+
+BEYOND = " Some bands reach beyond the frame; the numbers have their ends."
 
 Arm = Mapping[str, Any]
 
@@ -33,7 +49,7 @@ class Picture:
     caption: str
     svg: str
     numbers: Numbers
-    arms: Sequence[str] = field(default=())
+    arms: Sequence[str] = field(default_factory=list)
     """Whose looks the legend must explain."""
 
 
@@ -51,7 +67,7 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     ]
     wanted = {measure["key"]: measure.get("higher_is_better") for measure in results.get("measures") or []}
     rows = []
-    for arm in results.get("arms") or []:
+    for arm in (*_start_row(results), *(results.get("arms") or [])):
         values, differences = arm.get("measures") or {}, arm.get("differences") or {}
         cells = []
         for measure in measures:
@@ -62,9 +78,11 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
                     "label": measure["label"],
                     "unit": measure["shown_unit"],
                     "mean": written(value.get("mean"), unit),
-                    "interval": interval(value, unit),
+                    "interval": " ".join(filter(None, [interval(value, unit), value.get("note")])),
                     "difference": written(difference.get("mean"), unit, signed=True) if difference else "",
-                    "difference_interval": interval(difference, unit, signed=True),
+                    "difference_interval": " ".join(
+                        filter(None, [interval(difference, unit, signed=True), (difference or {}).get("note")])
+                    ),
                     "mark": mark(difference, wanted[key]),
                 }
             )
@@ -72,8 +90,10 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
         rows.append(
             {
                 "name": arm["name"],
-                "strategies": ", ".join(map(_text, arm.get("strategies") or [])) or "no strategy",
-                "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
+                "strategies": arm.get("what")
+                or ", ".join(map(_text, arm.get("strategies") or []))
+                or ("no strategy" if arm.get("strategies") is not None else ""),
+                "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}" if arm.get("seeds") is not None else "",
                 "failed": [(seed, *_last_line(error)) for seed, error in failed.items()],
                 "baseline": arm["name"] == results.get("baseline"),
                 "verdict": arm.get("verdict") or "",
@@ -81,6 +101,16 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
             }
         )
     return {"measures": measures, "rows": rows, "differences": _differences(results, measures)}
+
+
+def _start_row(results: Mapping[str, Any]) -> list[Arm]:
+    """The policy before training, as a row beside the arms."""
+    start = results.get("start")
+    return [{**start, "name": "start", "what": "before training"}] if start and _has_start(results) else []
+
+
+def _has_start(results: Mapping[str, Any]) -> bool:
+    return bool(results.get("start")) and all(arm["name"] != "start" for arm in results.get("arms") or [])
 
 
 def _last_line(error: Any) -> tuple[str, str]:
@@ -119,7 +149,10 @@ def _p(value: Any) -> str:
 
 def learning_curves(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
     """A picture for each curve that any arm has, in the order of `CURVE_UNITS`."""
-    recorded = {name: None for arm in arms for name in arm.get("curves") or {}}
+    told = any(arm.get("over_training") for arm in arms)  # in a section of its own
+    recorded = {
+        name: None for arm in arms for name in arm.get("curves") or {} if not (told and name == "holdout pass@1")
+    }
     names = [name for name in CURVE_UNITS if name in recorded] + [name for name in recorded if name not in CURVE_UNITS]
     pictures = []
     for index, name in enumerate(names):
@@ -141,14 +174,94 @@ def strategy_logs(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Pictur
     return pictures
 
 
-def pass_at_k(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
-    """pass@k by k."""
+def pass_at_k(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
+    """pass@k by k, before training and at the end; and how much training changed it."""
+    arms: Sequence[Arm] = results.get("arms") or []
     curves = {}
-    for arm in arms:
+    for arm in (*_start_row(results), *arms):
         curve = arm.get("pass_at_k") or {}
-        band = "95 % interval over seeds and problems" if curve.get("low") else None
+        band = (curve.get("band") or "95 % interval") if curve.get("low") else None
         curves[arm["name"]] = {**curve, "step": curve.get("k"), "band": band}
-    return _curves(curves, looks, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
+    pictures = _curves(curves, looks, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
+    return pictures + _gains(arms, looks)
+
+
+def _gains(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
+    """What training did to pass@k, by k: where a line crosses zero, the policy lost what it could reach before."""
+    series = {
+        arm["name"]: _series({**arm["gain"], "step": arm["gain"]["k"]}, "%")
+        for arm in arms
+        if (arm.get("gain") or {}).get("k")
+    }
+    series = {name: curve for name, curve in series.items() if any(value is not None for value in curve.mean)}
+    if not series:
+        return []
+    told = []
+    for name, curve in series.items():
+        ends = [(k, value) for k, value in zip(curve.x, curve.mean, strict=False) if value is not None]
+        words = (f"{minus(f'{value:+.1f}')} points at k = {k:g}" for k, value in dict.fromkeys((ends[0], ends[-1])))
+        told.append(f"{name} {' and '.join(words)}")
+    label = f"Change from before training to the end: {'; '.join(told)}."
+    svg = lines(
+        series,
+        looks,
+        identifier="gain",
+        label=label,
+        x="k",
+        y="change in pass@k (points)",
+        powers_of_two=True,
+        zero=True,
+    )
+    bands = sorted({arm["gain"]["band"] for arm in arms if arm["name"] in series and arm["gain"].get("band")})
+    caption = f"{label} Below zero, training lost problems that the policy could solve before."
+    caption += "".join(f" Band: {band}, paired." for band in bands)
+    if frame_of(series.values()) is not None:
+        caption += BEYOND
+    return [
+        Picture(
+            "Change in pass@k by training", caption, svg, _curve_numbers(series, "%", "k", signed=True), list(series)
+        )
+    ]
+
+
+def over_training(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
+    """Held-out pass@k by step for several k: what training gains at k = 1, and what it may lose at the largest."""
+    ks = sorted({int(k) for arm in arms for k in arm.get("over_training") or {}})
+    if not any(
+        len((curve or {}).get("step") or []) > 1 for arm in arms for curve in (arm.get("over_training") or {}).values()
+    ):
+        return []
+    if len(arms) == 1:
+        return _all_ks(arms[0], ks)
+    chosen = [ks[round(place * (len(ks) - 1) / (PANELS - 1))] for place in range(PANELS)]
+    pictures = []
+    for k in dict.fromkeys(chosen):
+        curves = {arm["name"]: (arm.get("over_training") or {}).get(str(k)) or {} for arm in arms}
+        pictures += _curves(
+            curves, looks, f"over{k}", f"pass@{k} over training", f"held-out pass@{k}", "%", smooth=False
+        )
+    return pictures
+
+
+def _all_ks(arm: Arm, ks: Sequence[int]) -> list[Picture]:
+    """The curves of one arm, a line for each k."""
+    series = {f"pass@{k}": _series(arm["over_training"][str(k)], "%") for k in ks}
+    ends = [f"pass@{ks[0]}"] if len(ks) == 1 else [f"pass@{ks[0]}", f"pass@{ks[-1]}"]
+    told = []
+    for name in ends:
+        values = [value for value in series[name].mean if value is not None]
+        told.append(f"{name} goes from {values[0]:.1f} to {values[-1]:.1f} %")
+    label = f"pass@k over training: {', '.join(told)}."
+    svg = labelled_lines(series, identifier="over", label=label, x="training step", y="held-out pass@k (%)")
+    band = arm["over_training"][str(ks[0])].get("band")
+    caption = label + (f" Band: {band}." if band else "")
+    return [Picture("pass@k over training", caption, svg, _curve_numbers(series, "%", "step"))]
+
+
+def _series(curve: Mapping[str, Any], unit: str) -> Series:
+    ends = [[scaled(value, unit) for value in curve.get(key) or []] for key in ("mean", "low", "high")]
+    places = [finite(value) for value in curve.get("step") or []][: len(ends[0])]
+    return Series(places, ends[0][: len(places)], ends[1], ends[2])
 
 
 def _curves(
@@ -159,15 +272,14 @@ def _curves(
     y: str,
     unit: str,
     x: str = "step",
+    smooth: bool = True,
 ) -> list[Picture]:
-    series = {}
-    for name, curve in curves.items():
-        ends = [[scaled(value, unit) for value in curve.get(key) or []] for key in ("mean", "low", "high")]
-        places = [finite(value) for value in curve.get("step") or []][: len(ends[0])]
-        if any(value is not None for value in ends[0][: len(places)]):
-            series[name] = Series(places, ends[0][: len(places)], ends[1], ends[2]).thinned()
-    if not series:
+    whole = {name: _series(curve, unit) for name, curve in curves.items()}
+    whole = {name: curve for name, curve in whole.items() if any(value is not None for value in curve.mean)}
+    if not whole:
         return []
+    window = max(smoothing_window(len(curve.x)) for curve in whole.values()) if smooth and x == "step" else 1
+    series = {name: (curve.smoothed() if window > 1 else curve).thinned() for name, curve in whole.items()}
     label = _ends(title, series, unit, x)
     svg = lines(
         series,
@@ -179,7 +291,12 @@ def _curves(
         powers_of_two=x == "k",
     )
     bands = {curve["band"] for name, curve in curves.items() if name in series and curve.get("band")}
-    caption = label + "".join(f" Band: {band}." for band in sorted(bands))
+    caption = label
+    if window > 1:
+        caption += f" Lines: running means over up to {window} steps; faint points: the steps, a marker at the last."
+    caption += "".join(f" Band: {band}." for band in sorted(bands))
+    if bands and frame_of(series.values()) is not None:
+        caption += BEYOND
     if bands and len(series) > MANY:
         caption += " Choose an arm in the legend to see its band."
     return [Picture(title, caption, svg, _curve_numbers(series, unit, x), list(series))]
@@ -204,9 +321,11 @@ def _ends(title: str, series: Mapping[str, Series], unit: str, x: str) -> str:
     )
 
 
-def _curve_numbers(series: Mapping[str, Series], unit: str, x: str) -> Numbers:
+def _curve_numbers(series: Mapping[str, Series], unit: str, x: str, *, signed: bool = False) -> Numbers:
+    """The numbers of curves as they were measured."""
+    unit_name = "points" if signed else unit
     places = sorted({place for curve in series.values() for place in curve.x if place is not None})
-    columns = [x, *(f"{name} ({unit})" if unit else name for name in series)]
+    columns = [x, *(f"{name} ({unit_name})" if unit else name for name in series)]
     by_place = {
         name: {place: index for index, place in enumerate(curve.x) if place is not None}
         for name, curve in series.items()
@@ -222,20 +341,25 @@ def _curve_numbers(series: Mapping[str, Series], unit: str, x: str) -> Numbers:
             share = 100 if unit == "%" else 1
             mean, low, high = (
                 None if index >= len(values) or values[index] is None else values[index] / share  # type: ignore[operator]
-                for values in (curve.mean, curve.low, curve.high)
+                for values in (curve.raw or curve.mean, () if curve.raw else curve.low, () if curve.raw else curve.high)
             )
-            row.append(f"{written(mean, unit)} {interval({'low': low, 'high': high}, unit)}".strip())
+            span = interval({"low": low, "high": high}, unit, signed=signed)
+            row.append(f"{written(mean, unit, signed=signed)} {span}".strip())
         rows.append(row)
     return Numbers(columns, rows)
 
 
-def entropy_plane(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
-    """The way of each arm through entropy and accuracy."""
+def entropy_plane(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Picture]:
+    """The way of each arm through entropy and accuracy, from the start on: of held-out answers where they were scored
+    several times, else of those that were trained on."""
+    arms: Sequence[Arm] = results.get("arms") or []
+    measured = any(len((arm.get("held_out_plane") or {}).get("step") or []) > 1 for arm in arms)
+    start = _start_point(results) if measured else None
     paths: dict[str, tuple[list[float | None], list[float | None]]] = {}
     rows: list[list[str]] = []
     ways = []
     for arm in arms:
-        path = arm.get("plane") or {}
+        path = arm.get("held_out_plane" if measured else "plane") or {}
         pairs = zip(path.get("entropy") or [], path.get("accuracy") or [], strict=False)
         steps = path.get("step") or []
         points = {
@@ -254,11 +378,27 @@ def entropy_plane(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Pictur
         )
     if not paths:
         return []
-    label = "Entropy and accuracy from the first step to the last: " + "; ".join(ways) + "."
-    svg = plane(paths, looks, identifier="plane", label=label, x="entropy (nats)", y="training accuracy (%)")
-    caption = label + " The lines are running means; an open circle is the beginning, the large marker the end."
+    since = "before training" if start else "the first step"
+    label = f"Entropy and accuracy from {since} to the end: " + "; ".join(ways) + "."
+    axes = (
+        ("entropy of held-out answers (nats)", "held-out pass@1 (%)")
+        if measured
+        else ("entropy (nats)", "training accuracy (%)")
+    )
+    svg = plane(paths, looks, identifier="plane", label=label, x=axes[0], y=axes[1], start=start, measured=measured)
+    begins = "The cross is the start" if start else "An open circle is the beginning"
+    drawn = "a dot is an evaluation" if measured else "the lines are running means"
+    caption = f"{label} {begins}, {drawn}, a large marker is the end."
     numbers = Numbers(["arm", "step", "entropy (nats)", "accuracy (%)"], _at_most(rows, 600))
-    return [Picture("Entropy and accuracy", caption, svg, numbers, list(paths))]
+    return [Picture("Entropy and accuracy", caption, svg, numbers, [*(["start"] if start else []), *paths])]
+
+
+def _start_point(results: Mapping[str, Any]) -> tuple[float, float] | None:
+    if not _has_start(results):
+        return None
+    path = results["start"].get("held_out_plane") or {}
+    entropy, accuracy = (finite((path.get(key) or [None])[0]) for key in ("entropy", "accuracy"))
+    return None if entropy is None or accuracy is None else (entropy, 100 * accuracy)
 
 
 def _at_most(rows: list[list[str]], count: int) -> list[list[str]]:
@@ -289,7 +429,9 @@ def unsolvable(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Pi
         identifier="overlaps",
         label=label,
     )
-    caption = label + " A row counts the problems that exactly the marked policies leave unsolved, in the first seed."
+    seeds = max((len(arm.get("unsolvable") or {}) for arm in results.get("arms") or []), default=0)
+    caption = label + " A row counts the problems that exactly the marked policies leave unsolved"
+    caption += ", in the first seed." if seeds > 1 else "."
     if len(overlaps) > REGIONS:
         caption += f" The {len(overlaps) - REGIONS} smaller regions are in the table."
     numbers = Numbers(["left unsolved by exactly", "problems"], [[_and(m), str(c)] for m, c in overlaps])
@@ -297,7 +439,7 @@ def unsolvable(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Pi
 
 
 def unsolvable_counts(arms: Sequence[Arm]) -> Numbers:
-    """How many problems each arm leaves unsolved, by seed."""
+    """How many problems each arm leaves unsolved, by seed; nothing where one seed has it all in the figure."""
     seeds = sorted({str(seed) for arm in arms for seed in arm.get("unsolvable") or {}}, key=lambda s: (len(s), s))
     rows = []
     for arm in arms:
@@ -305,7 +447,7 @@ def unsolvable_counts(arms: Sequence[Arm]) -> Numbers:
         if sets:
             counts = [str(len(sets[seed])) if sets.get(seed) is not None else NOTHING for seed in seeds]
             rows.append([arm["name"], *counts])
-    return Numbers(["arm", *(f"seed {seed}" for seed in seeds)], rows)
+    return Numbers(["arm", *(f"seed {seed}" for seed in seeds)], rows if len(seeds) > 1 else [])
 
 
 def errors(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
@@ -403,6 +545,8 @@ def provenance(value: Any) -> Numbers:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return json.dumps(value).replace("-", "−")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

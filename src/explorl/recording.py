@@ -1,0 +1,280 @@
+"""A run folder and held-out pass@k for a plain TRL script, so that `explorl report` shows it.
+
+recorder = RunRecorder("runs/mine")
+trainer = GRPOTrainer(..., callbacks=[PassAtK(held_out, reward, every=50)])   # or ExplorationTrainer
+recorder.watch(trainer)
+trainer.train()
+
+explorl report runs/mine
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from explorl.evaluation import Evaluation, Protocol, evaluate
+from explorl.models import Policy
+from explorl.rollout import SamplingParams
+from explorl.store import RunStore, StoreError, cleaned
+from explorl.tasks import Problem, Task, Verdict
+from explorl.training.records import logged_columns
+
+Reward = Callable[..., Sequence[float | None]]
+"""A reward function as TRL calls it: with prompts, completions and the data set's columns, a number for each."""
+
+
+class PassAtK(TrainerCallback):
+    """Scores the policy on held-out prompts before training, every so many steps, and at the end.
+
+    Args:
+        dataset: Rows with ``prompt`` (text or messages) and whatever columns the reward function takes.
+        reward: A reward function like TRL's; an answer is correct where it gives ``correct`` or more.
+        every: Steps between two evaluations; None evaluates at the start and at the end alone.
+        samples: Answers to each prompt; pass@k is there for every power of two up to it.
+        max_tokens: Longest answer; None is the trainer's ``max_completion_length``.
+        name: What the data set is called on the page.
+
+    ``history`` has the evaluations by step; each is also in the trainer's log history, and in the folder of the
+    `RunRecorder` that watches the trainer. In several processes the main one evaluates while the others wait, which
+    needs the whole model in one process: no FSDP, no DeepSpeed stage 3.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        reward: Reward,
+        *,
+        every: int | None = None,
+        samples: int = 8,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        correct: float = 1.0,
+        batch_size: int | None = None,
+        seed: int = 0,
+        name: str = "held-out",
+    ) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every is {every}; evaluate every 1 or more steps, or None for start and end alone")
+        if samples < 1:
+            raise ValueError(f"samples is {samples}; ask for 1 or more, such as 8")
+        self.task = _Rows(dataset, reward, correct, name)
+        self.every, self.samples, self.max_tokens, self.temperature = every, samples, max_tokens, temperature
+        self.batch_size, self.seed = batch_size, seed
+        self.history: dict[int, Evaluation] = {}
+        self.recorder: RunRecorder | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self.history.clear()
+            self._score(args, state, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.every and state.global_step % self.every == 0:
+            self._score(args, state, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._score(args, state, **kwargs)
+
+    def _score(self, args: Any, state: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
+        step = state.global_step
+        if step in self.history or not state.is_world_process_zero:
+            return
+        longest = self.max_tokens or getattr(args, "max_completion_length", None) or 256
+        how = Protocol(self.samples, SamplingParams(temperature=self.temperature, max_tokens=longest), "PassAtK")
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        policy = Policy(str(getattr(model.config, "_name_or_path", "") or "policy"), model, tokenizer)
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.random.fork_rng(_devices(model)):  # training goes on as if nothing had been sampled
+                found = evaluate(
+                    policy, self.task, self.task.problems("holdout"), how,
+                    name="pass@k", seed=self.seed, batch_size=self.batch_size,
+                )  # fmt: skip
+        finally:
+            model.train(was_training)
+        self.history[step] = found
+        scores = {f"pass@{k}": found.pass_at(k).mean for k in found.ks}
+        state.log_history.append({"step": step, **{f"eval_{name}": score for name, score in scores.items()}})
+        if self.recorder is not None:
+            self.recorder.evaluated(args, state, found, scores)
+
+
+class RunRecorder(TrainerCallback):
+    """Keeps what a TRL trainer logs, samples and scores in a run's folder, as `explorl train` does.
+
+    Args:
+        folder: A new folder, or that of the run that the trainer resumes.
+        rollouts_every: Steps between two generation batches whose answers are kept; 0 keeps none.
+        token_records: Prompts of each batch whose tokens are kept one by one; an `ExplorationTrainer` records them.
+
+    Call `watch` with the trainer before it trains.
+    """
+
+    def __init__(self, folder: str | Path, *, rollouts_every: int = 1, token_records: int = 4) -> None:
+        self.store = RunStore(folder)
+        self.rollouts_every, self.token_records = rollouts_every, token_records
+        self._config: dict[str, Any] | None = None
+        self._begun = False
+        self._trainer: Any = None
+
+    def watch(self, trainer: Any) -> RunRecorder:
+        """Records this trainer, with every `PassAtK` among its callbacks."""
+        trainer.add_callback(self)
+        scores = [one for one in trainer.callback_handler.callbacks if isinstance(one, PassAtK)]
+        for callback in scores:
+            callback.recorder = self
+        if len(scores) > 1:
+            raise ValueError(f"{len(scores)} PassAtK callbacks cannot share the folder {self.store.folder}; give one")
+        self._config = _config(trainer, scores[0] if scores else None)
+        if hasattr(trainer, "_on_rollouts"):  # an ExplorationTrainer
+            theirs = trainer._on_rollouts
+            trainer._token_records = max(trainer._token_records, self.token_records if self.rollouts_every else 0)
+
+            def both(step: int, columns: dict[str, list[Any]]) -> None:
+                self._keep(step, columns)
+                if theirs is not None:
+                    theirs(step, columns)
+
+            trainer._on_rollouts = both
+        else:
+            self._trainer = trainer
+        return self
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begin(args, state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begun = False  # another train() is another run, or goes on with this one
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs and "loss" in logs:  # the closing summary has no loss of its own
+            self._begin(args, state)
+            self.store.append_metrics({"step": state.global_step, "kind": "train", **logs})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logs = getattr(self._trainer, "_logs", None)
+        if not state.is_world_process_zero or not logs or not logs.get("prompt"):
+            return
+        batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
+        self._keep(state.global_step, logged_columns(logs, batch))
+
+    def evaluated(self, args: Any, state: Any, found: Evaluation, scores: Mapping[str, float]) -> None:
+        """Keeps an evaluation of the policy at this step."""
+        self._begin(args, state)
+        found.save(self.store.folder / "evaluations", f"step-{state.global_step:06d}")
+        self.store.append_metrics({"step": state.global_step, "kind": "evaluation", **scores})
+
+    def _keep(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
+        if self.rollouts_every and step % self.rollouts_every == 0:
+            self.store.write_rollouts(step, columns)
+
+    def _begin(self, args: Any, state: Any) -> None:
+        """Starts the folder, or takes it back to the step that the trainer resumes from."""
+        if self._begun or not state.is_world_process_zero:
+            return
+        if self._config is None:
+            raise ValueError("RunRecorder has no trainer to record; call recorder.watch(trainer) before train()")
+        self._begun = True
+        if state.global_step == 0 and self.store.config_path.exists() and self.store.has_steps:
+            raise StoreError(
+                f"{self.store.folder} already holds a run; give RunRecorder another folder, or go on with that run by "
+                "trainer.train(resume_from_checkpoint=True)"
+            )
+        self.store.begin(self._config, "grpo")
+        self.store.rewind(state.global_step)
+        resumed = f"checkpoint-{state.global_step}" if state.global_step else None
+        self.store.record_start(seed=args.seed, resumed_from=resumed)
+
+
+class _Rows(Task):
+    """The rows of a data set as problems, judged by a reward function."""
+
+    splits = ("holdout",)
+
+    def __init__(self, dataset: Any, reward: Reward, correct: float, name: str) -> None:
+        self.name, self._reward, self._least = name, reward, correct
+        self.data = [dict(row) for row in dataset]
+        if not self.data:
+            raise ValueError("the data set of PassAtK is empty; give it 1 row or more, such as 100")
+        if "prompt" not in self.data[0]:
+            raise ValueError(f"the data set of PassAtK has no column 'prompt'; it has {', '.join(self.data[0])}")
+        if inspect.iscoroutinefunction(reward):
+            raise ValueError(f"the reward function of PassAtK, {reward.__name__}, is asynchronous; give a plain one")
+
+    def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
+        return [Problem(str(place), row) for place, row in enumerate(self.data)][:limit]
+
+    def prompt(self, problem: Problem, template: str | None = None) -> Any:
+        return problem.data["prompt"]
+
+    def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
+        return self.verify_many([completion], [problem])[0]
+
+    def verify_many(
+        self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool] | None = None
+    ) -> list[Verdict]:
+        rows = [problem.data for problem in problems]
+        texts = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in completions]
+        answers = [
+            text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+            for text, row in zip(texts, rows, strict=True)
+        ]
+        columns = {key: [row.get(key) for row in rows] for key in rows[0]}
+        values = list(self._reward(prompts=columns.pop("prompt"), completions=answers, **columns))
+        if len(values) != len(texts):
+            raise ValueError(
+                f"the reward function gave {len(values)} numbers for {len(texts)} answers; give one for each"
+            )
+        return [Verdict(value is not None and float(value) >= self._least, answer=text.strip()[:200])
+                for value, text in zip(values, texts, strict=True)]  # fmt: skip
+
+
+def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
+    """The run's configuration, in the words of `explorl train` where it has them, and TRL's own beside."""
+    args = trainer.args
+    given = {key: value for key, value in args.to_dict().items() if value is not None}
+    evaluation = None
+    if scores is not None:
+        evaluation = {"every": scores.every, "problems": len(scores.task.data), "samples": scores.samples}
+    return dict(
+        _plain(
+            {
+                "model": {"name": str(getattr(trainer.model.config, "_name_or_path", ""))},
+                "task": {"name": scores.task.name if scores else ""},
+                "rollout": {"temperature": args.temperature, "max_tokens": args.max_completion_length},
+                "strategies": [repr(strategy) for strategy in getattr(trainer, "strategies", [])],
+                "training": {
+                    "steps": args.max_steps if args.max_steps > 0 else None,
+                    "iterations": 1,
+                    "learning_rate": args.learning_rate,
+                    "generations": args.num_generations,
+                    "beta": args.beta,
+                    "loss": args.loss_type,
+                },
+                "evaluation": evaluation,
+                "seed": args.seed,
+                "trl": given,
+            }
+        )
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Values that YAML has; anything else as its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else cleaned(str(value))
+
+
+def _devices(model: Any) -> list[int]:
+    device = next(model.parameters()).device
+    return [device.index or 0] if device.type == "cuda" else []

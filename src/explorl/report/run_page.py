@@ -1,0 +1,28 @@
+"""The page of runs without a study file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from explorl.analysis.run_results import run_results
+from explorl.report.study_page import write_report
+from explorl.store import StoreError, kind_of
+
+
+def write_run_report(
+    folders: Sequence[str | Path], out: str | Path | None = None, *, names: Sequence[str] | None = None
+) -> Path:
+    """Writes the page of these runs and returns its path: ``report.html`` in the run's folder, or `out`.
+
+    A folder of a study among several is an error; ``names`` are what the runs are called, by default their folders.
+    """
+    for folder in folders:
+        if (kind := kind_of(folder)) in ("study", "evaluation"):
+            command = f"explorl {'report' if kind == 'study' else 'compare'} {folder}"
+            raise StoreError(f"{folder} holds {'a study' if kind == 'study' else 'an evaluation'}, not a run; "
+                             f"`{command}` shows it")  # fmt: skip
+    results = run_results(folders, names=names)
+    path = Path(out) if out is not None else Path(folders[0] if len(folders) == 1 else "runs") / "report.html"
+    write_report(path, results)
+    return path

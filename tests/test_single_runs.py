@@ -1,0 +1,282 @@
+"""Runs without a study: their page, and run folders and held-out scores for a plain TRL script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from explorl import ExplorationTrainer, PassAtK, RunRecorder
+from explorl.analysis.run_results import run_results
+from explorl.cli import main
+from explorl.models import load_policy
+from explorl.report.run_page import write_run_report
+from explorl.store import RunStore, StoreError, write_json, write_parquet
+
+BEFORE = [[1, 0], [0, 1], [0, 1], [0, 0]]
+AFTER = [[1, 1], [1, 1], [0, 0], [0, 0]]
+
+
+def evaluation(folder: Path, step: int, correct: list[list[int]], entropy: float, problems: str = "p") -> None:
+    """What a run keeps of an evaluation."""
+    rows = [(f"{problems}{place}", bool(mark)) for place, marks in enumerate(correct) for mark in marks]
+    columns = {
+        "problem": [problem for problem, _ in rows],
+        "correct": [mark for _, mark in rows],
+        "completion": ["1"] * len(rows),
+        "error": [None if mark else "wrong" for _, mark in rows],
+    }
+    write_parquet(folder / "evaluations" / f"step-{step:06d}.parquet", columns)
+    write_json(folder / "evaluations" / f"step-{step:06d}.json", {"entropy": entropy, "branching": 1.5})
+
+
+def made_run(
+    folder: Path, *, seed: int = 0, steps: int = 30, scored: bool = True, problems: str = "p", **config: Any
+) -> Path:
+    """A run as a trainer leaves it, without the training."""
+    store = RunStore.create(folder, {"seed": seed, "training": {"iterations": 1, "steps": steps}, **config})
+    for step in range(1, steps + 1):
+        line = {
+            "step": step,
+            "kind": "train",
+            "loss": 1 / step,
+            "reward": step / steps,
+            "entropy": 1 - step / (2 * steps),
+        }
+        store.append_metrics({**line, "completions/mean_length": 20.0, "step_time": 1.0, "num_tokens": 100 * step})
+    if scored:
+        evaluation(folder, 0, BEFORE, 0.9, problems)
+        evaluation(folder, steps, AFTER, 0.4, problems)
+    return folder
+
+
+# ---------------------------------------------------------------- pages of runs
+
+
+def test_one_run_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_run(tmp_path / "mine")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(run)])
+    assert not ended.value.code
+    assert "mine/report.html" in capsys.readouterr().out.replace("\n", "")
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "<h1>mine</h1>" in text
+    assert "pass@1 from 37.5 to 50.0 % (+12.5 points" in text
+    assert "pass@2 from 75.0 to 50.0 % (−25.0 points" in text
+    assert "before training" in text
+    assert "(baseline)" not in text
+    for section in ("over-training", "pass-at-k", "plane", "curves"):
+        assert f'<section id="{section}"' in text
+
+
+def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
+    runs = [
+        made_run(tmp_path / "a", task={"name": "own"}),
+        made_run(tmp_path / "b", training={"iterations": 1, "steps": 30, "learning_rate": 1e-5}),
+        made_run(tmp_path / "c", seed=1, task={"name": "own"}),
+    ]
+    with pytest.raises(SystemExit):
+        main(["report", *map(str, runs), "--out", str(tmp_path / "page.html")])
+    assert (tmp_path / "page.html").is_file()
+    results = run_results(runs)
+    assert {arm["name"]: arm["seeds"] for arm in results["arms"]} == {"a": [0, 1], "b": [0]}, (
+        "a and c differ in their seed"
+    )
+    assert results["arms"][1]["changes"]["training.learning_rate"] == 1e-5
+    named = run_results([runs[0], runs[1]], names=["plain", "slow"])
+    assert [arm["name"] for arm in named["arms"]] == ["plain", "slow"]
+
+
+def test_runs_of_a_study_are_called_by_their_arms(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / arm / "seed-0", task={"name": arm}) for arm in ("plain", "hot")]
+    assert [arm["name"] for arm in run_results(runs)["arms"]] == ["plain", "hot"]
+
+
+def test_a_run_that_was_never_scored_shows_its_training(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", scored=False)
+    text = write_run_report([run]).read_text(encoding="utf-8")
+    assert "The run has no score yet" in text
+    assert "Reward: " in text
+    assert '<section id="plane"' not in text  # nothing to show, and nothing said
+
+
+def test_a_run_of_one_step_and_one_evaluation_has_a_page(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", steps=1, scored=False)
+    evaluation(run, 1, AFTER, 0.4)
+    assert "no score from before its training" in write_run_report([run]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", ["nothing", "no step", "twice", "other problems", "study"])
+def test_what_is_no_run_is_named(case: str, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    other = tmp_path / "other"
+    other.mkdir()
+    if case == "no step":
+        RunStore.create(other, {})
+    elif case == "other problems":
+        made_run(other, problems="q", task={"name": "own"})
+    elif case == "study":
+        (other / "study.json").write_text("{}")
+    message = {
+        "nothing": "holds no run", "no step": "has no step yet", "twice": "is given twice",
+        "other problems": "were scored on different problems", "study": "holds a study, not a run",
+    }[case]  # fmt: skip
+    with pytest.raises((StoreError, ValueError), match=message):
+        write_run_report([run, run if case == "twice" else other], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_seeds_that_agree_get_a_floor_and_a_word(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / f"seed{seed}", seed=seed) for seed in (0, 1)]
+    results = run_results(runs)
+    entropy = results["arms"][0]["measures"]["entropy"]
+    assert entropy["note"] == "no spread"
+    for run in runs:
+        evaluation(run, 30, [[1, 1]] * 4, 0.4)
+    best = run_results(runs)["arms"][0]["measures"]["pass@2"]
+    assert (best["low"], best["high"], best["note"]) == (0.25, 1.0, "no spread"), "3 of 4 problems: the rule of three"
+    assert "no spread" in write_run_report(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_one_seed_has_no_range(tmp_path: Path) -> None:
+    results = run_results([made_run(tmp_path / "run")])
+    assert results["arms"][0]["curves"]["entropy"]["band"] is None
+    assert results["arms"][0]["over_training"]["1"]["band"] == "95 % interval over problems (one seed)"
+
+
+# ---------------------------------------------------------------- a plain TRL script
+
+
+def digits(completions: list[str], **columns: Any) -> list[float]:
+    """A reward with variance on random text."""
+    return [round(sum(c.isdigit() for c in text) / max(len(text), 1), 1) for text in completions]
+
+
+def first_is(completions: list[str], wanted: list[str], **columns: Any) -> list[float]:
+    """Correct where the answer has the wanted letter."""
+    return [float(letter in text) for text, letter in zip(completions, wanted, strict=True)]
+
+
+HELD_OUT = [{"prompt": f"{n} {n + 1}=3\n", "wanted": str(n)} for n in range(4)]
+
+
+@pytest.fixture
+def make_trainer(small_policy: Path, tmp_path: Path) -> Callable[..., Any]:
+    def make(cls: Any, callbacks: list[Any], **changes: Any) -> Any:
+        policy = load_policy(str(small_policy), device="cpu")
+        arguments = {
+            "output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 4, "num_generations": 4,
+            "max_completion_length": 8, "learning_rate": 1e-3, "max_steps": 3, "save_strategy": "no",
+            "report_to": "none", "disable_tqdm": True, "bf16": False, "use_cpu": True, "dataloader_pin_memory": False,
+            "gradient_checkpointing": False,
+        }  # fmt: skip
+        return cls(
+            model=policy.model, reward_funcs=digits, args=GRPOConfig(**{**arguments, **changes}),
+            train_dataset=Dataset.from_dict({"prompt": ["1 2=3\n", "4 5=9\n", "6 7=1\n", "8 9=7\n"]}),
+            processing_class=policy.tokenizer, callbacks=callbacks,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, ExplorationTrainer])
+def test_a_plain_script_gets_the_same_page(cls: Any, make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    scores = PassAtK(HELD_OUT, first_is, every=2, samples=2, name="letters")
+    trainer = make_trainer(cls, [scores], logging_steps=1)
+    RunRecorder(tmp_path / "run").watch(trainer)
+    trainer.train()
+    assert sorted(scores.history) == [0, 2, 3]
+    store = RunStore.open(tmp_path / "run")
+    assert [line["step"] for line in store.metrics() if line["kind"] == "train"] == [1, 2, 3]
+    assert [line["step"] for line in store.metrics() if line["kind"] == "evaluation"] == [0, 2, 3]
+    assert any("eval_pass@2" in line for line in trainer.state.log_history)
+    results = run_results([store.folder])
+    expected = [scores.history[step].pass_at(2).mean for step in (0, 2, 3)]
+    assert results["arms"][0]["over_training"]["2"]["mean"] == pytest.approx(expected)
+    assert (results["task"], results["problems"], results["samples"]) == ("letters", 4, 2)
+    assert {rollout["step"] for rollout in results["rollouts"]} == {1, 2, 3}
+    recorded = {answer["recorded"] for rollout in results["rollouts"] for answer in rollout["answers"]}
+    assert recorded == {cls is ExplorationTrainer}
+    text = write_run_report([store.folder]).read_text(encoding="utf-8")
+    assert "before training" in text
+    assert json.loads((store.folder / "provenance.json").read_text())[0]["seed"] == 42
+    assert store.config()["trl"]["learning_rate"] == 1e-3
+
+
+def test_scores_do_not_change_the_training(make_trainer: Callable[..., Any]) -> None:
+    ends = []
+    for callbacks in ([], [PassAtK(HELD_OUT, first_is, every=1, samples=2)]):
+        trainer = make_trainer(GRPOTrainer, callbacks)
+        trainer.train()
+        assert trainer.model.training
+        ends.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*ends, strict=True))
+
+
+def test_steps_between_two_logs_count(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """TRL logs every tenth step unless told otherwise; the evaluation at the end comes after the last log."""
+    trainer = make_trainer(GRPOTrainer, [PassAtK(HELD_OUT, first_is, samples=1)], logging_steps=2)
+    RunRecorder(tmp_path / "run", rollouts_every=0).watch(trainer)
+    trainer.train()
+    results = run_results([tmp_path / "run"])
+    assert results["arms"][0]["over_training"]["1"]["step"] == [0, 3]
+    assert results["rollouts"] == []
+
+
+def test_a_resumed_script_goes_on_in_its_folder(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+    for resume in (None, str(tmp_path / "out" / "checkpoint-2")):
+        trainer = make_trainer(GRPOTrainer, [PassAtK(HELD_OUT, first_is, every=1, samples=1)], **saving)
+        RunRecorder(tmp_path / "run").watch(trainer)
+        trainer.train(resume_from_checkpoint=resume)
+    lines = RunStore.open(tmp_path / "run").metrics()
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3]
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [0, 1, 2, 3]
+    assert len(json.loads((tmp_path / "run" / "provenance.json").read_text())) == 2
+    with pytest.raises(StoreError, match="already holds a run; give RunRecorder another folder"):
+        trainer.train()
+
+
+def test_a_folder_with_a_run_is_not_taken(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    made_run(tmp_path / "run")
+    trainer = make_trainer(GRPOTrainer, [])
+    RunRecorder(tmp_path / "run").watch(trainer)
+    with pytest.raises(StoreError, match="already holds a run"):
+        trainer.train()
+    lone = make_trainer(GRPOTrainer, [RunRecorder(tmp_path / "other")])
+    with pytest.raises(ValueError, match=r"call recorder.watch\(trainer\) before train\(\)"):
+        lone.train()
+
+
+def test_messages_columns_and_odd_rewards() -> None:
+    seen: dict[str, Any] = {}
+
+    def reward(prompts: Any, completions: Any, answer: Any) -> list[float | None]:
+        seen.update(prompts=prompts, completions=completions, answer=answer)
+        return [None, torch.tensor(1.0)][: len(completions)]  # type: ignore[list-item]
+
+    asked = [{"role": "user", "content": "1+1?"}]
+    task = PassAtK([{"prompt": asked, "answer": 2}], reward).task
+    problem = task.problems("holdout")[0]
+    assert [verdict.correct for verdict in task.verify_many(["3", "2"], [problem, problem])] == [False, True]
+    assert seen["completions"][0] == [{"role": "assistant", "content": "3"}]
+    assert (seen["prompts"], seen["answer"]) == ([asked, asked], [2, 2])
+    with pytest.raises(ValueError, match="gave 2 numbers for 3 answers"):
+        task.verify_many(["1", "2", "3"], [problem] * 3)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="has no column 'prompt'; it has question"):
+        PassAtK([{"question": "1+1"}], digits)
+    with pytest.raises(ValueError, match="is empty"):
+        PassAtK([], digits)
+    with pytest.raises(ValueError, match="every is 0"):
+        PassAtK(HELD_OUT, digits, every=0)
+    with pytest.raises(ValueError, match="samples is 0"):
+        PassAtK(HELD_OUT, digits, samples=0)
