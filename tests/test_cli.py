@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import yaml
 
 from explorl.cli import main
+
+from .hostile import NAMES, raw
 
 
 def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -84,6 +87,11 @@ def test_eval_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path
     summary = json.loads(file.read_text())
     assert {"pass@1", "pass@2"} <= summary["scores"].keys()
     assert f"{summary['scores']['pass@2']['mean']:.3f}" in out
+    lines = [line for line in out.splitlines() if line.startswith("tiny on countdown-mini: ")]
+    assert lines[0].startswith("tiny on countdown-mini: 1 of 8 completions, ")
+    assert lines[0].endswith(" left")
+    assert lines[-1] == "tiny on countdown-mini: 8 of 8 completions"
+    assert "next: the same command with --samples 4" in out
     assert list((tmp_path / "runs" / "tiny-countdown-mini-deng" / "samples").glob("*.parquet"))
     again = run(
         "eval", "--model", "a=tiny", "--model", "b=tiny", "--task", "countdown-mini", "--samples", "2", "--limit", "4",
@@ -92,17 +100,21 @@ def test_eval_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path
     assert again[0] == 0
     assert [entry["model"] for entry in json.loads(file.read_text())] == ["a", "b"]
     folders = [str(tmp_path / "runs" / f"{name}-countdown-mini-plain") for name in "ab"]
+    assert f"next: explorl compare {folders[0]} {folders[1]}" in again[1]
     code, out, _ = run("compare", *folders, "--out", str(tmp_path / "compared"), capsys=capsys)
     assert code == 0
     assert "pass@1" in out
     assert (tmp_path / "compared" / "comparison.json").exists()
 
 
+@pytest.mark.slow
 def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder, file = tmp_path / "quick", tmp_path / "scores.json"
     arguments = ("quickstart", "--run", str(folder), "--steps", "2", "--problems", "8", "--jobs", "2")
     code, out, _ = run(*arguments, "--json", str(file), capsys=capsys)
     assert code == 0
+    assert re.search(r"[01] of 2 runs done; .*, seed 0: step [12], reward .* left", out)
+    assert "\x1b" not in out
     assert "GRPO + PPL" in out
     assert "report.html" in out
     page = (folder / "report.html").read_text()
@@ -186,3 +198,45 @@ def test_bad_input_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[
     assert code == 2
     assert "line 1" in err
     assert "six" in err
+
+
+# ---------------------------------------------------------------------------- text from strangers
+@pytest.mark.parametrize("text", [name for name in NAMES if raw(name)])
+def test_errors_show_any_text_and_obey_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["train", "--preset", text],
+        ["train", "--config", f"x{text.replace(chr(0), '')}"],
+        ["train", "--preset", "tiny", "--set", f"training.{text}=1"],
+        ["eval", "--model", "tiny", "--task", f"x{text}"],
+        ["eval", "--model", "tiny", "--task", "choice", "--protocol", f"x{text}"],
+        ["study", f"x{text.replace(chr(0), '')}.yaml"],
+        ["report", f"x{text.replace(chr(0), '')}"],
+    ):
+        code, out, err = run(*arguments, capsys=capsys)
+        assert code == 2
+        assert err
+        assert not raw(out + err)
+
+
+def test_config_show_prints_any_text_so_that_it_loads_again(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in NAMES:
+        code, out, _ = run("config", "show", "--set", f"model.name={json.dumps('x' + text)}", capsys=capsys)
+        assert code == 0
+        assert not raw(out)
+        assert yaml.safe_load(out)["model"]["name"] == f"x{text}"
+
+
+def test_folders_are_printed_as_they_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("explorl.models.resolve_model", lambda name: tmp_path / "[/b]\x1b[2J")
+    _, out, _ = run("models", "list", capsys=capsys)
+    assert out.count("[/b]␛[2J") == 2
+
+
+def test_a_strategys_brackets_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"name": "[/b]", "effect": "in [0, 1] :smile:", "paper": "\x1b[2J", "hyperparameters": []}
+    monkeypatch.setattr("explorl.strategies.describe", lambda: [entry])
+    _, out, _ = run("strategies", capsys=capsys)
+    for part in ("[/b]", "[0, 1]", ":smile:", "␛[2J"):
+        assert part in out

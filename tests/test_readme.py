@@ -69,7 +69,12 @@ def test_as_printed(chat_policy: Path, tmp_path: Path) -> None:
     )  # TRL's defaults
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+QUICK = ("bottom_p", "curriculum", "egsw", "kl_cov", "negative_reinforcement")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+)
 def test_with_each_strategy(name: str, chat_policy: Path, tmp_path: Path) -> None:
     """With TRL's default arguments."""
     text = script(chat_policy, tmp_path)

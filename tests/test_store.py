@@ -9,7 +9,21 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from explorl.store import RunStore, StoreError, atomic_folder, atomic_path, storage_errors, write_json, write_parquet
+from explorl.sandbox.text import clean
+from explorl.store import (
+    RunStore,
+    StoreError,
+    atomic_folder,
+    atomic_path,
+    file_name,
+    kind_of,
+    storage_errors,
+    write_json,
+    write_parquet,
+    write_text,
+)
+
+from .hostile import HOSTILE, NAMES, raw
 
 
 def litter(folder: Path) -> list[str]:
@@ -56,13 +70,71 @@ def test_a_folder_takes_the_place_of_the_old_one_only_when_whole(tmp_path: Path)
 def test_create_and_open(tmp_path: Path) -> None:
     store = RunStore.create(tmp_path / "run", {"seed": 3, "strategies": []})
     assert RunStore.open(tmp_path / "run").config() == {"seed": 3, "strategies": []}
-    with pytest.raises(StoreError, match=r"already holds a run.*--resume"):
+    again = RunStore.create(tmp_path / "run", {"seed": 4})
+    assert again.config() == {"seed": 4}, "without a step it may be started again"
+    again.append_metrics({"step": 1, "kind": "train", "reward": 0.5})
+    with pytest.raises(StoreError, match=r"already holds a run.*train --resume"):
         RunStore.create(tmp_path / "run", {})
     with pytest.raises(StoreError, match="holds no run"):
         RunStore.open(tmp_path / "elsewhere")
     store.config_path.write_text("- a list")
     with pytest.raises(StoreError, match="not a mapping"):
         store.config()
+
+
+def test_a_run_is_of_one_kind(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "run")
+    store.begin({"seed": 3}, "sft")
+    assert json.loads((tmp_path / "run" / "run.json").read_text()) == {"kind": "sft"}
+    store.begin({"seed": 3}, "grpo")
+    assert store.kind == "grpo", "it had no step yet"
+    store.append_metrics({"step": 1, "kind": "train"})
+    store.begin({"seed": 5}, "grpo")
+    assert store.config() == {"seed": 5}
+    with pytest.raises(StoreError, match=r"is of kind grpo, and sft was asked.*`explorl train --resume .*run`"):
+        store.begin({}, "sft")
+
+
+@pytest.mark.parametrize(("line", "kind"), [({"reward": 1.0}, "grpo"), ({"loss": 1.0}, "sft")])
+def test_the_kind_of_an_older_run_is_told_from_its_metrics(line: dict[str, float], kind: str, tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path, {})
+    assert store.kind is None
+    store.append_metrics({"step": 1, "kind": "train", **line})
+    assert store.kind == kind
+
+
+@pytest.mark.parametrize(("name", "kind"), [("study.json", "study"), ("evaluation.json", "evaluation")])
+def test_what_is_no_run_is_not_resumed_as_one(name: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    assert kind_of(tmp_path) == kind
+    with pytest.raises(StoreError, match=rf"holds an? {kind}; name another folder"):
+        RunStore.create(tmp_path, {})
+    with pytest.raises(StoreError, match=f"`explorl {kind[:4] if kind == 'evaluation' else kind} "):
+        RunStore.open(tmp_path)
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    first = RunStore(tmp_path)
+    first.lock()
+    with pytest.raises(StoreError, match="another process is at work"):
+        RunStore(tmp_path).lock()
+    first.unlock()
+    RunStore(tmp_path).lock()
+
+
+def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    store, said = RunStore(tmp_path), list[str]()
+    for step in (2, 10, 100):
+        (store.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
+    faults = {"checkpoint-100": "it is empty"}
+    found = store.sound_checkpoint(lambda path: faults.get(path.name), said.append)
+    assert found == store.checkpoints / "checkpoint-10"
+    assert said == ["checkpoint-100 is damaged (it is empty); going on from checkpoint-10"]
+    assert (store.checkpoints / "damaged-checkpoint-100").is_dir()
+    with pytest.raises(StoreError, match=r"no whole checkpoint: in checkpoint-10, torn; remove .*checkpoints"):
+        store.sound_checkpoint(lambda path: "torn", said.append)
+    assert (store.checkpoints / "checkpoint-10").is_dir()
+    assert RunStore(tmp_path / "none").sound_checkpoint(lambda path: None, said.append) is None
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
@@ -158,3 +230,62 @@ def test_provenance_grows_with_each_start(tmp_path: Path) -> None:
     assert [entry["resumed_from"] for entry in entries] == [None, "checkpoint-5"]
     assert entries[0]["libraries"]["torch"]
     assert entries[0]["cores"] == os.cpu_count()
+
+
+# ---------------------------------------------------------------------------- text from strangers
+MEGABYTE = "[/b]\x1b\ud800" * 170_000
+
+
+def test_json_holds_any_text_as_it_was(tmp_path: Path) -> None:
+    value = {"texts": [*NAMES, MEGABYTE], **{name: name for name in NAMES}}
+    write_json(tmp_path / "value.json", value)
+    assert json.loads((tmp_path / "value.json").read_text(encoding="utf-8")) == value
+
+
+def test_text_files_hold_any_text(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "\n".join([*NAMES, MEGABYTE]))
+    assert "a\ufffdb" in (tmp_path / "a.txt").read_text(encoding="utf-8")
+
+
+def test_parquet_holds_any_text_cleaned(tmp_path: Path) -> None:
+    texts, parts = [*NAMES, MEGABYTE, None], [*([name, ""] for name in NAMES), [MEGABYTE], None]
+    write_parquet(tmp_path / "a.parquet", {"text": texts, "parts": parts, "re\ud800ward": [0.5] * len(texts)})
+    found = pq.read_table(tmp_path / "a.parquet").to_pydict()
+    expected = [clean(name.replace("\r", "\n")) for name in [*NAMES, MEGABYTE]]
+    assert found["text"] == [*expected, None]
+    assert [parts and parts[0] for parts in found["parts"]] == [*expected, None]
+    assert not raw("".join(found["text"][:-1]) + "".join(found))
+    write_parquet(tmp_path / "b.parquet", {"text": ["1\r\n2\t3\n", "é中😀"]})
+    assert pq.read_table(tmp_path / "b.parquet").to_pydict() == {"text": ["1\n2\t3\n", "é中😀"]}
+
+
+def test_metrics_hold_any_text(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", {"texts": NAMES})
+    assert store.config() == {"texts": NAMES}
+    store.append_metrics({"step": 1, **dict.fromkeys(NAMES, 0.5), "note": NAMES})
+    store.append_metrics({"step": 2})
+    store.rewind(1)
+    assert store.metrics() == [{"step": 1, **dict.fromkeys(NAMES, 0.5), "note": NAMES}]
+
+
+def test_provenance_holds_any_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["explorl", "train", "--run", "r\udcff\x1b[2J"])
+    store = RunStore.create(tmp_path / "run", {})
+    store.record_start()
+    assert json.loads(store.provenance_path.read_text())[0]["command"][-1] == "r\ufffd␛[2J"
+
+
+@pytest.mark.parametrize("name", [*HOSTILE.values(), "a/b", "/etc", ".hidden", "-x", "", "n" * 300, "é" * 300, "\0"])
+def test_any_name_is_a_file_name(name: str, tmp_path: Path) -> None:
+    found = file_name(name)
+    (tmp_path / found).mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [found]
+    assert found[0] not in ".-"
+    assert len(found.encode()) <= 80
+
+
+def test_file_names_keep_what_they_can_and_tell_long_ones_apart() -> None:
+    assert file_name("smollm2-135m_a.b+c") == "smollm2-135m_a.b+c"
+    assert file_name("a/b c") == "a-b-c"
+    assert file_name("x" * 100 + "1") != file_name("x" * 100 + "2")
+    assert file_name("|") != file_name("/")

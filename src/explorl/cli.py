@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shlex
+import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,14 +25,50 @@ import typer
 import yaml
 from rich.console import Console
 from rich.table import Table as RichTable
+from typer.core import TyperGroup
 
-from explorl.config import Config, ConfigError, check_precision, check_trackers, load_config, presets
+from explorl.config import (
+    Config,
+    ConfigError,
+    changed_keys,
+    check_engine,
+    check_precision,
+    check_trackers,
+    load_config,
+    presets,
+    resumed_config,
+)
 from explorl.evaluation.judge import JudgeError
 from explorl.models import ModelError
-from explorl.store import RunStore, StoreError
+from explorl.sandbox.text import clean
+from explorl.store import RunStore, StoreError, file_name, go_on
+from explorl.terminal import NOT_FINITE, literal
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM, with the exit code; the text says how to go on. Typer would say nothing but "Aborted"."""
+
+    def __init__(self, how: str, code: int) -> None:
+        super().__init__(how)
+        self.code = code
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a batch system sends it before it kills."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            how = str(interrupt) or "the same command goes on: {command}"
+            raise Interrupted(how, 143 if isinstance(interrupt, Terminated) else 130) from interrupt
+
 
 app = typer.Typer(
     name="explorl",
+    cls=_Commands,
     help="Exploration in RL fine-tuning of language models with verifiable rewards.",
     no_args_is_help=True,
     add_completion=False,
@@ -79,7 +121,7 @@ def quickstart(
     scores.print(console)
     if json_file is not None:
         scores.write(json_file)
-    console.print(f"{result.seconds:.0f} s; report: [bold]{result.report}[/bold]", soft_wrap=True)
+    console.print(literal(f"{result.seconds:.0f} s; report: ", (result.report, "bold")), soft_wrap=True)
 
 
 @app.command()
@@ -90,15 +132,23 @@ def train(
     run: RunFolder = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
 ) -> None:
-    """Train a policy with GRPO and the strategies of the configuration."""
-    store, settings = _start(config, preset, overrides, run, resume, kind="grpo")
-    from explorl.training.run import finished, run_grpo
+    """Train a policy with GRPO and the strategies of the configuration.
 
-    if finished(store):
-        console.print(f"{store.folder} is finished; its policy is {store.folder / 'model'}")
+    Go on with a run, or extend a finished one: --resume RUN --set training.steps=400.
+    """
+    store, settings = _start(config, preset, overrides, run, resume, kind="grpo")
+    if _is_finished(store, settings, "grpo"):
         return
-    model = run_grpo(settings, store, console=console)
-    console.print(f"policy: [bold]{model}[/bold]", soft_wrap=True)
+    from explorl.training.run import run_grpo
+
+    with _going_on(store):
+        model = run_grpo(settings, store, console=console, alone=_is_first_process())
+    _say_scores(store)
+    asked = ["--task", settings.task.name]
+    for key, value in settings.task.options.items():
+        asked += ["--data-dir", str(value)] if key == "data_dir" else ["--option", f"{key}={json.dumps(value)}"]
+    models = ["--model", f"start={settings.model.name}", "--model", f"trained={model}"]
+    _say_end(model, ["explorl", "report", str(store.folder)], ["explorl", "eval", *models, *asked])
 
 
 @app.command()
@@ -111,14 +161,13 @@ def sft(
 ) -> None:
     """Fine-tune a policy on the task's reference solutions, as a warm start for RL."""
     store, settings = _start(config, preset, overrides, run, resume, kind="sft")
-    from explorl.training.run import finished
+    if _is_finished(store, settings, "sft"):
+        return
     from explorl.training.sft import run_sft
 
-    if finished(store):
-        console.print(f"{store.folder} is finished; its policy is {store.folder / 'model'}")
-        return
-    model = run_sft(settings, store, console=console)
-    console.print(f"policy: [bold]{model}[/bold]", soft_wrap=True)
+    with _going_on(store):
+        model = run_sft(settings, store, console=console, alone=_is_first_process())
+    _say_end(model, ["explorl", "train", "--config", str(store.config_path), "--set", f"model.name={model}"])
 
 
 @app.command("eval")
@@ -128,7 +177,10 @@ def evaluate(
     ],
     task: Annotated[
         list[str],
-        typer.Option(help="countdown, countdown-mini, math:aime24, choice, code, gym:<name>, … May be repeated."),
+        typer.Option(
+            help="countdown, math:aime24, choice, code, gym:<name>, jsonl, …, or your own, like my_pkg.puzzles:Puzzle. "
+            "May be repeated."
+        ),
     ],
     protocol: Annotated[
         str, typer.Option(help="How to sample: plain, deng, mecklenburg, …; the options below change it.")
@@ -137,6 +189,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="So many problems only.", min=1)] = None,
     split: Annotated[str, typer.Option(help="Which problems: holdout, train or sft.")] = "holdout",
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the tasks' files.")] = None,
+    option: Annotated[list[str], typer.Option(help="Option of the task: verifier=number. May be repeated.")] = [],  # noqa: B006
     template: Annotated[
         str | None, typer.Option(help="Prompt template; by default the one that fits the model.")
     ] = None,
@@ -161,7 +214,7 @@ def evaluate(
     json_file: JsonFile = None,
 ) -> None:
     """Sample, verify and score policies; what was sampled stays, and a later call draws only what is missing."""
-    from explorl.evaluation.harness import evaluate_command
+    from explorl.evaluation.harness import Failed, evaluate_command, parse_options
 
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
@@ -173,7 +226,7 @@ def evaluate(
         "repetition_penalty": repetition_penalty,
         "max_tokens": max_tokens,
     }
-    evaluate_command(
+    results = evaluate_command(
         model,
         task,
         protocol,
@@ -190,8 +243,10 @@ def evaluate(
         token_records=token_records,
         batch_size=batch_size,
         dtype=dtype,
-        task_options={} if data_dir is None else {"data_dir": data_dir},
+        task_options={**parse_options(option), **({} if data_dir is None else {"data_dir": data_dir})},
     )
+    if any(isinstance(result, Failed) for result in results):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -222,7 +277,7 @@ def judge(
 
     asked = Judge(url, model, api_key=os.environ.get(api_key_variable))
     share = judge_evaluation(folder, asked, per_problem=per_problem)
-    console.print(f"irrelevant content: {share:.1%}; opinions: {folder / 'judged.json'}", soft_wrap=True)
+    console.print(literal(f"irrelevant content: {share:.1%}; opinions: {folder / 'judged.json'}"), soft_wrap=True)
 
 
 @app.command()
@@ -249,28 +304,51 @@ def study(
             what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, console=console
         )
         found = outcome.table
-        console.print(outcome.results["verdict"], highlight=False)
-        console.print(f"report: [bold]{outcome.folder / 'report.html'}[/bold]", soft_wrap=True)
+        console.print(literal(outcome.results["verdict"]))
+        console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
     found.print(console)
     if json_file is not None:
         found.write(json_file)
-    if what[0] != "status" and outcome.failed:
+    if what[0] == "status":
+        return
+    chosen = [*(["--profile", profile] if profile else []), *(["--run", str(run)] if run else [])]
+    again = ["explorl", "study", what[0], *chosen]
+    if outcome.failed:
+        console.print(literal("next, to try once more what failed: ", shlex.join(again)), soft_wrap=True)
         raise typer.Exit(1)
+    most = max(len(arm["seeds"]) for arm in outcome.results["arms"])
+    more = shlex.join([*again, "--seeds", str(2 * most)])
+    console.print(literal(f"next, for narrower intervals: {more}"), soft_wrap=True)
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Folder of a study.")]) -> None:
-    """Make a study's table and report again from its runs, finished or not."""
-    from explorl.study.run import write_results
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="A study, a run, or several runs to set side by side.")],
+    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
+    name: Annotated[list[str], typer.Option(help="What to call each run, in their order. May be repeated.")] = [],  # noqa: B006
+) -> None:
+    """Make the page of a study, of a run or of several runs from what they have stored, finished or not."""
+    from explorl.report.run_page import write_run_report
+    from explorl.store import kind_of
 
-    write_results(folder)
-    console.print(f"report: [bold]{folder / 'report.html'}[/bold]", soft_wrap=True)
+    if len(folders) == 1 and kind_of(folders[0]) == "study":
+        if out is not None or name:
+            raise ConfigError("--out and --name are for runs; a study's page lies in its folder, with its own names")
+        from explorl.study.run import write_results
+
+        write_results(folders[0])
+        page = folders[0] / "report.html"
+    else:
+        page = write_run_report(folders, out, names=name or None)
+    console.print(literal("report: ", (page, "bold")), soft_wrap=True)
 
 
 @app.command()
 def quality(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
-    mark: Annotated[str, typer.Option(help="What an answer begins with; \\boxed{ for mathematics.")] = "<answer>",
+    mark: Annotated[
+        str | None, typer.Option(help="Count answers without exactly one of this, such as \\boxed{, as malformed.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Count format violations, repetition and language mixing in a run's rollouts, step by step."""
@@ -309,8 +387,38 @@ def strategies(
         listing.add_column(column, overflow="fold")
     for entry in entries:
         parameters = "\n".join(f"{p['name']} = {p['default']}" for p in entry["hyperparameters"])
-        listing.add_row(entry["name"], entry["effect"], parameters, entry["paper"])
+        listing.add_row(*map(literal, (entry["name"], entry["effect"], parameters, entry["paper"])))
     console.print(listing)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Try out what this machine can do: isolation of model-written code, judges, GPU and kernels. Exit 1 if unsafe."""
+    from rich.markup import escape
+
+    from explorl.doctor import examine
+
+    with Console(stderr=True).status("trying"):
+        diagnosis = examine()
+    if as_json:
+        print(json.dumps(diagnosis.as_json(), indent=2, ensure_ascii=False))
+    else:
+        for area in dict.fromkeys(finding.area for finding in diagnosis.findings):
+            console.print(f"[bold]{area}[/bold]")
+            for finding in (finding for finding in diagnosis.findings if finding.area == area):
+                mark = "[green]✓[/green]" if finding.works else "[red]✗[/red]" if finding.advice else "–"
+                console.print(
+                    f"  {mark} {escape(finding.what)}: {escape(finding.found)}", soft_wrap=True, highlight=False
+                )
+                if finding.advice and not finding.works:
+                    console.print(f"      → {escape(finding.advice)}", soft_wrap=True, highlight=False)
+        console.print("[bold]therefore[/bold]")
+        for name, consequence in diagnosis.consequences.items():
+            console.print(f"    {escape(name)}: {escape(consequence)}", soft_wrap=True, highlight=False)
+    if not diagnosis.is_safe:
+        raise typer.Exit(1)
 
 
 @models_app.command("fetch")
@@ -325,7 +433,7 @@ def fetch(
         raise ModelError(f"cannot fetch {name!r}; smollm2-135m is the one that can be (tiny is built in)")
     with console.status("fetching") as status:
         folder = fetch_smollm2(gguf=gguf, progress=status.update)
-    console.print(f"{name}: {folder}", soft_wrap=True)
+    console.print(literal(f"{name}: {folder}"), soft_wrap=True)
 
 
 @models_app.command("list")
@@ -335,9 +443,9 @@ def list_models() -> None:
 
     for name in ("tiny", "smollm2-135m"):
         try:
-            console.print(f"{name}: {resolve_model(name)}", soft_wrap=True)
+            console.print(literal(f"{name}: {resolve_model(name)}"), soft_wrap=True)
         except ModelError as error:
-            console.print(f"{name}: {error}", soft_wrap=True)
+            console.print(literal(f"{name}: {error}"), soft_wrap=True)
 
 
 @config_app.command("show")
@@ -352,7 +460,9 @@ def show_config(
     if as_json:
         print(json.dumps(values, indent=2))
     else:
-        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        # what a terminal must not get raw is written as the escapes that YAML has for it
+        print(text if clean(text) == text else yaml.safe_dump(values, sort_keys=False), end="")
 
 
 @config_app.command("presets")
@@ -365,33 +475,164 @@ def show_presets() -> None:
 def _start(
     path: Path | None, preset: str | None, overrides: list[str], run: Path | None, resume: Path | None, *, kind: str
 ) -> tuple[RunStore, Config]:
-    """The run's folder and configuration: a new one, or that of the run to resume."""
+    """The run's folder and configuration: a new one, which is not made yet, or that of the run to resume."""
     if resume is not None:
-        if path or preset or overrides or run:
-            raise ConfigError(
-                "--resume takes the run's own configuration; leave out --config, --preset, --set and --run"
-            )
+        if path or preset or run:
+            raise ConfigError("--resume takes the run's own configuration; leave out --config, --preset and --run")
         store = RunStore.open(resume)
-        return store, load_config(store.config_path)
-    config = load_config(path, preset=preset, overrides=overrides)
-    check_trackers(config.training.report_to if kind == "grpo" else ())
+        store.check_kind(kind)
+        store.config()  # an empty file would be all defaults
+        held = load_config(store.config_path)
+        config = resumed_config(held, overrides, kind, str(store.config_path))
+        _check_extension(store, held, config)
+    else:
+        config = load_config(path, preset=preset, overrides=overrides)
+        folder = run or Path("runs") / f"{kind}-{file_name(config.task.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        store = RunStore(folder)
+        store.check_free()
+    if kind == "grpo":
+        check_trackers(config.training.report_to)
+        check_engine(config.rollout.engine)
     check_precision(config.model.dtype)
-    folder = run or Path("runs") / f"{kind}-{config.task.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return RunStore.create(folder, config.dump()), config
+    from explorl.models import resolve_model
+
+    if kind == "grpo" or not config.sft.from_scratch:
+        resolve_model(config.model.name)
+    return store, config
+
+
+def _check_extension(store: RunStore, held: Config, config: Config) -> None:
+    """That a run is made longer, not shorter; says where it will not be what a long run would have been."""
+    changed = changed_keys(held.dump(), config.dump())
+    for key in {"training.steps", "sft.epochs"} & changed.keys():
+        old, new = changed[key]
+        if new < old:
+            raise ConfigError(f"{key} is {new} in --set and {old} in {store.config_path}; use {old} or more")
+        schedule = (held.training if key == "training.steps" else held.sft).schedule
+        if schedule != "constant":
+            console.print(
+                f"The schedule is {schedule}: the learning rate has been falling towards {old} {key.split('.')[1]}, so "
+                f"this will not be the run that {new} from the start would have been.",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
+
+
+def _is_finished(store: RunStore, config: Config, kind: str) -> bool:
+    """Whether there is nothing left to do, which is said."""
+    if not (store.folder / "model").is_dir():
+        return False
+    key = "training.steps" if kind == "grpo" else "sft.epochs"
+    if key in changed_keys(store.config(), config.dump()):
+        return False
+    console.print(literal(f"{store.folder} is finished; its policy is {store.folder / 'model'}"), soft_wrap=True)
+    more = f"{key}={2 * (config.training.steps if kind == 'grpo' else config.sft.epochs):g}"
+    console.print(literal(f"go on with it: {go_on(store.folder)} --set {more}"), soft_wrap=True)
+    return True
+
+
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def _going_on(store: RunStore) -> Iterator[None]:
+    """Where the run is interrupted, says the command that goes on with it; lets go of its folder in any case."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if not store.config_path.exists():
+            raise
+        last = store.last_checkpoint()
+        where = f"from {last.name}" if last else "from the beginning: it had no checkpoint yet"
+        raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}") from interrupt
+    finally:
+        store.unlock()
+
+
+def _say_scores(store: RunStore) -> None:
+    """What the run has changed on held-out problems."""
+    scores = [line["pass@1"] for line in store.metrics() if line.get("kind") == "evaluation"]
+    if len(scores) > 1:
+        text = f"held out: pass@1 {scores[0]:.1%} before training, {scores[-1]:.1%} after"
+        console.print(text, highlight=False)
+
+
+def _say_end(model: Path, *commands: list[str]) -> None:
+    """The policy that has been made, and what to type next."""
+    console.print(literal("policy: ", (model, "bold")), soft_wrap=True)
+    for command in commands:
+        console.print(literal("next: ", shlex.join(command)), soft_wrap=True)
+
+
+def _find_own_modules() -> None:
+    """Tasks and strategies of the working folder are found, as they are by `python -m`; installed packages first."""
+    here = os.getcwd()
+    if not sys.flags.safe_path and not {"", here} & {*sys.path}:
+        sys.path.append(here)
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Entry point: bad input is one clear message and exit code 2."""
+    """Entry point: what a user can cause is one clear message and exit code 2."""
+    _find_own_modules()
     try:
-        app(argv)
-    except (ConfigError, StoreError, ModelError, JudgeError, ValueError, FileNotFoundError) as error:
+        with _terminable():
+            app(argv)
+    except Interrupted as interrupt:
+        how = str(interrupt).replace("{command}", shlex.join(["explorl", *(sys.argv[1:] if argv is None else argv)]))
+        print(f"explorl: interrupted; {clean(how)}", file=sys.stderr)
+        sys.exit(interrupt.code)
+    except Exception as error:
+        text = in_words(error)
+        if text is None:
+            raise
         if os.environ.get("EXPLORL_DEBUG"):
-            traceback.print_exc()
-        print(f"explorl: {error}", file=sys.stderr)
+            print(clean(traceback.format_exc()), file=sys.stderr)
+        print(f"explorl: {text}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("explorl: interrupted; the same command goes on (a run with `train --resume RUN`)", file=sys.stderr)
-        sys.exit(130)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process = os.getpid()
+
+    def end(number: int, frame: Any) -> None:
+        if os.getpid() != process:  # a child that was forked off
+            os._exit(128 + number)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def in_words(error: Exception) -> str | None:
+    """What to tell the user of an error that is theirs or their computer's, in three lines at most; None of a bug."""
+    lines = [line.strip() for line in clean_lines(str(error)) if line.strip()] or [type(error).__name__]
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        lines = [f"cannot use {clean(str(error.filename))}: {error.strerror.lower()}"]
+    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        lines = ["cannot write: the disk is full; make room, or name a folder on another disk"]
+    elif isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "out of memory" in lines[0].lower()):
+        lines = [lines[0], "out of memory: lower training.micro_batch, rollout.max_tokens or --batch-size"]
+    elif isinstance(error, RuntimeError) and any(phrase in lines[0] for phrase in NOT_FINITE):
+        lines = [lines[0], "use weights from before the training diverged, such as an earlier checkpoint"]
+    elif not isinstance(error, USER_ERRORS) and type(error).__name__ != "UnsupportedModel":
+        return None
+    return "\n".join(lines if len(lines) < 4 else [*lines[:2], f"(and {len(lines) - 2} lines more)"])
+
+
+def clean_lines(text: str) -> list[str]:
+    """The lines of a text, each clean."""
+    return [clean(line) for line in text.splitlines()]
+
+
+USER_ERRORS = (ConfigError, StoreError, ModelError, JudgeError, ValueError, OSError, ImportError)
 
 
 if __name__ == "__main__":

@@ -45,20 +45,24 @@ class LoraSettings(Section):
     """A LoRA adapter, made by peft."""
 
     rank: Count = 8
+    """Rank of the two small matrices that are trained beside each adapted layer."""
     alpha: Count = 16
+    """What the adapter adds is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the adapter's inputs that is dropped in each training pass."""
     targets: str | list[str] = "all-linear"
+    """Which layers get an adapter: `all-linear`, a regular expression, or a list of module names."""
 
 
 class ModelSettings(Section):
     """Which policy, and what of it is trained."""
 
     name: str = "Qwen/Qwen2-0.5B-Instruct"
-    """`tiny`, `smollm2-135m`, a folder, or a hub id."""
+    """The policy: `tiny`, `smollm2-135m`, a folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16", "pure_bfloat16"] = "float32"
-    """What is computed in.
+    """The type that is computed in.
 
-    float32: everything. It runs everywhere, and is exact enough for runs to be compared; slow on a GPU.
+    float32: everything. It runs everywhere and is exact enough for runs to be compared, but is slow on a GPU.
     bfloat16: mixed precision, the one for a GPU. Products are computed in bfloat16; the weights that are trained and
         the optimizer's state are float32.
     float16: the same with float16 and a gradient scaler, for a GPU that has no bfloat16. It needs a GPU.
@@ -68,7 +72,7 @@ class ModelSettings(Section):
     Where a policy is only evaluated, its weights are loaded in the type that is computed in.
     """
     lora: LoraSettings | None = LoraSettings()
-    """null trains all weights."""
+    """The adapter that is trained; null trains all weights instead."""
 
     @property
     def training_dtype(self) -> WeightsDtype:
@@ -91,45 +95,71 @@ class ModelSettings(Section):
 class TaskSettings(Section):
     """What is asked."""
 
+    model_config = ConfigDict(extra="allow")
+    """Any other key is an option of the task itself, such as `verifier` of `jsonl`; an unknown one is an error."""
+
     name: str = "countdown"
+    """A task by its name (docs/evaluation.md lists them), or the import path of your own: my_pkg.puzzles:Puzzle."""
     template: str | None = None
-    """How the problem is put; null is the task's own default."""
+    """How a problem is put into a prompt; null is the task's own default."""
     data_dir: Path | None = None
-    """Folder with the task's JSONL files; null loads from the hub or generates."""
+    """Folder with the task's JSONL files; null loads the problems from the hub, or generates them."""
     train_problems: Count | None = 2000
+    """How many problems of the training split are used; null is all of them."""
     holdout_problems: Count | None = 500
+    """How many held-out problems an evaluation asks where `evaluation.problems` is null; null is all of them."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `explorl.tasks.get_task` takes beside the name."""
+        folder = {} if self.data_dir is None else {"data_dir": self.data_dir}
+        return {**folder, **(self.model_extra or {})}
 
 
 class RolloutSettings(Section):
     """How completions are sampled during training."""
 
-    temperature: Annotated[float, Field(gt=0)] = 0.6
+    temperature: Annotated[float, Field(ge=1e-6, le=100)] = 0.6
+    """Logits are divided by it before sampling, and in the training pass too."""
     top_p: Fraction = 1.0
+    """Sample only from the likeliest tokens that together hold this probability; 1 keeps all."""
     top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample only from so many of the likeliest tokens; 0 keeps all."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Drop tokens that have less than this share of the likeliest token's probability; 0 keeps all."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Above 1 makes tokens that have occurred, in the prompt too, less likely; 1 changes nothing."""
     max_tokens: Count = 1024
+    """Longest completion, in tokens. Evaluations during training have the same limit."""
     engine: Literal["explorl", "generate", "vllm"] | None = None
-    """What samples; null is Explorl's engine where it computes what the model computes, and else `model.generate`, with
-    a warning that says why."""
+    """What samples the completions. null is Explorl's engine where it computes what the model computes, and otherwise
+    `model.generate`, with a warning that says why."""
 
 
 class TrainingSettings(Section):
     """GRPO. One step samples `prompts_per_step` × `generations` completions and updates the policy."""
 
     steps: Count = 200
+    """How many batches of completions are sampled and learnt from."""
     prompts_per_step: Count = 16
+    """Different prompts in one step."""
     generations: Annotated[int, Field(ge=2)] = 16
+    """Completions sampled per prompt: the group whose mean is the baseline of an advantage."""
     micro_batch: Count = 16
     """Sequences in one forward and backward pass: no micro-batch has more rows than that. It changes memory and speed,
     and the result only with the loss bnpo and the strategy entropy_bonus, which average over each micro-batch."""
     iterations: Count = 1
     """How many optimizer steps use one batch."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-6
+    """Step size of AdamW, at its highest."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up: it stays, or falls to 0 at the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps over which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """A gradient with a larger norm is scaled down to it."""
     beta: Annotated[float, Field(ge=0)] = 0.001
     """Weight of the KL term against the starting policy; 0 needs no reference."""
     loss: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
@@ -149,16 +179,26 @@ class TrainingSettings(Section):
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     """In cispo the largest ratio itself, not what is added to 1: there it is 5.0, unless it is set."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What the difference between a reward and its group's mean is divided by.
+
+    group: the standard deviation of the group's rewards.
+    batch: the standard deviation of all rewards of the batch.
+    none: nothing (Dr. GRPO, arXiv:2503.20783).
+    """
     shuffle: bool = False
-    """Mecklenburg keeps the order of the prompts, so that runs can be compared step by step."""
+    """Draw the prompts in random order. Mecklenburg keeps their order, so that runs can be compared step by step."""
     gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass: less memory, more time."""
     checkpoint_every: Count = 25
+    """Optimizer steps between checkpoints, from which a killed run resumes."""
     keep_checkpoints: Count = 2
+    """How many of the newest checkpoints stay on disk."""
     save_rollouts: bool = True
+    """Keep every completion of training, with its rewards, in the run's folder."""
     token_records: Annotated[int, Field(ge=0)] = 4
-    """So many prompts of each step are saved with what was recorded of every token."""
+    """How many prompts of each step are saved with the record of every token."""
     report_to: list[Tracker] = []
-    """Trackers of the transformers Trainer, such as tensorboard (its files are in RUN/tensorboard) or trackio."""
+    """Trackers of the transformers Trainer, such as tensorboard (its files go to RUN/tensorboard) or trackio."""
 
     @model_validator(mode="after")
     def _bound_of_cispo(self) -> TrainingSettings:
@@ -187,20 +227,29 @@ class SftSettings(Section):
     """Supervised fine-tuning on the task's reference solutions, loss on completion tokens only."""
 
     examples: Count = 11_000
-    """Mecklenburg: about 11,000."""
+    """How many reference solutions are learnt; Mecklenburg has about 11,000."""
     epochs: Annotated[float, Field(gt=0)] = 10
+    """Passes over the examples."""
     batch_size: Count = 16
+    """Examples per optimizer step."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Step size of AdamW, at its highest."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate goes on after the warm-up: it stays, or falls to 0 at the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 50
+    """Optimizer steps over which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW's weight decay."""
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """AdamW's β₂, the decay of its mean of squared gradients."""
     max_length: Count = 1280
+    """Longest example, prompt and completion together, in tokens; the rest is cut off."""
     attempts: tuple[int, int] | None = None
-    """Fewest and most failed attempts before the solution in a reference trace; null is the task's own default."""
+    """Fewest and most failed attempts before the solution of a reference trace; null is the task's own default."""
     from_scratch: bool = False
     """Start from random weights (the tiny policy only)."""
     checkpoint_every: Count = 500
+    """Optimizer steps between checkpoints, from which a killed run resumes."""
     score: bool = False
     """Evaluate the policy when it is done, and write its score into the model's recipe.json."""
 
@@ -209,12 +258,16 @@ class EvaluationSettings(Section):
     """How a policy is judged."""
 
     protocol: str = "mecklenburg"
+    """How completions are drawn: the name of a protocol. Its token limit gives way to `rollout.max_tokens`."""
     problems: Count | None = None
     """How many holdout problems; null is all of `task.holdout_problems`."""
     samples: Count | None = None
-    """null is the protocol's own number."""
+    """Completions per problem; null is the protocol's own number."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Evaluate each so many training steps; 0 only where asked."""
+    """Optimizer steps between evaluations during training; 0 is none."""
+    ends: Annotated[int, Field(ge=0)] = 64
+    """How many holdout problems at most are scored before the first step and after the last one, where `every` is 0;
+    0 is none. Where `every` is not 0, both ends are scored as every other evaluation is."""
     batch_size: Count | None = None
     """Sequences sampled at a time; null is what fits into memory."""
 
@@ -223,13 +276,23 @@ class Config(Section):
     """Everything that a run depends on."""
 
     seed: int = 0
+    """Fixes the order of the prompts, what is sampled, and the values of new weights."""
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
     rollout: RolloutSettings = RolloutSettings()
     training: TrainingSettings = TrainingSettings()
     strategies: list[str | dict[str, Any]] = []
+    """Exploration strategies, in the order in which they act: names, or a name over its hyperparameters."""
     sft: SftSettings = SftSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+
+    @field_validator("task")
+    @classmethod
+    def _task_exists(cls, task: TaskSettings) -> TaskSettings:
+        from explorl.tasks import check_task
+
+        check_task(task.name, task.options, beside=TaskSettings.model_fields)
+        return task
 
     @field_validator("strategies")
     @classmethod
@@ -284,13 +347,14 @@ def load_config(
     values: Mapping[str, Any] | None = None,
 ) -> Config:
     """The resolved configuration: defaults < preset < file < `overrides` ("training.learning_rate=5e-6") < `values`."""
+    base: dict[str, Any] = {}
     merged: dict[str, Any] = {}
     origin: list[str] = []
     if preset is not None:
         if preset not in presets():
             raise ConfigError(f"unknown preset {preset!r}; {_nearest(preset, presets())}")
         text = (resources.files("explorl") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
-        merged = _merge(merged, _mapping(read_yaml(text, f"preset {preset}"), f"preset {preset}"))
+        base = _mapping(read_yaml(text, f"preset {preset}"), f"preset {preset}")
     if path is not None:
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -298,6 +362,16 @@ def load_config(
             raise ConfigError(f"cannot read the config file {path}: {error}") from error
         merged = _merge(merged, _mapping(read_yaml(text, str(path)), str(path)))
         origin.append(str(path))
+    if overrides:
+        merged = _with(merged, overrides)
+        origin.append("--set")
+    merged = _merge(merged, values or {})
+    return _validated(_merge(preset_for(base, merged), merged), " and ".join(origin) or "the configuration")
+
+
+def _with(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Values with the changes of --set."""
+    merged = dict(values)
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key:
@@ -306,12 +380,24 @@ def load_config(
         for part in reversed(key.split(".")):
             nested = {part: nested}
         merged = _merge(merged, nested)
-        origin.append("--set")
-    merged = _merge(merged, values or {})
+    return merged
+
+
+def _validated(values: Mapping[str, Any], place: str) -> Config:
     try:
-        return Config.model_validate(merged)
+        return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(error, " and ".join(dict.fromkeys(origin)) or "the configuration")) from None
+        raise ConfigError(_explain(error, place)) from None
+
+
+def preset_for(preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's values without what it says of its own task, if the changes to it name another one."""
+    task, changed = preset.get("task", {}), changes.get("task")
+    if not isinstance(changed, Mapping) or changed.get("name", task.get("name")) == task.get("name"):
+        return dict(preset)
+    counts = {key: task[key] for key in ("train_problems", "holdout_problems") if key in task}
+    sft = {key: value for key, value in preset.get("sft", {}).items() if key != "attempts"}
+    return {**preset, "task": counts, "sft": sft}
 
 
 def _mapping(value: Any, place: str) -> dict[str, Any]:
@@ -340,8 +426,9 @@ def _explain(error: ValidationError, place: str) -> str:
         if finding["type"] == "extra_forbidden":
             lines.append(f"unknown key {key} in {place}; {_nearest(location[-1], _keys_beside(location))}")
         elif finding["type"] == "value_error":
-            where = f"{key}: " if key else ""
-            lines.append(f"{where}{finding['ctx']['error']} (in {place})")
+            said = str(finding["ctx"]["error"])
+            where = f"{key}: " if key and not said.startswith(f"{key} ") else ""
+            lines.append(f"{where}{said} (in {place})")
         else:
             lines.append(f"{key} is {finding['input']!r} in {place}: {finding['msg'].lower()}{_default(location)}")
     return "\n".join(dict.fromkeys(lines))
@@ -354,13 +441,69 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ConfigError(f"training.report_to names {name}, which is not installed: pip install {name}")
 
 
+def check_engine(engine: str | None) -> None:
+    """That what samples, ``rollout.engine``, is installed."""
+    if engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "rollout.engine is vllm, which is not installed: pip install explorl[vllm], or use explorl or generate"
+        )
+
+
+RESUMABLE = {
+    "grpo": (
+        "training.steps", "training.checkpoint_every", "training.keep_checkpoints", "training.report_to",
+        "evaluation.every", "evaluation.ends",
+    ),
+    "sft": ("sft.epochs", "sft.checkpoint_every", "sft.score"),
+}  # fmt: skip
+"""What may be changed where a run goes on, by its kind."""
+
+
+def resumed_config(held: Config, overrides: Sequence[str], kind: str, place: str) -> Config:
+    """A run's configuration with the changes that may be made where it goes on; all others are refused by name."""
+    if not overrides:
+        return held
+    asked = _validated(_with(held.dump(), overrides), "--set")
+    for key, (old, new) in changed_keys(held.dump(), asked.dump()).items():
+        if key not in RESUMABLE[kind]:
+            raise ConfigError(
+                f"{key} is {old!r} in {place} and {new!r} in --set: a run goes on as it began, and only "
+                f"{', '.join(RESUMABLE[kind])} may change; start a new run for it"
+            )
+    return asked
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ, with the old value and the new one."""
+    before, after = _flat(old), _flat(new)
+    keys = dict.fromkeys([*before, *after])
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
 def check_precision(dtype: str) -> None:
     """That this computer can train in ``model.dtype``."""
+    if "bfloat16" in dtype and _lacks_bfloat16():
+        raise ConfigError(f"model.dtype is {dtype}, and this computer's GPU has no bfloat16; use float16, or float32")
     if dtype == "float16" and not _has_accelerator():
         raise ConfigError(
             "model.dtype is float16, whose gradients must be scaled, and this computer has no GPU to do that on; use "
             "bfloat16, or float32"
         )
+
+
+def _lacks_bfloat16() -> bool:
+    """Whether there is a GPU, and it does not compute in bfloat16 itself."""
+    import torch
+
+    return torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _has_accelerator() -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from explorl.analysis.verdicts import points
 from explorl.config import load_config
 from explorl.evaluation import Evaluation, protocol
 from explorl.metrics import Cell, Interval, Table, paired_difference
@@ -76,9 +77,9 @@ def quickstart(
     results = {
         **outcome.results,
         "verdict": (
-            f"{first} changed the policy's pass@1 on held-out puzzles by {gain.mean * 100:+.1f} points "
-            f"[{gain.low * 100:+.1f}, {gain.high * 100:+.1f}], and its pass@{samples} by "
-            f"{gains[first][samples].mean * 100:+.1f}."
+            f"{first} changed the policy's pass@1 on held-out puzzles by {points(gain.mean)} points "
+            f"[{points(gain.low)}, {points(gain.high)}], and its pass@{samples} by "
+            f"{points(gains[first][samples].mean)}."
         ),
     }
     write_report(folder / "report.html", results)

@@ -2,6 +2,7 @@
 
     run/
       config.yaml            the resolved configuration
+      run.json               what kind of run it is: grpo or sft
       provenance.json        version, git commit, seeds, library versions, hardware; one entry for each start
       metrics.jsonl          one line for each logged step
       rollouts/*.parquet     what the policy wrote, one file a step
@@ -15,27 +16,60 @@ cuts off a torn last line together with everything after the checkpoint that a r
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
+from explorl.sandbox.text import clean
+
+MOST_BYTES = 80
+"""Length of a name that `file_name` makes: three of them fit into a file system's 255."""
+_LONE = re.compile("[\ud800-\udfff]")
+_LINE_END = re.compile("\r\n?")
+GO_ON = {
+    "grpo": "explorl train --resume {folder}",
+    "sft": "explorl sft --resume {folder}",
+    "study": "explorl study FILE.yaml --run {folder}",
+    "evaluation": "explorl eval --model … --task … --out {parent}",
+}
+"""The command that goes on with what a folder holds, by its kind."""
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
 
 
 class StoreError(Exception):
     """A run folder that cannot be written, read or resumed; the message names the path and what to do."""
+
+
+def kind_of(folder: str | Path) -> str | None:
+    """What a folder holds: a run of kind grpo or sft, a study or an evaluation; None where it holds none of them."""
+    place = Path(folder)
+    for name, kind in (("study.json", "study"), ("evaluation.json", "evaluation")):
+        if (place / name).is_file():
+            return kind
+    return RunStore(place).kind
+
+
+def go_on(folder: str | Path) -> str:
+    """The command that goes on with what a folder holds."""
+    place = Path(folder)
+    command = GO_ON.get(kind_of(place) or "", GO_ON["grpo"])
+    return command.format(folder=shlex.quote(str(place)), parent=shlex.quote(str(place.parent)))
 
 
 def fsync_folder(folder: Path) -> None:
@@ -96,23 +130,60 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
+    """Writes a text file whole or not at all; a lone surrogate, which has no UTF-8, becomes U+FFFD."""
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(_LONE.sub("\ufffd", text), encoding="utf-8")
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, _json(value, indent=2) + "\n")
 
 
-def write_parquet(path: str | Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes a parquet file whole or not at all."""
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; `StoreError` where it holds none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(f"{path} is not JSON ({error}); restore it, or remove it") from error
+
+
+def _json(value: Any, **options: Any) -> str:
+    """JSON that has UTF-8: lone surrogates are written as the escapes that JSON has for them."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, **options)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def write_parquet(
+    path: str | Path, columns: Mapping[str, Sequence[Any]], types: Mapping[str, Any] | None = None
+) -> None:
+    """Writes a parquet file whole or not at all, its texts cleaned; ``types`` are pyarrow's, by column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    types = types or {}
+    arrays = {cleaned(name): pa.array(cleaned(values), types.get(name)) for name, values in columns.items()}
     with atomic_path(path) as temporary:
-        pq.write_table(pa.table(dict(columns)), temporary, compression="zstd")
+        pq.write_table(pa.table(arrays), temporary, compression="zstd")
+
+
+def cleaned(value: Any) -> Any:
+    """Plain values with every text `clean`, keys too; a line ends with a newline only."""
+    if isinstance(value, str):
+        return clean(_LINE_END.sub("\n", value))
+    if isinstance(value, list | tuple) and any(isinstance(item, str | list | tuple | dict) for item in value):
+        return [cleaned(item) for item in value]
+    return {cleaned(key): cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def file_name(text: str) -> str:
+    """A text as a name of a file or folder: letters, digits and ``.+_-``, not hidden, no path, not too long."""
+    name = re.sub(r"[^\w.+-]+", "-", clean(text)).strip("-.")
+    if name and len(name.encode()) <= MOST_BYTES:
+        return name
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    start = name.encode()[: MOST_BYTES - 9].decode(errors="ignore")
+    return f"{start}-{digest}" if start else digest
 
 
 @contextmanager
@@ -124,7 +195,10 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         # safetensors and torch wrap the operating system's error into their own types
-        wrapped = ("No space left", "os error 28", "PytorchStreamWriter failed", "file write failed")
+        wrapped = (
+            "No space left", "File too large", "(os error ", "PytorchStreamWriter failed", "file write failed",
+            "iostream error",
+        )  # fmt: skip
         if isinstance(error, OSError) or any(phrase in str(error) for phrase in wrapped):
             raise StoreError(f"cannot write {path}: {error}{_free_space(path)}") from error
         raise
@@ -142,6 +216,7 @@ class RunStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._held: IO[str] | None = None
 
     # ------------------------------------------------------------------ paths
     @property
@@ -164,47 +239,123 @@ class RunStore:
     def rollouts(self) -> Path:
         return self.folder / "rollouts"
 
+    @property
+    def kind_path(self) -> Path:
+        return self.folder / "run.json"
+
     # ------------------------------------------------------------------ beginning
+    @property
+    def kind(self) -> str | None:
+        """What kind of run it is: "grpo" or "sft"; None where the folder holds no run, or one that cannot be told."""
+        if self.kind_path.is_file():
+            return str(read_json(self.kind_path).get("kind"))
+        if not self.config_path.is_file():
+            return None
+        lines = [line for line in self.metrics() if line.get("kind") == "train"]  # of a version without run.json
+        return None if not lines else "grpo" if any("reward" in line for line in lines) else "sft"
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether anything has been trained here."""
+        lines = any(line.get("kind") == "train" for line in self.metrics())
+        return lines or any(self.checkpoints.glob("checkpoint-*")) or (self.folder / "model").exists()
+
     @classmethod
     def create(cls, folder: str | Path, config: Mapping[str, Any]) -> RunStore:
-        """Starts a run in a folder that holds none yet."""
+        """Starts a run in a folder that holds none yet, or one that never came to its first step."""
         store = cls(folder)
-        if store.config_path.exists():
-            raise StoreError(
-                f"{store.folder} already holds a run; resume it with `explorl train --resume {store.folder}`, "
-                "or name another folder with --run"
-            )
+        store.check_free()
         with storage_errors(store.folder):
             store.folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(store.folder, os.W_OK):
-                raise StoreError(f"cannot write into {store.folder}: no permission; name another folder with --run")
-        write_text(store.config_path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        store.kind_path.unlink(missing_ok=True)
+        store.metrics_path.unlink(missing_ok=True)
+        store.write_config(config)
         return store
+
+    def check_free(self) -> None:
+        """That a new run may start here: `StoreError` where there is one with steps, or no permission."""
+        if (held := kind_of(self.folder)) in ("study", "evaluation"):
+            article = "an" if held == "evaluation" else "a"
+            raise StoreError(f"{self.folder} holds {article} {held}; name another folder with --run")
+        if self.config_path.exists() and self.has_steps:
+            raise StoreError(
+                f"{self.folder} already holds a run; resume it with `{go_on(self.folder)}`, "
+                "or name another folder with --run"
+            )
+        nearest = next(path for path in [self.folder, *self.folder.absolute().parents] if path.exists())
+        if not nearest.is_dir():
+            raise StoreError(f"cannot write {self.folder}: {nearest} is a file; name another folder with --run")
+        if not os.access(nearest, os.W_OK):
+            raise StoreError(f"cannot write into {self.folder}: no permission; name another folder with --run")
+
+    def begin(self, config: Mapping[str, Any], kind: str) -> None:
+        """Starts a run of this kind, or goes on with it."""
+        if self.has_steps:
+            self.check_kind(kind)
+        if not self.has_steps:
+            self.create(self.folder, config)
+        elif self.config() != json.loads(json.dumps(config)):
+            self.write_config(config)
+        if not self.kind_path.exists():
+            write_json(self.kind_path, {"kind": kind})
+
+    def check_kind(self, kind: str) -> None:
+        """That what is here, if anything, is of this kind; `StoreError` with the command for what it is."""
+        held = kind_of(self.folder)
+        if held not in (None, kind):
+            raise StoreError(
+                f"{self.folder} is of kind {held}, and {kind} was asked to go on with it; use `{go_on(self.folder)}`"
+            )
+
+    def lock(self) -> None:
+        """Keeps other processes out of the folder, until `unlock` or the end of this one."""
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            held = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+            raise StoreError(f"another process is at work in {self.folder}; wait for it, or stop it first") from None
+        self._held = held
+
+    def unlock(self) -> None:
+        """Lets other processes in."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Writes the resolved configuration."""
+        write_text(self.config_path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
     @classmethod
     def open(cls, folder: str | Path) -> RunStore:
         """Opens a run that was created before."""
         store = cls(folder)
         if not store.config_path.is_file():
-            raise StoreError(f"{store.folder} holds no run: {store.config_path} is missing")
+            held = kind_of(folder)
+            what = f"a {held}; go on with it with `{go_on(folder)}`" if held else "no run"
+            why = "" if held else f": {store.config_path} is missing; list the folder that --run named, such as runs/a"
+            raise StoreError(f"{store.folder} holds {what}{why}")
         return store
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration that the run was created with."""
         loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
         if not isinstance(loaded, dict):
-            raise StoreError(f"{self.config_path} is not a mapping")
+            raise StoreError(f"{self.config_path} is not a mapping like `training: {{steps: 100}}`; restore it")
         return loaded
 
     def record_start(self, **facts: Any) -> None:
         """Adds an entry to provenance.json: one for each time the run was started or resumed."""
-        entries = json.loads(self.provenance_path.read_text(encoding="utf-8")) if self.provenance_path.exists() else []
+        entries = read_json(self.provenance_path) if self.provenance_path.exists() else []
         write_json(self.provenance_path, [*entries, {**provenance(), **facts}])
 
     # ------------------------------------------------------------------ metrics
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Appends one line to metrics.jsonl."""
-        line = json.dumps(_finite(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
+        line = _json(_finite(dict(record))) + "\n"
         with storage_errors(self.metrics_path):
             size = self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
             descriptor = os.open(self.metrics_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -239,10 +390,34 @@ class RunStore:
         write_parquet(self.rollouts / f"step-{step:06d}.parquet", columns)
 
     # ------------------------------------------------------------------ checkpoints
+    def checkpoint_folders(self) -> list[Path]:
+        """The checkpoints, oldest first."""
+        found = [path for path in self.checkpoints.glob("checkpoint-*") if path.name[11:].isdecimal()]
+        return sorted(found, key=checkpoint_step)
+
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint; whatever carries this name is whole."""
-        found = {int(p.name.removeprefix("checkpoint-")): p for p in self.checkpoints.glob("checkpoint-*")}
-        return found[max(found)] if found else None
+        """The newest checkpoint."""
+        return next(reversed(self.checkpoint_folders()), None)
+
+    def sound_checkpoint(self, fault: Callable[[Path], str | None], say: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint without a fault; those with one are set aside, and it is said. None where there is none
+        at all, `StoreError` where all have faults."""
+        faults: dict[Path, str] = {}
+        for path in reversed(self.checkpoint_folders()):
+            why = fault(path)
+            if why is None:
+                for damaged, reason in faults.items():
+                    damaged.replace(damaged.with_name(f"damaged-{damaged.name}"))
+                    say(f"{damaged.name} is damaged ({reason}); going on from {path.name}")
+                return path
+            faults[path] = why
+        if faults:
+            path, reason = next(iter(faults.items()))
+            raise StoreError(
+                f"{self.folder} has no whole checkpoint: in {path.name}, {reason}; remove {self.checkpoints} to train "
+                "from the beginning"
+            )
+        return None
 
     @contextmanager
     def stage_checkpoint(self) -> Iterator[Path]:
@@ -259,7 +434,7 @@ class RunStore:
 
     def prune_checkpoints(self, keep: int) -> None:
         """Removes all but the newest `keep` checkpoints: each loses its name first, so none is ever seen half-gone."""
-        found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda p: int(p.name.removeprefix("checkpoint-")))
+        found = self.checkpoint_folders()
         for path in found[:-keep] if keep > 0 else []:
             doomed = path.with_name(f".{path.name}.removed")
             path.replace(doomed)
@@ -269,13 +444,18 @@ class RunStore:
     def rewind(self, step: int) -> None:
         """Forgets everything logged after `step`, so that a resumed run has no double step."""
         kept = [record for record in self.metrics() if record.get("step", 0) <= step]
-        write_text(self.metrics_path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
+        write_text(self.metrics_path, "".join(_json(record) + "\n" for record in kept))
         for path in self.rollouts.glob("step-*.parquet"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
         litter_names = (".*.tmp", ".*.old", ".*.removed", "staged")
         for litter in [path for name in litter_names for path in self.folder.rglob(name)]:
             shutil.rmtree(litter) if litter.is_dir() else litter.unlink()
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """The update after which a checkpoint was written."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _finite(value: Any) -> Any:
@@ -311,7 +491,7 @@ def provenance() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [clean(part) for part in (Path(sys.argv[0]).name, *sys.argv[1:])],
     }
 
 

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from explorl.cli import main
 from explorl.evaluation import PROTOCOLS, evaluate, harness, protocol
 from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, load_evaluation
-from explorl.evaluation.harness import Evaluated, evaluate_command, parse_models, parse_shard, run_evaluation
+from explorl.evaluation.harness import Evaluated, Failed, evaluate_command, parse_models, parse_shard, run_evaluation
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
 from explorl.evaluation.scores import per_problem, scores, unsolved
 from explorl.metrics import Interval, Table, avg_at_k, maj_at_k
@@ -87,7 +88,8 @@ def test_protocols_report_what_the_tables_report() -> None:
     assert (table3.samples_for(aime), table3.samples_for(other)) == (128, 64)
     assert protocol("deng-table3", samples=4).samples_for(aime) == 4
     assert PROTOCOLS["deng-figure1"].samples == 640
-    assert PROTOCOLS["deng-table6"].samples_for(Named("humaneval")) == 4
+    assert PROTOCOLS["deng-table6"].samples_for(get_task("code")) == 4
+    assert PROTOCOLS["deng-table6"].samples_for(get_task("countdown-mini")) == 8
     assert PROTOCOLS["egsw-table1"].sampling.temperature == 0
     for chosen in PROTOCOLS.values():
         assert "2025" in chosen.source or chosen is PROTOCOLS["plain"]
@@ -369,6 +371,53 @@ def test_the_command_prints_and_writes(tiny: Policy, small_policy: Path, tmp_pat
     assert "left to other processes" in console.export_text()
 
 
+def test_a_failing_pair_does_not_keep_the_others(tmp_path: Path) -> None:
+    """A task without its files, and a model whose weights are broken, between sound ones."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{")
+    (broken / "model.safetensors").write_text("no weights")
+    console = Console(record=True, width=160)
+    results = evaluate_command(
+        [f"broken={broken}", "tiny"], ["math:aime24", "countdown-mini"], "plain", tmp_path / "out",
+        console=console, changes={"samples": 1, "max_tokens": 16}, limit=2, json_file=tmp_path / "all.json",
+        task_options={"data_dir": tmp_path},
+    )  # fmt: skip
+    failed = {(one.model, one.task) for one in results if isinstance(one, Failed)}
+    assert failed == {("broken", "aime24"), ("broken", "countdown-mini"), ("tiny", "aime24")}
+    written = json.loads((tmp_path / "all.json").read_text())
+    assert {(entry["model"], entry["task"]) for entry in written if "error" in entry} == failed
+    (score,) = [entry["scores"]["pass@1"]["mean"] for entry in written if "scores" in entry]
+    printed = console.export_text()
+    rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "failed │" in line]
+    assert [row[1:3] for row in rows] == [["broken", "failed"], ["tiny", "failed"]]
+    assert rows[1][3].startswith(f"{score:.1%}")
+    assert "failed: tiny on aime24: " in printed
+    assert "aime24.jsonl" in printed
+
+
+def test_the_command_ends_with_1_where_a_pair_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--samples", "1", "--limit", "2", "--max-tokens", "8", "--out", str(tmp_path / "out")]
+    tasks = ["--task", "math:aime24", "--task", "countdown-mini", "--data-dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "--model", "tiny", *tasks, *arguments, "--json", str(tmp_path / "all.json")])
+    assert ended.value.code == 1
+    assert "Traceback" not in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "all.json").read_text())) == 2
+
+
+def test_an_only_pair_that_fails_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="aime24"):
+        evaluate_command(
+            ["tiny"],
+            ["math:aime24"],
+            "plain",
+            tmp_path,
+            console=Console(quiet=True),
+            task_options={"data_dir": tmp_path},
+        )
+
+
 def test_progress_counts_every_completion(tiny: Policy, tmp_path: Path) -> None:
     seen: list[harness.Progress] = []
     run(tiny, tmp_path, 2, 3, on_progress=seen.append)
@@ -398,7 +447,7 @@ def test_bad_input(tiny: Policy, tmp_path: Path) -> None:
         run(tiny, tmp_path, chunk=0)
     with pytest.raises(ValueError, match=r"two models are called 'tiny'"):
         run_evaluation([tiny, tiny], ["countdown-mini"], HOW, tmp_path)
-    with pytest.raises(ValueError, match="does not fit into the context"):
+    with pytest.raises(ValueError, match=r"515 tokens, and the context of the model .tiny. is 256"):
         run(tiny, tmp_path, template="paper")
     with pytest.raises(StoreError, match="no evaluation's folder"):
         EvaluationFolder(tmp_path).identity()
@@ -414,5 +463,6 @@ def test_models_are_looked_for_before_any_is_sampled(tmp_path: Path) -> None:
 def test_a_folder_of_files_goes_to_the_tasks_that_read_one(tmp_path: Path) -> None:
     (tmp_path / "aime24.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     options = {"data_dir": tmp_path}
-    assert harness._task("math:aime24", options).problems("holdout")[0].data["answer"] == "2"
-    assert len(harness._task("countdown-mini", options).problems("holdout", limit=2)) == 2
+    (aime, _), (mini, _) = harness._tasks(["math:aime24", "countdown-mini"], options)
+    assert aime.problems("holdout")[0].data["answer"] == "2"
+    assert len(mini.problems("holdout", limit=2)) == 2

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from rich.console import Console
 
 from explorl import metrics
 from explorl.metrics import Interval, Table
+from explorl.sandbox.text import clean
+
+from ..hostile import NAMES, raw
 
 INTERVAL = Interval(0.4123456789, 0.3, 0.5)
 TABLE = Table(
@@ -148,3 +152,30 @@ def test_every_public_name_is_there_and_torch_waits():
     subprocess.run(
         [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
+
+
+def test_hostile_texts_in_every_format(tmp_path):
+    rows = [[name, 0.5] for name in NAMES]
+    table = Table(["arm", "[/b]|\x1b$\ud800"], rows, title="\x1b[2J[red]\ud800")
+    shown = [clean(name) for name in NAMES]
+    for ending in ("json", "csv", "tex", "md"):
+        text = table.write(tmp_path / f"table.{ending}").read_text(encoding="utf-8")
+        assert not raw(text)
+    assert [row[0] for row in Table.from_json((tmp_path / "table.json").read_text()).rows] == shown
+    with open(tmp_path / "table.csv", newline="", encoding="utf-8") as file:
+        assert [row[0] for row in csv.reader(file)][1:] == shown
+    for line in (tmp_path / "table.md").read_text().splitlines():
+        assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
+    file = io.StringIO()
+    table.print(Console(file=file, width=300))
+    assert not raw(file.getvalue())
+    for name in shown:
+        assert name.strip() in file.getvalue()
+
+
+def test_a_latex_row_begins_with_no_argument_of_the_command_before():
+    table = Table(["[arm]"], [["[/b]"], ["*x*"], ["plain"]])
+    lines = table.to_latex().splitlines()
+    assert [line for line in lines if line.startswith(("[", "*"))] == []
+    assert r"{}[/b] \\" in lines
+    assert r"plain \\" in lines

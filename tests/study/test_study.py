@@ -69,6 +69,7 @@ def _wait(condition: Any, seconds: float = 180) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killing_the_study_kills_its_runs_and_starting_again_ends_with_the_same(
     killed_study: tuple[Path, int, Outcome, str], whole_study: Path, study_file: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def _comparable(results: dict[str, Any]) -> dict[str, Any]:
     return {**results, "arms": arms, "provenance": threads, "date": None}
 
 
+@pytest.mark.slow
 def test_a_failed_arm_is_told_and_stops_no_other(killed_study: tuple[Path, int, Outcome, str]) -> None:
     folder, _, outcome, printed = killed_study
     assert outcome.failed == ["broken, seed 0"]
@@ -110,6 +112,7 @@ def test_a_failed_arm_is_told_and_stops_no_other(killed_study: tuple[Path, int, 
     assert "One seed" in printed
 
 
+@pytest.mark.slow
 def test_status_says_where_each_run_is(killed_study: tuple[Path, int, Outcome, str]) -> None:
     folder, _, outcome, _ = killed_study
     table = study_status(folder)
@@ -123,6 +126,7 @@ def test_status_says_where_each_run_is(killed_study: tuple[Path, int, Outcome, s
     assert [row["arm"] for row in json.loads(outcome.table.to_json())["rows"]] == ["plain", "Shaped + hot", "broken"]
 
 
+@pytest.mark.slow
 def test_every_file_of_a_finished_study_is_whole(killed_study: tuple[Path, int, Outcome, str]) -> None:
     folder, _, outcome, _ = killed_study
     assert json.loads((folder / "results.json").read_text()) == outcome.results
@@ -141,6 +145,7 @@ def test_every_file_of_a_finished_study_is_whole(killed_study: tuple[Path, int, 
     assert not store.checkpoints.exists(), "a finished run needs no checkpoint"
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_run_again(killed_study: tuple[Path, int, Outcome, str], study_file: Path) -> None:
     folder, _, outcome, _ = killed_study
     before = {path: path.stat().st_mtime_ns for path in folder.glob("arms/*/seed-0/metrics.jsonl")}

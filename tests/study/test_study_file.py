@@ -9,8 +9,11 @@ import pytest
 import yaml
 
 from explorl.config import ConfigError
+from explorl.store import cleaned
 from explorl.strategies import REGISTRY
 from explorl.study.file import Study, checked_seeds, flat, inert, load_study, merged, slug
+
+from ..hostile import NAMES
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -123,7 +126,9 @@ def test_a_profile_changes_anything(tmp_path: Path) -> None:
         ({"arms": {"a": {"set": {"training.steps": 3}}}}, ["sets training.steps", "`budget`"]),
         ({"arms": {"a": {"set": {"strategies": []}}}}, ["sets strategies", "the arm's own"]),
         ({"arms": {"a": None, "A": None}}, ["'a', 'A'", "same folder name 'a'", "rename one"]),
-        ({"arms": {"a": None, "…": None}}, ["folder name ''"]),
+        ({"arms": {"a": None, "a…": None}}, ["'a', 'a…'", "same folder name 'a'", "rename one"]),
+        ({"arms": {"a": None, "x\x1b": None, "x␛": None}}, ["the same where they are shown", "rename one"]),
+        ({"arms": {"a": None, "n" * 101: None}}, ["'" + "n" * 40 + "…'", "101 characters", "at most 100"]),
         ({"baseline": "c"}, ["baseline is 'c'", "no arm"]),
         ({"without": ["c"]}, ["no arm 'c'"]),
         ({"seeds": [0, 1, 0]}, ["the seed 0 is given 2 times"]),
@@ -177,6 +182,20 @@ def test_seeds() -> None:
     assert checked_seeds([4, 2]) == (4, 2)
     with pytest.raises(ValueError, match="ask for 1 or more"):
         checked_seeds(0)
+
+
+def test_arms_may_have_any_name(tmp_path: Path) -> None:
+    texts = {"baseline": NAMES[0], "title": "\x1b[2J[/b]", "description": "\ud800"}
+    path = written(tmp_path, {**SOUND, **texts, "arms": dict.fromkeys(NAMES, None)})
+    study = load_study(path)
+    assert [arm.name for arm in study.arms] == cleaned(NAMES)
+    assert (study.baseline, study.title, study.description) == (cleaned(NAMES[0]), "␛[2J[/b]", "\ufffd")
+    assert len({arm.slug for arm in study.arms}) == len(NAMES)
+    for arm, name in zip(study.arms, NAMES, strict=True):
+        assert study.arm(name) is arm
+        (tmp_path / arm.slug).mkdir()
+        assert (tmp_path / arm.slug).parent == tmp_path
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == len(NAMES)
 
 
 def test_small_things() -> None:

@@ -196,8 +196,9 @@ def test_errors_are_broken_down(tmp_path: Path) -> None:
 
 def test_small_readers(tmp_path: Path) -> None:
     assert operand_count("countdown:3-5-7-20=24") == "4"
-    assert operation("<answer>1+</answer>") == "none"
-    assert operation("<answer>8/2</answer>") == "÷"
+    assert operation("<answer>1+</answer>", "countdown:1-2=3") == "none"
+    assert operation("<answer>8/2</answer>", "countdown:2-8=4") == "÷"
+    assert operation("<answer>4 = \\frac{8}{2}.</answer>", "countdown:2-8=4") == "÷"
     assert kind("not an expression: it is empty") == "not an expression"
     assert kind("something else") == "something else"
     assert evenly(range(10), 4) == [0, 3, 6, 9]

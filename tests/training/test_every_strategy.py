@@ -47,7 +47,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 }
 """Hyperparameters with which a strategy acts on a policy of random weights within five steps."""
 
-ALONE = [{name: given} for name, settings in SETTINGS.items() for given in settings]
+ALONE = [
+    pytest.param({name: given}, marks=[] if given is settings[-1] else [pytest.mark.slow])
+    for name, settings in SETTINGS.items()
+    for given in settings
+]
 
 
 def combinations(count: int, size: int) -> list[list[dict[str, Any]]]:

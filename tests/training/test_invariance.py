@@ -52,6 +52,7 @@ LOSSES = ("grpo", "dr_grpo", "dapo")
 """bnpo divides by the tokens of a micro-batch, by its definition."""
 
 CASES = [*((name, "dapo") for name in LISTS), *(("many", loss) for loss in LOSSES[:2])]
+QUICK = ("many", "egsw", "ppl_shaping", "kl_cov")
 
 
 def answers(prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -148,7 +149,10 @@ def expected(policy: Path, name: str, loss: str) -> torch.Tensor:
     return gradients(policy, name, loss, micro_batch=8)
 
 
-@pytest.mark.parametrize(("name", "loss"), CASES)
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [pytest.param(*case, marks=[] if case[0] in QUICK else [pytest.mark.slow]) for case in CASES],
+)
 def test_micro_batches(small_policy: Path, name: str, loss: str) -> None:
     whole = expected(small_policy, name, loss)
     for micro_batch in (1, 3):
@@ -182,6 +186,7 @@ def one_of_two_processes(policy: Path, folder: Path, job: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes(small_policy: Path, tmp_path: Path) -> None:
     found = on_two_processes(small_policy, tmp_path, "gradients")
     assert len(found) == len(CASES)
@@ -189,6 +194,7 @@ def test_two_processes(small_policy: Path, tmp_path: Path) -> None:
         assert difference(found[f"{name} {loss}"], expected(small_policy, name, loss)) < 1e-5, (name, loss)
 
 
+@pytest.mark.slow
 def test_two_processes_resume_in_the_middle_of_a_reuse(small_policy: Path, tmp_path: Path) -> None:
     """Each process finds its own part of the batch in the checkpoint."""
     found = on_two_processes(small_policy, tmp_path, "resume")

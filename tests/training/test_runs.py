@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -121,6 +122,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(small_policy: Path, tmp_p
     assert [r.get("loss") for r in whole.metrics()] == [r.get("loss") for r in broken.metrics()]
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_it_still_ends(small_policy: Path, tmp_path: Path) -> None:
     """`kill -9`, ten times: the run ends, no file is corrupt, the metrics have no gap and no double step."""
     config = small_config(small_policy, steps=48)
@@ -144,7 +146,7 @@ def test_killed_at_ten_random_moments_it_still_ends(small_policy: Path, tmp_path
     assert steps_of(store) == list(range(1, 49))
     for path in folder.rglob("*"):
         if path.suffix == ".parquet":
-            assert pq.read_table(path).num_rows == 8
+            assert pq.read_table(path).num_rows == (8 if path.parent == store.rollouts else 64 * 8)
         elif path.suffix == ".json":
             json.loads(path.read_text())
         elif path.suffix == ".safetensors":
@@ -181,6 +183,7 @@ def small_disk(tmp_path: Path) -> Path:
     if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False).returncode:
         pytest.skip("no permission to mount a small tmpfs")
     yield disk
+    gc.collect()  # the error holds the file that torch could not write
     subprocess.run(["umount", disk], check=True)
 
 

@@ -182,9 +182,17 @@ def evaluate(
             "correct", "well_formed", "answer", "error", "entropy", "branching",
         )
     }  # fmt: skip
+    places = [completion.prompt_index for completion in completions]
+    verdicts = iter(
+        task.verify_many(
+            [completion.text for completion in completions],
+            [problems[place] for place in places],
+            opened=[opens_think(prompts[place]) for place in places],
+        )
+    )
     for completion in completions:
         problem, prompt = problems[completion.prompt_index], prompts[completion.prompt_index]
-        verdict = task.verify(completion.text, problem, opened=opens_think(prompt))
+        verdict = next(verdicts)
         values = (
             problem.id, completion.sample_index, prompt if isinstance(prompt, str) else prompt[-1]["content"],
             completion.text, len(completion.token_ids), completion.finish_reason,

@@ -23,7 +23,7 @@ import numpy as np
 
 from explorl.evaluation.core import Evaluation
 from explorl.rollout import SamplingParams
-from explorl.store import StoreError, write_json, write_parquet
+from explorl.store import StoreError, cleaned, write_json, write_parquet
 
 Rows = dict[str, list[Any]]
 
@@ -66,7 +66,7 @@ class EvaluationFolder:
         """Begins the evaluation, or goes on with it; `StoreError` where the folder holds another one."""
         if not self.identity_path.exists():
             write_json(self.identity_path, dict(identity))
-        asked = _flat(json.loads(json.dumps(identity)))
+        asked = _flat(cleaned(json.loads(json.dumps(identity))))
         there = _flat(self.identity())
         for key in sorted(asked.keys() | there.keys()):
             if asked.get(key) != there.get(key):
@@ -89,13 +89,13 @@ class EvaluationFolder:
         (first, start), (last, stop) = pairs.min(axis=1), pairs.max(axis=1)
         digest = hashlib.blake2b(pairs.tobytes(), digest_size=4).hexdigest()
         name = f"problems-{first:05d}-{last:05d}-samples-{start:04d}-{stop:04d}-{digest}.parquet"
-        write_parquet(self.samples / name, {key: pa.array(rows[key], kind) for key, kind in kinds.items()})
+        write_parquet(self.samples / name, {key: rows[key] for key in kinds}, kinds)
 
     def have(self, problems: Sequence[str], samples: int) -> np.ndarray:
         """Which samples of these problems are there: problems × samples."""
         found = np.zeros((len(problems), samples), dtype=bool)
-        ids = np.asarray(problems, dtype=object)
-        for path in self._parts():
+        ids = np.asarray(cleaned(list(problems)), dtype=object)
+        for path in self.parts():
             part = _columns(path, ("problem_index", "problem", "sample"))
             index, sample = part["problem_index"].to_numpy(), part["sample"].to_numpy()
             inside = index < len(problems)
@@ -116,7 +116,7 @@ class EvaluationFolder:
         import pyarrow as pa
 
         wanted = [*(name for name in COLUMNS if name not in TEXT), *columns]
-        table = pa.concat_tables([_columns(path, wanted) for path in self._parts()])
+        table = pa.concat_tables([_columns(path, wanted) for path in self.parts()])
         keys = table["problem_index"].to_numpy().astype(np.int64), table["sample"].to_numpy().astype(np.int64)
         places = np.flatnonzero((keys[0] < problems) & (keys[1] < samples))
         # the same sample may have been drawn twice, by two processes
@@ -126,7 +126,8 @@ class EvaluationFolder:
             raise StoreError(f"{self.folder} lacks {missing} of {problems * samples} samples; run the evaluation again")
         return {name: values.to_pylist() for name, values in _named(table.take(pa.array(places[first])))}
 
-    def _parts(self) -> list[Path]:
+    def parts(self) -> list[Path]:
+        """The files of samples that are whole."""
         return sorted(self.samples.glob("[!.]*.parquet"))
 
 
@@ -177,7 +178,7 @@ def _named(table: Any) -> list[tuple[str, Any]]:
 def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(f"{path} is missing; {otherwise}")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return dict(cleaned(json.loads(path.read_text(encoding="utf-8"))))  # a folder may come from anywhere
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

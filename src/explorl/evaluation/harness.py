@@ -10,24 +10,32 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
 
+from explorl.config import read_yaml
 from explorl.evaluation.core import Evaluation, fitting_template
 from explorl.evaluation.drawing import Chunk, Job
 from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
+from explorl.evaluation.prompts import check_prompts
 from explorl.evaluation.protocols import Protocol, protocol, task_label
 from explorl.evaluation.scores import as_json, scores, table, unsolved
-from explorl.metrics import Interval
+from explorl.metrics import Cell, Interval, Table
 from explorl.models import ModelError, Policy, load_policy, resolve_model
 from explorl.rollout import Engine, UnsupportedModel
-from explorl.store import write_json
-from explorl.tasks import Task, get_task, task_type
+from explorl.sandbox.text import clean
+from explorl.store import file_name, write_json
+from explorl.tasks import Task, get_task, takes_option, task_type
+from explorl.tasks.base import problems_of
+from explorl.terminal import ProgressLines, duration, literal
 
 RECORD_BYTES = 2 << 30
 """Token records are kept by default where they take no more than this before compression."""
@@ -57,6 +65,15 @@ class Evaluated:
     scores: Mapping[str, Interval | None]
 
 
+@dataclass(frozen=True)
+class Failed:
+    """One model on one task that could not be evaluated, and why."""
+
+    model: str
+    task: str
+    error: str
+
+
 def run_evaluation(
     models: Sequence[str | Policy] | Mapping[str, str | Policy],
     tasks: Sequence[str | Task],
@@ -75,6 +92,7 @@ def run_evaluation(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     task_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_failure: Callable[[Failed], None] | None = None,
 ) -> list[Evaluated]:
     """Evaluates every model on every task, each into ``out/<model>-<task>-<name>``, and goes on where a call ended.
 
@@ -84,6 +102,7 @@ def run_evaluation(
         how: The protocol, and ``name`` what it is called.
         shard: (index, count): draw only this process's chunks. None is torchrun's RANK and WORLD_SIZE, or all.
         chunk: Problems that are sampled and stored at a time, with up to 16 samples each.
+        on_failure: Called where a model cannot be evaluated on a task, and the others are; without it, that is raised.
         token_records: Keep ids, entropy, branching factor and log-probability of every token; None is yes up to 2 GiB.
 
     In several processes, the one that finishes last scores them all; an earlier one reports what is still missing.
@@ -91,54 +110,96 @@ def run_evaluation(
     index, count = _shard(shard)
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; sample 1 problem or more at a time, such as 32")
-    chosen = [_task(task, task_options or {}) if isinstance(task, str) else task for task in tasks]
+    chosen = _tasks(tasks, task_options or {})
     labelled = _labelled(models)
     for model in labelled.values():  # before hours go into the first one
         if isinstance(model, str):
             resolve_model(model)
     results = []
     for label, model in labelled.items():
-        policy = load_policy(model, dtype=dtype, device=_device()) if isinstance(model, str) else model
-        engine, mark = Engine(policy.model, policy.tokenizer, batch_size=batch_size), fingerprint(policy)
+        failed = partial(_failed, label, on_failure)
+        policy = engine = None
         try:
-            engine.check(int(np.max(how.sampling.max_tokens)))
-        except UnsupportedModel as error:
-            raise ModelError(
-                f"{label} cannot be sampled by Explorl's engine ({error.reason}); in Python, "
-                "explorl.evaluation.evaluate(..., engine='generate') samples it with model.generate"
-            ) from error
-        for task in chosen:
-            problems = task.problems(split, limit=limit)
-            if not problems:
-                raise ValueError(
-                    f"task {task.name} has no problems in split {split!r}; it has {', '.join(task.splits)}"
-                )
-            fitting = fitting_template(task, policy.tokenizer, template)
-            job = Job(policy, engine, task, problems, how, fitting, seed)
-            store = EvaluationFolder(Path(out) / f"{_file_name(label)}-{task_label(task)}-{name}")
-            identity = {
-                "model": label,
-                "fingerprint": mark,
-                "task": task_label(task),
-                "split": split,
-                "template": fitting,
-                "protocol": name,
-                "sampling": {key: value for key, value in asdict(how.sampling).items() if key != "seed"},
-                "seed": seed,
-                "answer_mark": job.answer_mark,
-                "token_records": _records(store, job, token_records),
-            }
-            store.claim(identity)
-            results.append(_fill(store, job, job.chunks(chunk)[index::count], how, on_progress))
+            policy, engine = _opened(label, model, how, batch_size, dtype)
+        except Exception as error:
+            for task, _ in chosen:
+                failed(task, error)
+            continue
+        mark = fingerprint(policy)
+        for task, given in chosen:
+            try:
+                problems = problems_of(task, split, limit)
+                fitting = fitting_template(task, policy.tokenizer, template)
+                check_prompts([task.prompt(one, fitting) for one in problems], policy, task, fitting, "--template")
+                job = Job(policy, engine, task, problems, how, fitting, seed)
+                # a colon as in gym:chain_sum is part of a folder's name
+                asked = ":".join(map(file_name, task_label(task).split(":")))
+                store = EvaluationFolder(Path(out) / f"{file_name(label)}-{asked}-{file_name(name)}")
+                identity: dict[str, Any] = {
+                    "model": label,
+                    "fingerprint": mark,
+                    "task": task_label(task),
+                    "split": split,
+                    "template": fitting,
+                    "protocol": name,
+                    "sampling": {key: value for key, value in asdict(how.sampling).items() if key != "seed"},
+                    "seed": seed,
+                    "answer_mark": job.answer_mark,
+                    "token_records": _records(store, job, token_records),
+                }
+                if judged_by := {key: value for key, value in given.items() if key not in ("data_dir", "path")}:
+                    identity["task_options"] = judged_by
+                store.claim(identity)
+                results.append(_fill(store, job, job.chunks(chunk)[index::count], how, on_progress))
+            except Exception as error:
+                failed(task, error)
         engine.release()
-        del policy, engine, job  # the next model needs the memory
+        del policy, engine  # the next model needs the memory
     return results
 
 
-def _task(name: str, options: Mapping[str, Any]) -> Task:
-    """The task of that name; one that generates its problems needs no folder of files, though others beside it do."""
-    files = task_type(name).reads_files
-    return get_task(name, **{key: value for key, value in options.items() if key != "data_dir" or files})
+def _failed(label: str, on_failure: Callable[[Failed], None] | None, task: Task, error: Exception) -> None:
+    """Tells of a failure, or raises it where nobody asked to be told."""
+    if on_failure is None:
+        raise error
+    text = clean(" ".join(str(error).split()) or type(error).__name__)
+    on_failure(Failed(label, task_label(task), text))
+
+
+def _opened(
+    label: str,
+    model: str | Policy,
+    how: Protocol,
+    batch_size: int | None,
+    dtype: Literal["float32", "bfloat16", "float16"],
+) -> tuple[Policy, Engine]:
+    """A policy, and an engine that can sample it."""
+    policy = load_policy(model, dtype=dtype, device=_device()) if isinstance(model, str) else model
+    engine = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
+    try:
+        engine.check(int(np.max(how.sampling.max_tokens)))
+    except UnsupportedModel as error:
+        raise ModelError(
+            f"{label} cannot be sampled by Explorl's engine ({error.reason}); in Python, "
+            "explorl.evaluation.evaluate(..., engine='generate') samples it with model.generate"
+        ) from error
+    return policy, engine
+
+
+def _tasks(tasks: Sequence[str | Task], options: Mapping[str, Any]) -> list[tuple[Task, dict[str, Any]]]:
+    """The tasks of these names, each with the options that it has and was given; one that none has is an error."""
+    names = [task for task in tasks if isinstance(task, str)]
+    nobodys = {key for key in options if not any(takes_option(name, key) for name in names)}
+    chosen: list[tuple[Task, dict[str, Any]]] = []
+    for task in tasks:
+        if not isinstance(task, str):
+            chosen.append((task, {}))
+            continue
+        given = {key: value for key, value in options.items() if key in nobodys or takes_option(task, key)}
+        if not getattr(task_type(task), "reads_files", True):  # it needs no folder, though others beside it do
+            given.pop("data_dir", None)
+        chosen.append((get_task(task, **given), given))
+    return chosen
 
 
 def _fill(
@@ -237,6 +298,17 @@ def parse_models(texts: Sequence[str]) -> dict[str, str]:
     return labelled
 
 
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Options of tasks from ["verifier=number"]; values are YAML, as in a configuration."""
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.isidentifier():
+            raise ValueError(f"--option {text!r} is not key=value; write it like verifier=number")
+        options[key] = read_yaml(value, f"--option {text}")
+    return options
+
+
 def evaluate_command(
     models: Sequence[str],
     tasks: Sequence[str],
@@ -248,9 +320,10 @@ def evaluate_command(
     shard: str | None = None,
     json_file: Path | None = None,
     **options: Any,
-) -> list[Evaluated]:
-    """The body of `explorl eval`: a bar for each evaluation, then its table and folder.
+) -> list[Evaluated | Failed]:
+    """The body of `explorl eval`: a bar for each evaluation, then its table and folder, then all in one overview.
 
+    Where there are several pairs of model and task, one that fails does not keep the others from being evaluated.
     ``changes`` alter the protocol (samples, temperature, …); ``options`` go to `run_evaluation`. ``json_file`` gets the
     summary, or a list of them where there are several.
     """
@@ -258,33 +331,79 @@ def evaluate_command(
 
     with progress_bar(console) as progress:
         bars: dict[tuple[str, str], Any] = {}
+        lines: dict[tuple[str, str], _Lines] = {}
 
         def show(now: Progress) -> None:
             key = now.model, now.task
+            lines.setdefault(key, _Lines(console, now)).show(now)
             if key not in bars:
-                bars[key] = progress.add_task(f"{now.model} {now.task}", total=now.total, note="")
+                bars[key] = progress.add_task(clean(f"{now.model} {now.task}", 80), total=now.total, note="")
             progress.update(bars[key], completed=now.done)
 
+        labelled, failures = parse_models(models), list[Failed]()
         results = run_evaluation(
-            parse_models(models),
+            labelled,
             tasks,
             protocol(protocol_name, **(changes or {})),
             out,
             name=protocol_name,
             shard=None if shard is None else parse_shard(shard),
             on_progress=show,
+            on_failure=failures.append if len(labelled) * len(tasks) > 1 else None,
             **options,
         )
     for result in results:
         if result.evaluation is None:
-            console.print(f"{result.folder}: {result.missing} completions are left to other processes", soft_wrap=True)
+            left = f"{result.folder}: {result.missing} completions are left to other processes"
+            console.print(literal(left), soft_wrap=True)
             continue
         table(result.evaluation, result.scores).print(console)
-        console.print(f"completions: {result.folder}", soft_wrap=True)
+        console.print(literal(f"completions: {result.folder}"), soft_wrap=True)
+    if len(results) + len(failures) > 1:
+        overview(results, failures).print(console)
+    for failure in failures:
+        console.print(literal((f"failed: {failure.model} on {failure.task}: {failure.error}", "bold")), soft_wrap=True)
+    whole = [result for result in results if result.evaluation is not None]
+    if len(whole) > 1 and len({result.evaluation.task for result in whole if result.evaluation}) == 1:
+        command = shlex.join(["explorl", "compare", *(str(result.folder) for result in whole)])
+        console.print(literal(f"next: {command}"), soft_wrap=True)
+    elif whole and whole[0].evaluation is not None:
+        more = 2 * whole[0].evaluation.samples
+        console.print(
+            f"next: the same command with --samples {more} draws only those that are missing", highlight=False
+        )
     if json_file is not None:
         summaries = [EvaluationFolder(r.folder).summary() for r in results if r.evaluation is not None]
-        write_json(json_file, summaries[0] if len(results) == 1 and summaries else summaries)
-    return results
+        every = [*summaries, *map(asdict, failures)]
+        write_json(json_file, every[0] if len(results) + len(failures) == 1 and every else every)
+    return [*results, *failures]
+
+
+def overview(results: Sequence[Evaluated], failures: Sequence[Failed]) -> Table:
+    """pass@1 of every model on every task."""
+    cells: dict[tuple[str, str], Cell] = {(one.model, one.task): "failed" for one in failures}
+    for result in results:
+        identity = EvaluationFolder(result.folder).identity()
+        cells[identity["model"], identity["task"]] = result.scores.get("pass@1") if result.evaluation else "unfinished"
+    models, tasks = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    rows: list[list[Cell]] = [[model, *(cells.get((model, task)) for task in tasks)] for model in models]
+    return Table(["model", *tasks], rows, title="pass@1", number=".1%")
+
+
+class _Lines:
+    """Plain lines of one evaluation, where the output is not a terminal."""
+
+    def __init__(self, console: Console, begin: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lines, self.begin, self.clock, self.begun = ProgressLines(console, clock), begin, clock, clock()
+
+    def show(self, now: Progress) -> None:
+        """Says how far it is: at the first completion, each half minute, and at the last."""
+        drawn = now.done - self.begin.done
+        if now.done < now.total and (not drawn or not self.lines.due):
+            return
+        left = (self.clock() - self.begun) / max(drawn, 1) * (now.total - now.done)
+        rest = f", {duration(left)} left" if now.done < now.total else ""
+        self.lines.say(f"{now.model} on {now.task}: {now.done:,} of {now.total:,} completions{rest}")
 
 
 def _labelled(models: Sequence[str | Policy] | Mapping[str, str | Policy]) -> Mapping[str, str | Policy]:
@@ -306,10 +425,6 @@ def _label(name: str) -> str:
         run = parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else parts[-2]
         return run if parts[-1] == "model" else f"{run}-{parts[-1]}"
     return parts[-1]
-
-
-def _file_name(label: str) -> str:
-    return re.sub(r"[^\w.+-]+", "-", label).strip("-.") or "model"
 
 
 def _shard(shard: tuple[int, int] | None) -> tuple[int, int]:

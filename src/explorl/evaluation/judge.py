@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from explorl.metrics import Interval, bootstrap_mean
+from explorl.sandbox.text import clean
 from explorl.store import write_json
 
 INSTRUCTION = """\
@@ -121,7 +122,7 @@ def parse_opinion(content: str) -> Opinion | None:
             said = value.get("irrelevant") if isinstance(value, dict) else None
             flag = _TRUTH.get(str(said).strip().lower())
             if flag is not None:
-                found = Opinion(flag, str(value.get("reason") or ""))
+                found = Opinion(flag, clean(str(value.get("reason") or ""), 500))
         place = text.find("{", end)
     return found
 

@@ -23,7 +23,7 @@ class Protocol:
     """Tasks for which the source draws another number."""
 
     def samples_for(self, task: Task) -> int:
-        """Samples a problem of this task."""
+        """Samples per problem of this task."""
         return self.samples_by_task.get(task_label(task), self.samples)
 
 
@@ -61,7 +61,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         _DENG,
         "Deng et al. 2025, Table 6: pass@8, and pass@4 of HumanEval; no sampling is stated, so §2.4's",
         ("pass@k",),
-        {"humaneval": 4},
+        {"code": 4},
     ),
     "egsw-table1": Protocol(
         1,
@@ -77,7 +77,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 def task_label(task: Task) -> str:
     """What a task is called in tables and folders: its data set where it has several, such as aime24."""
-    return str(getattr(task, "dataset", None) or task.name)
+    dataset = getattr(task, "dataset", None)
+    return dataset if isinstance(dataset, str) and dataset else task.name
 
 
 def protocol(name: str, **changes: Any) -> Protocol:

@@ -67,7 +67,7 @@ class Diversity(NamedTuple):
 
 
 def answer_diversity(answers: Sequence[Any], correct: Any) -> Diversity:
-    """Number of distinct answers a problem, and of distinct right ones (Deng et al. 2025 §2.4, Figure 1b).
+    """Number of distinct answers per problem, and of distinct right ones (Deng et al. 2025 §2.4, Figure 1b).
 
     ``answers`` (hashable, normalised by the task; None where none was found, which is no answer) and ``correct``
     (0 or 1) are problems × samples, ragged allowed; the samples of one problem count as one row.

@@ -1,4 +1,4 @@
-"""Scores of n samples a problem, as the expected value over which k of the n are drawn: pass@k, avg@k, maj@k."""
+"""Scores of n samples per problem, as the expected value over which k of the n are drawn: pass@k, avg@k, maj@k."""
 
 from __future__ import annotations
 

@@ -7,11 +7,14 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from explorl.sandbox.text import clean
 
 from .bootstrap import Interval
 
@@ -19,12 +22,14 @@ if TYPE_CHECKING:
     import rich.console
     import rich.table
 
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+
 Cell = str | int | float | bool | Interval | None
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "\n": " ",
+    "|": r"\textbar{}", "\n": " ", "−": "$-$",
 }  # fmt: skip
 
 
@@ -42,7 +47,8 @@ class Table:
     number: str | Mapping[str, str] = ".3f"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "columns", tuple(map(clean, self.columns)))
+        object.__setattr__(self, "title", clean(self.title))
         object.__setattr__(self, "rows", tuple(tuple(_plain(cell) for cell in row) for row in self.rows))
         twice = {name for name in self.columns if self.columns.count(name) > 1}
         if twice:
@@ -138,7 +144,7 @@ class Table:
         for name, cell in zip(self.columns, row, strict=True):
             spec = self.number if isinstance(self.number, str) else self.number.get(name, ".3f")
             plain = "–" if cell is None else str(cell)
-            texts.append(format(cell, spec) if isinstance(cell, float | Interval) else plain)
+            texts.append(_NUMBER.sub(_sign, format(cell, spec)) if isinstance(cell, float | Interval) else plain)
         return texts
 
     def _is_numeric(self, index: int) -> bool:
@@ -147,12 +153,18 @@ class Table:
         )
 
 
+def _sign(number: re.Match[str]) -> str:
+    """A minus sign instead of a hyphen; no sign before a zero."""
+    text = number[0]
+    return text.replace("-", "−") if re.search("[1-9]", text) else text.lstrip("+-")
+
+
 def _plain(cell: Any) -> Cell:
-    """NumPy and torch scalars as Python's own."""
+    """NumPy and torch scalars as Python's own, and texts that any file and terminal can take."""
     cell = cell.item() if hasattr(cell, "item") else cell
     if not isinstance(cell, Cell):
         raise ValueError(f"a cell is a text, a number, an Interval or None; got {cell!r}")
-    return cell
+    return clean(cell) if isinstance(cell, str) else cell
 
 
 def _jsonable(cell: Cell) -> Any:
@@ -162,7 +174,8 @@ def _jsonable(cell: Cell) -> Any:
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join("".join(_LATEX.get(letter, letter) for letter in cell) for cell in cells) + r" \\"
+    row = " & ".join("".join(_LATEX.get(letter, letter) for letter in cell) for cell in cells) + r" \\"
+    return f"{{}}{row}" if row.startswith(("[", "*")) else row  # else an argument of the rule or \\\\ before it
 
 
 def _markdown(cell: str) -> str:

@@ -82,9 +82,12 @@ def load_policy(
         else:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(f"cannot load the model {name!r}: {first}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file fails in any way: safetensors, torch, pickle and zip have their own
+        first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        advice = "" if isinstance(error, OSError | ValueError | ImportError) else "; a damaged file?"
+        raise ModelError(f"cannot load the model {name!r}: {first}{advice}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"

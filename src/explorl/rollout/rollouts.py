@@ -102,7 +102,8 @@ class Rollouts(Sequence[Rollout]):
     def check(self) -> Rollouts:
         """Itself, or `RuntimeError` where a completion broke off."""
         if self.errors:
-            raise RuntimeError("; ".join(rollout.error for rollout in self.errors))
+            more = f" (and so in {len(self.errors) - 1} more requests)" if len(self.errors) > 1 else ""
+            raise RuntimeError(self.errors[0].error + more)
         return self
 
     def by_prompt(self) -> list[list[Rollout]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from explorl.rollout.ranking import head_mask, kth_largest, mass_head
 
 PerRow = float | Sequence[float]
-"""One value for all rows, or one a row."""
+"""One value for all rows, or one per row."""
 
 Rows = Float[Tensor, " rows"] | float
 Logits = Float[Tensor, "rows vocab"]
@@ -87,7 +87,7 @@ def _integer(value: float) -> bool:
 
 
 _RULES: Mapping[str, tuple[str, Any]] = {
-    "temperature": ("a number ≥ 1e-6 such as 1.0, or 0 for greedy", lambda v: v == 0 or v >= 1e-6),
+    "temperature": ("a number from 1e-6 to 100 such as 1.0, or 0 for greedy", lambda v: v == 0 or 1e-6 <= v <= 100),
     "top_k": ("a whole number ≥ 0 such as 50, or 0 for off", lambda v: v >= 0 and _integer(v)),
     "top_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
     "min_p": ("a number in [0, 1] such as 0.05", lambda v: 0 <= v <= 1),

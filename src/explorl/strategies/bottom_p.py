@@ -7,7 +7,7 @@ top-p 0.9 with bottom-p 0.9 samples from the middle. With `frequency` f each row
 token, or once for the whole sequence (`per="sequence"`).
 
 What to expect: a token that holds more than 1 − p by itself stays, so sure steps are left alone and only flat
-distributions lose their top: rollouts leave the paths that fine-tuning has engraved where the policy hesitates. The
+distributions lose their top: where the policy hesitates, rollouts leave the paths that fine-tuning has engraved. The
 author used p = 0.9 and 0.5 at temperatures 1.0 and 5.0: p = 0.9 at 1.0 trained, but did not beat plain temperature on
 held-out puzzles; p = 0.5, or temperature 5.0, left no reward at all.
 

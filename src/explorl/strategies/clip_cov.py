@@ -8,8 +8,8 @@ Cui et al. 2025 (The entropy mechanism), reviewed in Deng et al. 2025, §4.3.
 What to expect: sure tokens of well-rewarded answers are what collapses entropy; leaving out two in ten thousand
 tokens, taken from those, slows its fall. The authors report higher entropy and better results late in training.
 
-When not to: where entropy does not collapse. The bounds 1 and 5 suit advantages of unit scale; with shaped or
-unscaled advantages look at the covariance first, no token may lie between them.
+When not to: where entropy does not collapse. The bounds 1 and 5 suit advantages of unit scale. With shaped or
+unscaled advantages look at the covariance first: it may be that no token lies between them.
 
 Deviations: the authors draw anew for every micro-batch of every update, so that their choice moves with the memory
 setting; here it is made once, over the whole generation batch, from its log-probabilities while sampling, with a

@@ -71,14 +71,14 @@ strategies = [
   earlier of two clips, and {reuse} on a batch that serves a single update. Reuse needs `num_iterations` of 2 or
   more, or `steps_per_generation` above `gradient_accumulation_steps`.
 
-What counts as a correct answer is for the run to say: a named reward function and a threshold.
-{correct} ask for it, and so do element_wise_temperature with
+The run says what counts as a correct answer: a named reward function and a threshold.
+{correct} need to know it, and so do element_wise_temperature with
 `source: running` and pass_threshold with `of: correct`.
 
 For each generation batch the log has `strategy/<name>/…`: how far it moved the advantages or weights
 (`advantage_change`, `weight_change`: the mean absolute change over all counted tokens), how many tokens it changed
 (`advantage_tokens`, `weight_tokens`), the share and number of tokens that it took out of the loss (`masked_change`,
-`masked_tokens`), and what it says of itself. The entropy bonus is TRL's own and shows as `entropy_coef` and
+`masked_tokens`), and metrics of its own. The entropy bonus is TRL's own and shows as `entropy_coef` and
 `policy_loss`.
 
 ## Schedules

@@ -6,8 +6,8 @@
 
 Cui et al. 2025 (The entropy mechanism), reviewed in Deng et al. 2025, §4.3.
 
-What to expect: the chosen tokens may not run away within the reuse of a batch, the others are free; entropy settles
-at a higher level.
+What to expect: while a batch is reused, the chosen tokens cannot run away, and the others are free; entropy settles at
+a higher level.
 
 When not to: on a batch that is used once, where log π equals log π_old and the penalty has no gradient. As it takes
 the PPO clip away, many updates on one batch can leave the trust region. It overrides clip_higher when listed after it.

@@ -4,8 +4,8 @@
 
 Mecklenburg, §3; also part of DAPO (Yu et al. 2025, overlong filtering).
 
-What to expect: an answer that was cut off is graded as wrong although it may have been on its way to the right one;
-without it a short length limit no longer punishes long thinking, and training is steadier.
+What to expect: an answer that was cut off is graded as wrong although it may have been on its way to the right one.
+With such answers left out, a short length limit no longer punishes long thinking, and training is steadier.
 
 When not to: where answers should become shorter; nothing then holds their length back. He et al. 2025 (Skywork-OR1)
 got better use of the context by keeping the penalty. If most answers are cut off, hardly a gradient remains: raise the

@@ -25,6 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from explorl.config import Config
+from explorl.sandbox.text import clean
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.file import Study
 
@@ -96,7 +97,6 @@ def prepare(folder: Path) -> None:
         config = load_config(values=study.warm_start)
         store = _store(folder / "warm-start", config)
         if not finished(store):
-            store.record_start(seed=config.seed)
             run_sft(config, store, console=Console(quiet=True))
             shutil.rmtree(store.checkpoints, ignore_errors=True)
     if study.needs_solve_rates and not (folder / "solve-rates.json").exists():
@@ -116,11 +116,12 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
     from explorl.evaluation import evaluate, protocol
     from explorl.models import load_policy
     from explorl.tasks import get_task
+    from explorl.tasks.base import problems_of
     from explorl.training.common import task_options
     from explorl.training.records import prompt_text
 
     task = get_task(config.task.name, **task_options(config))
-    problems = task.problems("train", limit=config.task.train_problems)
+    problems = problems_of(task, "train", config.task.train_problems)
     how = protocol(config.evaluation.protocol, samples=samples, max_tokens=config.rollout.max_tokens)
     policy = load_policy(config.model.name, dtype=config.model.evaluation_dtype)
     result = evaluate(policy, task, problems, how, template=config.task.template, seed=config.seed)
@@ -193,8 +194,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
     except Exception:
-        traceback.print_exc()
-        lines = traceback.format_exc().strip().splitlines()
+        lines = clean(traceback.format_exc()).strip().splitlines()
+        print(*lines, sep="\n", file=sys.stderr)
         write_text(place / "error.txt", "\n".join(lines[-ERROR_LINES:]) + "\n")
         return 1
     return 0

@@ -29,8 +29,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from explorl.config import Config, ConfigError, Count, Section, load_config, presets, read_yaml
-from explorl.store import StoreError
+from explorl.config import Config, ConfigError, Count, Section, load_config, preset_for, presets, read_yaml
+from explorl.store import StoreError, cleaned, file_name
 
 START = "start"
 """As `solve_rates` of a strategy: those of the policy that all arms start from, measured once by the study."""
@@ -45,34 +45,41 @@ RESERVED = {
 """Keys that an arm cannot set, and why."""
 
 
+LONGEST_NAME = 100
+"""Characters of an arm's name, which stands in tables and legends."""
+
+
 class ArmSettings(Section):
     """What an arm changes in the base."""
 
     set: dict[str, Any] = Field(default_factory=dict)
     """Dotted keys of the configuration, as in `--set`."""
     strategies: list[str | dict[str, Any]] | None = None
-    """In place of the base's; null keeps them."""
+    """Strategies in place of the base's; null keeps those."""
 
 
 class EvaluationPlan(Section):
     """How every arm is judged: before the first step, each `every` steps, and after the last."""
 
     every: Count | None = None
-    """In training steps; null is only at the start and the end."""
+    """Training steps between evaluations; null evaluates only at the start and the end."""
     problems: Count | None = None
+    """How many held-out problems; null takes the base's `evaluation.problems`."""
     samples: Count | None = None
+    """Completions per problem; null takes the base's `evaluation.samples`."""
     protocol: str | None = None
-    """null takes the base's own, here and above."""
+    """How completions are drawn; null takes the base's `evaluation.protocol`."""
 
 
 class Budget(Section):
     """What an arm may spend: one of the three. A run ends with the step at which it is spent."""
 
     steps: Count | None = None
+    """Training steps, in place of the base's `training.steps`."""
     tokens: Annotated[float, Field(gt=0)] | None = None
-    """Prompt and completion tokens; `training.steps` stays the limit."""
+    """Prompt and completion tokens; `training.steps` remains an upper limit."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Of training, without evaluations; `training.steps` stays the limit."""
+    """Minutes of training, without evaluations; `training.steps` remains an upper limit."""
 
     @model_validator(mode="after")
     def _one(self) -> Budget:
@@ -86,26 +93,42 @@ class StudyFile(Section):
     """The keys of a study file, but for `profiles`."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    """What the study's folder is called: lower-case letters, digits, dots, hyphens and underscores."""
     title: str = ""
+    """Heading of the report; empty is the name."""
     description: str = ""
+    """A few sentences under that heading."""
     base: dict[str, Any] = Field(default_factory=dict)
-    """`preset`, and any values of the configuration."""
+    """The configuration that all arms share: a `preset`, and any keys of the configuration."""
     warm_start: dict[str, Any] | None = None
-    """Values of the configuration for an SFT run, made once: all arms start from its policy."""
+    """Keys of the configuration for an SFT run, which is made once: all arms start from its policy."""
     arms: dict[str, ArmSettings | None]
+    """What is compared: the name of each arm, over what it changes. `{}` changes nothing."""
     baseline: str
+    """The arm with which all others are compared."""
     seeds: Count | list[Annotated[int, Field(ge=0)]] = 3
+    """A count, which is the seeds 0, 1, …; or a list of seeds. Each arm is run once with each of them."""
     evaluation: EvaluationPlan = EvaluationPlan()
+    """When and how every arm is judged."""
     budget: Budget | None = None
-    """null is `training.steps`."""
+    """What each run may spend; null is the base's `training.steps`."""
     target: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The held-out accuracy of which "steps to target" speaks."""
+    """Held-out accuracy to be reached, for the column "steps to target"."""
     seed_deviation: Annotated[float, Field(gt=0)] = 0.02
-    """Standard deviation between seeds of a difference to the baseline, assumed before there are runs."""
+    """Assumed deviation between seeds of an arm's difference from the baseline, until there are runs to measure it."""
     solve_rate_samples: Count = 4
     """Samples of each training problem where an arm asks for `solve_rates: start`."""
     without: list[str] = Field(default_factory=list)
-    """Arms to leave out."""
+    """Arms to leave out, for a profile that does not need all of them."""
+
+    @field_validator("title", "description", "baseline", "without", "arms")
+    @classmethod
+    def _clean(cls, value: Any) -> Any:
+        """Names and texts that tables, figures, files and terminals can take."""
+        shown = cleaned(value)
+        if isinstance(value, dict) and len(shown) < len(value):
+            raise ValueError(f"two of {list(value)} are the same where they are shown: {list(shown)}; rename one")
+        return shown
 
     @field_validator("seeds")
     @classmethod
@@ -153,7 +176,7 @@ class Study:
     def arm(self, name: str) -> Arm:
         """An arm by its name or its folder's."""
         for arm in self.arms:
-            if name in (arm.name, arm.slug):
+            if cleaned(name) in (arm.name, arm.slug):
                 return arm
         raise ConfigError(f"the study {self.name} has no arm {name!r}; {_nearest(name, [a.name for a in self.arms])}")
 
@@ -259,8 +282,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """An arm's name as a folder's."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+    """An arm's name as a folder's: by its letters from a to z and digits, where it has any."""
+    return file_name(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or name)
 
 
 # ---------------------------------------------------------------------------- reading
@@ -331,9 +354,15 @@ def _resolved(file: StudyFile, profile: str | None, seeds: int | Sequence[int] |
     if file.warm_start is not None:
         warm = _built(merged(base_values, file.warm_start), f"warm_start of {place}").dump()
     resolved = tuple(_arm(name, arm, file, base, base_values, place) for name, arm in arms.items())
+    for name in arms:
+        if len(name) > LONGEST_NAME:
+            shown = f"{name[:40]}…"
+            raise ConfigError(
+                f"the arm {shown!r} of {place} has a name of {len(name)} characters; give at most {LONGEST_NAME}"
+            )
     for arm in resolved:
         twins = [other.name for other in resolved if other.slug == arm.slug]
-        if len(twins) > 1 or not arm.slug:
+        if len(twins) > 1:
             raise ConfigError(f"the arms {twins} of {place} have the same folder name {arm.slug!r}; rename one")
     return Study(
         name=file.name,
@@ -358,7 +387,7 @@ def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
     preset = given.pop("preset", None)
     if preset is not None and preset not in presets():
         raise ConfigError(f"base.preset is {preset!r} in {place}; {_nearest(str(preset), presets())}")
-    values = merged(load_config(preset=preset).dump(), given)
+    values = merged(preset_for(load_config(preset=preset).dump(), given), given)
     values["evaluation"] = merged(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
     if file.budget is not None and file.budget.steps is not None:
         values["training"] = {**values["training"], "steps": file.budget.steps}
@@ -406,11 +435,10 @@ def _built(values: Mapping[str, Any], where: str) -> Config:
     try:
         config = load_config(values=filled)
         protocol(config.evaluation.protocol)
-        task = get_task(
-            config.task.name, **({} if config.task.data_dir is None else {"data_dir": config.task.data_dir})
-        )
+        task = get_task(config.task.name, **config.task.options)
         if config.task.template is not None and config.task.template not in task.templates:
-            raise ValueError(f"task.template is {config.task.template!r}; {task.name} has {', '.join(task.templates)}")
+            has = ", ".join(task.templates) or "none: leave it out"
+            raise ValueError(f"task.template is {config.task.template!r}; {task.name} has {has}")
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     return config

@@ -31,9 +31,11 @@ from explorl.analysis.statistics import minimum_detectable_effect
 from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_precision, check_trackers
 from explorl.metrics import Cell, Table
-from explorl.store import RunStore, StoreError, write_json
+from explorl.sandbox.text import clean
+from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.file import Arm, Study, flat, inert, load_study, read_record
+from explorl.terminal import ProgressLines, duration, literal
 
 POLL = 0.2
 """Seconds between two looks at the processes."""
@@ -84,7 +86,7 @@ def run_study(
         results = write_results(place)
     failed = [run.label for run in runs if not run.done]
     for label in failed:
-        console.print(f"failed: {label}", style="bold", highlight=False)
+        console.print(literal((f"failed: {label}", "bold")))
     return Outcome(place, results, failed)
 
 
@@ -236,6 +238,22 @@ class _Run:
         return done(self.store)
 
     @property
+    def steps(self) -> int:
+        return int(self.arm.config["training"]["steps"])
+
+    @property
+    def step(self) -> int:
+        return trained_steps(self.store) // int(self.arm.config["training"]["iterations"])
+
+    @property
+    def note(self) -> str:
+        """Reward and entropy of the latest step, after a comma."""
+        last: dict[str, Any] = next(
+            (line for line in reversed(self.store.metrics()) if line.get("kind") == "train"), {}
+        )
+        return "".join(f", {key} {last[key]:.3f}" for key in ("reward", "entropy") if last.get(key) is not None)
+
+    @property
     def state(self) -> str:
         if self.done:
             return "done"
@@ -260,13 +278,33 @@ class _Runner:
     jobs: int
     console: Console
     running: list[_Run] = field(default_factory=list)
+    every: list[_Run] = field(default_factory=list)
+    """All runs that this study has to do, whether they wait, run or have ended."""
+    first: int = 0
+    """Steps that were trained when the study was started."""
+
+    def _steps(self) -> int:
+        """Steps that all runs together have trained."""
+        return sum(run.step for run in self.every)
+
+    def _line(self, seconds: float, total: int) -> str:
+        """How far the study is, in a line for a log; empty before the first step."""
+        steps, ended = self._steps(), total - len(self.waiting) - len(self.running)
+        if steps == self.first:
+            return ""
+        now = "; ".join(f"{run.label}: step {run.step:,}{run.note}" for run in self.running)
+        rest = sum(run.steps for run in self.every) - steps
+        left = seconds / (steps - self.first) * rest
+        return f"{ended} of {total} runs done" + (f"; {now}" if now else "") + f"; {duration(left)} left"
 
     def run(self) -> None:
         if not self.waiting:
             return
         total = len(self.waiting)
         ended = 0
-        progress = _progress(self.console)
+        progress, lines, begun = _progress(self.console), ProgressLines(self.console), time.monotonic()
+        self.every = list(self.waiting)
+        self.first = self._steps()
         try:
             with progress:
                 whole = progress.add_task("runs", total=total, note="")
@@ -279,6 +317,8 @@ class _Runner:
                         progress.update(whole, completed=ended)
                     for run in self.running if not progress.disable else ():
                         _show(run, progress)
+                    if lines.due and (text := self._line(time.monotonic() - begun, total)):
+                        lines.say(text)
         finally:
             for run in self.running:
                 _stop(run.process)
@@ -290,7 +330,7 @@ class _Runner:
             run.folder.mkdir(parents=True, exist_ok=True)
             run.process = _process(run.command(), run.folder / "log.txt", environment(self.jobs, run.slot))
             steps = run.arm.config["training"]["steps"]
-            run.bar = progress.add_task(run.label, total=steps, note="")
+            run.bar = progress.add_task(clean(run.label, 80), total=steps, note="")
             self.running.append(run)
 
     def _end(self, run: _Run, progress: Progress) -> None:
@@ -304,10 +344,10 @@ class _Runner:
             _write_death(run.folder, code)
         if run.done:
             lines = [line for line in run.store.metrics() if line.get("kind") == "evaluation"]
-            self.console.print(f"{run.label}: pass@1 {lines[-1]['pass@1']:.1%}", highlight=False)
+            self.console.print(literal(f"{run.label}: pass@1 {lines[-1]['pass@1']:.1%}"))
         else:
             last = (run.folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
-            self.console.print(f"{run.label}: failed: {last}", highlight=False, markup=False)
+            self.console.print(literal(f"{run.label}: failed: {last}"))
 
 
 def _prepare(study: Study, folder: Path, console: Console) -> None:
@@ -387,15 +427,15 @@ def _write_death(folder: Path, code: int) -> None:
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     tail = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
     hint = "; it may have run out of memory" if code == -signal.SIGKILL else ""
-    (folder / "error.txt").write_text("\n".join([*tail, f"the process ended with {how}{hint}"]) + "\n")
+    write_text(folder / "error.txt", clean("\n".join([*tail, f"the process ended with {how}{hint}"])) + "\n")
 
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:<32}"),
+        TextColumn("{task.description:<32}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console,
         disable=not console.is_terminal,
         refresh_per_second=2,
@@ -405,19 +445,16 @@ def _progress(console: Console) -> Progress:
 def _show(run: _Run, progress: Progress) -> None:
     lines = [line for line in run.store.metrics() if line.get("kind") == "train"]
     if lines and run.bar is not None:
-        note = (
-            f"accuracy {lines[-1]['rewards/correctness/mean']:.3f}" if "rewards/correctness/mean" in lines[-1] else ""
-        )
+        accuracy = lines[-1].get("rewards/correctness/mean")  # None where it was not finite
+        note = "" if accuracy is None else f"accuracy {accuracy:.3f}"
         iterations = run.arm.config["training"]["iterations"]
         progress.update(run.bar, completed=lines[-1]["step"] // iterations, note=note)
 
 
 def _print_plan(study: Study, folder: Path, console: Console) -> None:
     limit = ", ".join(f"{value:,g} {unit}" for unit, value in study.budget.items())
-    console.print(
-        f"{study.title}: {len(study.arms)} arms × {len(study.seeds)} seeds, {limit} each, in {folder}",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    size = f"{len(study.arms)} arms × {len(study.seeds)} seeds"
+    console.print(literal(f"{study.title}: {size}, {limit} each, in {folder}"), soft_wrap=True)
     effect, source = plan_effect(study, folder)
     if effect is None:
         console.print("One seed: differences between arms cannot be told from those between trainings.")
@@ -429,4 +466,4 @@ def _print_plan(study: Study, folder: Path, console: Console) -> None:
         )  # fmt: skip
     for arm in study.arms:
         for message in inert(arm):
-            console.print(f"{arm.name}: {message}", highlight=False, markup=False, soft_wrap=True)
+            console.print(literal(f"{arm.name}: {message}"), soft_wrap=True)

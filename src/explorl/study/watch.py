@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from explorl.store import RunStore, StoreError
+from explorl.terminal import literal
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
@@ -56,7 +57,7 @@ def watch(folder: str | Path, *, once: bool = False, console: Console, every: fl
 def frame(folder: Path, width: int = 80) -> RenderableType:
     """One picture: a plot of the training accuracy, and a row an arm with its curves."""
     title, arms = _study(folder) if (folder / "study.json").is_file() else _run(folder)
-    table = RichTable(box=box.SIMPLE, title=Text(title), title_justify="left")
+    table = RichTable(box=box.SIMPLE, title=literal(title), title_justify="left")
     room = max(6, (width - 44) // len(CURVES) - 9)
     table.add_column("arm")
     table.add_column("progress")
@@ -69,7 +70,7 @@ def frame(folder: Path, width: int = 80) -> RenderableType:
             values = arm.curves[name][1]
             cells.append(Text(f"{sparkline(values, room)} {values[-1]:.3g}" if len(values) else "–"))
         held_out = "–" if arm.held_out is None else f"{arm.held_out:.1%}"
-        table.add_row(Text(arm.name, style=COLOURS[index % len(COLOURS)]), arm.progress, *cells, held_out)
+        table.add_row(literal((arm.name, COLOURS[index % len(COLOURS)])), arm.progress, *cells, held_out)
     shown = {arm.name: arm.curves["accuracy"] for arm in arms if len(arm.curves["accuracy"][0]) > 1}
     plot = braille(shown, max(20, min(width - 10, 100)), 10) if shown else Text("no training step yet")
     return Group(table, Text("correct rollouts by step"), plot)
@@ -130,17 +131,19 @@ def _run(folder: Path) -> tuple[str, list[Arm]]:
         raise StoreError(f"{folder} holds neither a study nor a run: study.json and config.yaml are missing")
     store = RunStore.open(folder)
     training = store.config()["training"]
+    if store.kind == "sft":  # how many steps it has is known to the trainer alone
+        return str(folder), [_arm(folder.name, [store], None, 1)]
     return str(folder), [_arm(folder.name, [store], training["steps"], training["iterations"])]
 
 
-def _arm(name: str, stores: Sequence[RunStore], total: int, iterations: int) -> Arm:
+def _arm(name: str, stores: Sequence[RunStore], total: int | None, iterations: int) -> Arm:
     lines = [store.metrics() for store in stores]
     train = [[line for line in one if line.get("kind") == "train"] for one in lines]
     scores = [[line["pass@1"] for line in one if line.get("kind") == "evaluation"] for one in lines]
     ends = [one[-1] for one in scores if one]
     steps = sum(one[-1]["step"] // iterations for one in train if one)
     failed = sum((store.folder / "error.txt").exists() for store in stores)
-    progress = f"{steps}/{total}" + (f", {failed} failed" if failed else "")
+    progress = (f"{steps}" if total is None else f"{steps}/{total}") + (f", {failed} failed" if failed else "")
     curves = {name: _mean_curve(train, key, iterations) for name, key in CURVES.items()}
     return Arm(name, progress, curves, float(np.mean(ends)) if ends else None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,59 @@ from torch import Tensor
 from explorl.strategies import Strategy
 
 STRATEGY_STATE, REFERENCE_STATE, BUFFER_STATE = "strategies.json", "reference.safetensors", "generation_batch_{}.pt"
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "pytorch_model.bin",
+           "pytorch_model.bin.index.json")  # fmt: skip
+
+
+def fault(folder: Path) -> str | None:
+    """What keeps a training from going on from this checkpoint, such as a torn file; None where nothing is seen."""
+    if not any((folder / name).exists() for name in WEIGHTS) and not _sharded(folder):
+        return "it has no weights"
+    if not _sharded(folder):
+        for name in ("optimizer.pt", "scheduler.pt"):
+            if not (folder / name).exists():
+                return f"{name} is missing"
+    if not (folder / "trainer_state.json").exists():
+        return "trainer_state.json is missing"
+    for path in sorted(folder.iterdir()):
+        reason = _FAULTS[path.suffix](path) if path.suffix in _FAULTS else None
+        if reason is not None:
+            return f"{path.name} {reason}"
+    return None
+
+
+def _sharded(folder: Path) -> bool:
+    """Whether FSDP or DeepSpeed wrote it, with weights and optimizer in folders of their own."""
+    return any(path.is_dir() for path in folder.iterdir()) or (folder / "optimizer.bin").exists()
+
+
+def _json_fault(path: Path) -> str | None:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return "is not whole"
+    return "has no global_step" if path.name == "trainer_state.json" and "global_step" not in held else None
+
+
+def _safetensors_fault(path: Path) -> str | None:
+    """The header says how long the file is."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, path.stat().st_size)))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, AttributeError):
+        return "is not whole"
+    return None if path.stat().st_size == 8 + length + max(ends, default=0) else "is not whole"
+
+
+def _torch_fault(path: Path) -> str | None:
+    """A file of torch is a zip archive, whose table of contents is written last."""
+    return None if zipfile.is_zipfile(path) else "is not whole"
+
+
+_FAULTS = {".json": _json_fault, ".safetensors": _safetensors_fault, ".pt": _torch_fault, ".pth": _torch_fault}
 
 
 @dataclass(frozen=True)

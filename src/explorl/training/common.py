@@ -12,24 +12,26 @@ from explorl.config import Config
 from explorl.evaluation import Evaluation, evaluate, protocol
 from explorl.models import Policy
 from explorl.tasks import get_task
+from explorl.tasks.base import problems_of
 
 
 def task_options(config: Config) -> dict[str, Any]:
     """Options of `get_task` that a configuration says."""
-    return {} if config.task.data_dir is None else {"data_dir": config.task.data_dir}
+    return config.task.options
 
 
-def evaluate_holdout(config: Config, policy: Policy) -> Evaluation:
-    """Scores a policy on the task's held-out problems as the configuration says."""
+def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = None) -> Evaluation:
+    """Scores a policy on the task's held-out problems as the configuration says, or on so many of them at most."""
     settings = config.evaluation
     task = get_task(config.task.name, **task_options(config))
     how = protocol(settings.protocol, samples=settings.samples, max_tokens=config.rollout.max_tokens)
+    asked = settings.problems or config.task.holdout_problems
     import torch
 
     return evaluate(
         policy,
         task,
-        task.problems("holdout", limit=settings.problems or config.task.holdout_problems),
+        problems_of(task, "holdout", min(asked, problems) if asked and problems else asked or problems),
         how,
         name=settings.protocol,
         template=config.task.template,

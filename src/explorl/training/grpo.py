@@ -41,6 +41,7 @@ from explorl.training.shaping import shape
 from explorl.training.trl_trainer import IMAGES
 
 StrategyLike = Strategy | str | Mapping[str, Any]
+ENGINES = ("explorl", "generate", "vllm")
 
 
 class ExplorationTrainer(ObjectiveTrainer):
@@ -79,6 +80,8 @@ class ExplorationTrainer(ObjectiveTrainer):
         token_records: int = 0,
         **trl: Any,
     ) -> None:
+        if engine not in (None, *ENGINES):
+            raise ValueError(f"engine is {engine!r}; use {', '.join(map(repr, ENGINES))}, or None to have one chosen")
         self.strategies: list[Strategy] = build_all(strategies)
         self._warned: set[str] = set()
         if args is None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig
 
-from explorl.config import Config, check_precision
+from explorl.config import Config, check_engine, check_precision
+from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy, lora_config
 from explorl.store import RunStore
 from explorl.tasks import Task, get_task
+from explorl.tasks.base import json_text
+from explorl.terminal import NOT_FINITE, literal
 from explorl.training.common import (
     disabled_progress,
     evaluate_holdout,
@@ -23,7 +27,15 @@ from explorl.training.common import (
     warn_of_lost_steps,
 )
 from explorl.training.grpo import ExplorationTrainer
-from explorl.training.stored import Periodically, ProgressBar, Recorder, StoredCheckpoints, save_model
+from explorl.training.stored import (
+    Periodically,
+    Recorder,
+    Shown,
+    StopAtDivergence,
+    StoredCheckpoints,
+    begin,
+    save_model,
+)
 
 
 class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
@@ -93,33 +105,38 @@ def run_grpo(
     console: Console,
     label: str = "GRPO",
     on_step: Callable[[int], bool | None] | None = None,
+    alone: bool = False,
 ) -> Path:
-    """Trains from the last checkpoint on, or from the start; returns the folder of the trained policy.
+    """Trains from the last whole checkpoint on, or from the start; returns the folder of the trained policy.
 
-    Training ends early where `on_step`, called after each step, returns True.
+    Nothing is written before all parts are there and fit together. Training ends early where `on_step`, called after
+    each step, returns True. ``alone`` keeps other processes out of the folder.
     """
     from datasets import Dataset
 
     check_precision(config.model.dtype)
-    checkpoint = store.last_checkpoint()
-    store.rewind(int(checkpoint.name.removeprefix("checkpoint-")) if checkpoint else 0)
-    store.record_start(seed=config.seed, resumed_from=checkpoint.name if checkpoint else None)
+    check_engine(config.rollout.engine)
     task = get_task(config.task.name, **task_options(config))
     correct = correct_reward(task)
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
+    for row in rows:  # a table would give all problems the keys of each, and all numbers one type
+        row["data"] = json_text(task, row["id"], row["data"])
     policy = load_policy(config.model.name, dtype=config.model.training_dtype)
+    check_prompts([row["prompt"] for row in rows], policy, task, config.task.template)
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
     def save_rollouts(step: int, columns: dict[str, list[Any]]) -> None:
         if config.training.save_rollouts:
             store.write_rollouts(step, columns)
 
-    callbacks = [Recorder(store), ProgressBar(label, console)]
+    shown = Shown(label, console)
+    divergence = StopAtDivergence("training.learning_rate", config.training.learning_rate)
+    callbacks = [divergence, Recorder(store), shown]
     if on_step is not None:
         callbacks.append(Periodically(1, on_step))
-    args = grpo_config(config, str(store.checkpoints))
-    args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
-    with disabled_progress():
+    with disabled_progress(), TemporaryDirectory() as nowhere:
+        args = grpo_config(config, nowhere)  # the trainer makes its folder at once
+        args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
         trainer = StoredExplorationTrainer(
             model=policy.model,
             reward_funcs=task.reward_functions(),
@@ -134,19 +151,30 @@ def run_grpo(
             token_records=config.training.token_records if config.training.save_rollouts else 0,
             callbacks=callbacks,
         )
-        trainer.store = store
+        trainer.args.output_dir = str(store.checkpoints)
         trainer.keep_checkpoints = config.training.keep_checkpoints
         quiet(trainer)
+        checkpoint = begin(trainer, store, config, "grpo", console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(store.folder / "tensorboard")
+        evaluation = _Evaluation(config, store, trainer, policy, console)
         if config.evaluation.every:
-            evaluation = _Evaluation(config, store, trainer, policy)
-            if checkpoint is None:
-                evaluation(0)
             trainer.add_callback(Periodically(config.evaluation.every, evaluation))
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            if checkpoint is None and evaluation.ends:
+                evaluation(0)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if evaluation.ends:
+                evaluation(trainer.state.global_step)
+        except RuntimeError as error:
+            if not any(phrase in str(error) for phrase in NOT_FINITE):
+                raise
+            step = trainer.state.global_step // config.training.iterations + 1
+            raise divergence.error(step, "the policy's logits are not finite") from error
+        finally:
+            shown.close()
         return save_model(store, trainer, policy.tokenizer)
 
 
@@ -159,15 +187,36 @@ def run_name(folder: Path) -> str:
 class _Evaluation:
     """Scores the policy during training and writes a line of metrics and the completions."""
 
-    def __init__(self, config: Config, store: RunStore, trainer: ExplorationTrainer, policy: Policy) -> None:
-        self.config, self.store, self.trainer, self.policy = config, store, trainer, policy
+    def __init__(
+        self, config: Config, store: RunStore, trainer: ExplorationTrainer, policy: Policy, console: Console
+    ) -> None:
+        self.config, self.store, self.trainer, self.policy, self.console = config, store, trainer, policy, console
+
+    @property
+    def ends(self) -> bool:
+        """Whether the policy is scored before the first step and after the last one, by this process."""
+        settings = self.config.evaluation
+        asked = bool(settings.every or settings.ends)
+        return asked and self.trainer.accelerator.is_main_process and not self.trainer.sharded
 
     def __call__(self, step: int) -> None:
+        if step in {record["step"] for record in self.store.metrics() if record.get("kind") == "evaluation"}:
+            return
+        settings = self.config.evaluation
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        result = evaluate_holdout(self.config, Policy(self.policy.name, model, self.policy.tokenizer))
+        result = evaluate_holdout(
+            self.config,
+            Policy(self.policy.name, model, self.policy.tokenizer),
+            problems=None if settings.every else settings.ends,
+        )
         result.save(self.store.folder / "evaluations", f"step-{step:06d}")
         scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
         self.store.append_metrics({"step": step, "kind": "evaluation", **scores})
+        shown = step // self.config.training.iterations
+        self.console.print(
+            literal(f"step {shown}: pass@1 {scores['pass@1']:.1%} on {len(result.problem_ids)} held-out problems"),
+            highlight=False,
+        )
 
 
 def finished(store: RunStore) -> bool:

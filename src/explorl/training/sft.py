@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from rich.console import Console
 from trl import SFTConfig, SFTTrainer
 
 from explorl.config import Config, ConfigError
+from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy, lora_config, tiny_model, tiny_tokenizer
 from explorl.store import RunStore, write_json
-from explorl.tasks import Task, get_task
+from explorl.tasks import Task, get_task, takes_option
 from explorl.tasks.base import completion_text
+from explorl.terminal import literal
 from explorl.training.common import (
     disabled_progress,
     evaluate_holdout,
@@ -25,64 +28,82 @@ from explorl.training.common import (
     task_options,
     warn_of_lost_steps,
 )
-from explorl.training.stored import ProgressBar, Recorder, StoredCheckpoints, save_model
+from explorl.training.stored import Recorder, Shown, StopAtDivergence, StoredCheckpoints, begin, save_model
 
 
 class StoredSFTTrainer(StoredCheckpoints, SFTTrainer):
     """TRL's trainer with whole checkpoints."""
 
 
-def run_sft(config: Config, store: RunStore, *, console: Console) -> Path:
-    """Trains on `sft.examples` reference solutions from the last checkpoint on; returns the folder of the model."""
+def run_sft(config: Config, store: RunStore, *, console: Console, alone: bool = False) -> Path:
+    """Trains on `sft.examples` reference solutions from the last whole checkpoint on; returns the folder of the model.
+
+    Nothing is written before all parts are there. ``alone`` keeps other processes out of the folder.
+    """
     from datasets import Dataset
 
     settings = config.sft
     precision = config.model.precision()
     options = task_options(config)
     if settings.attempts is not None:
+        if not takes_option(config.task.name, "attempts"):
+            raise ConfigError(
+                f"sft.attempts is {settings.attempts}, and task {config.task.name!r} has no attempts; leave it out"
+            )
         options["attempts"] = settings.attempts
     task = get_task(config.task.name, **options)
-    console.print(f"writing {settings.examples:,} reference solutions of {task.name}")
     policy = starting_policy(config)
+    console.print(literal(f"writing up to {settings.examples:,} reference solutions of {task.name}"))
     examples = list(task.examples(settings.examples, template=config.task.template, seed=config.seed))
+    if not examples:
+        raise ConfigError(f"task {task.name!r} gave no examples to fine-tune on; its `examples` must give some")
     rows = [conversational(example) for example in examples]
+    check_prompts([row["prompt"] for row in rows], policy, task, config.task.template)
     check_chat(rows[0], policy, task, config.task.template)
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
-    steps = math.ceil(settings.examples / settings.batch_size) * settings.epochs
-    args = SFTConfig(
-        output_dir=str(store.checkpoints),
-        max_steps=math.ceil(steps),
-        per_device_train_batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type=schedule_type(settings.schedule),
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
-        adam_beta2=settings.adam_beta2,
-        max_length=settings.max_length,
-        completion_only_loss=True,
-        gradient_checkpointing=False,
-        logging_steps=10,
-        save_steps=settings.checkpoint_every,
-        seed=config.seed,
-        **precision,
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    with disabled_progress():
+    steps = math.ceil(len(rows) / settings.batch_size) * settings.epochs
+    shown = Shown("SFT", console)
+    with disabled_progress(), TemporaryDirectory() as nowhere:
+        args = SFTConfig(
+            output_dir=nowhere,  # the trainer makes its folder at once
+            max_steps=math.ceil(steps),
+            per_device_train_batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            lr_scheduler_type=schedule_type(settings.schedule),
+            warmup_steps=settings.warmup_steps,
+            weight_decay=settings.weight_decay,
+            adam_beta2=settings.adam_beta2,
+            max_length=settings.max_length,
+            completion_only_loss=True,
+            gradient_checkpointing=False,
+            logging_first_step=True,
+            logging_steps=10,
+            save_steps=settings.checkpoint_every,
+            seed=config.seed,
+            **precision,
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
         trainer = StoredSFTTrainer(
             model=policy.model,
             args=args,
             train_dataset=Dataset.from_list(rows),
             processing_class=policy.tokenizer,
             peft_config=lora,
-            callbacks=[Recorder(store), ProgressBar("SFT", console)],
+            callbacks=[StopAtDivergence("sft.learning_rate", settings.learning_rate), Recorder(store), shown],
         )
-        trainer.store = store
+        trainer.args.output_dir = str(store.checkpoints)
+        quiet(trainer)
+        checkpoint = begin(trainer, store, config, "sft", console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
-        folder = _finish(trainer, store, policy)
-    write_recipe(config, folder)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            shown.close()
+        folder = save_model(store, trainer, policy.tokenizer)
+    write_recipe(config, folder, console=console)
     return folder
 
 
@@ -98,7 +119,7 @@ def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str
     """Refuses messages for a model without a chat template, or with one that leaves out part of a completion."""
     if isinstance(row["prompt"], str):
         return
-    template = template or task.templates[0]
+    template = template or next(iter(task.templates), None)
     asked = f"task.template is {template!r}, which asks in messages, and"
     others = ", ".join(name for name in task.templates if name != template) or "another task"
     if not policy.tokenizer.chat_template:
@@ -112,20 +133,16 @@ def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str
         )
 
 
-def _finish(trainer: Any, store: RunStore, policy: Policy) -> Path:
-    quiet(trainer)
-    checkpoint = store.last_checkpoint()
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    return save_model(store, trainer, policy.tokenizer)
-
-
-def write_recipe(config: Config, folder: Path) -> None:
+def write_recipe(config: Config, folder: Path, *, console: Console) -> None:
     """Puts recipe.json beside the weights: how they were made and, where asked, what they score."""
     recipe: dict[str, Any] = {"seed": config.seed, "sft": config.dump()["sft"], "task": config.dump()["task"]}
     if config.sft.score:
+        console.print("scoring the policy on held-out problems")
         result = evaluate_holdout(config, load_policy(str(folder), dtype=config.model.evaluation_dtype))
         recipe |= {"problems": len(result.problem_ids), "samples": result.samples, "protocol": result.protocol}
         recipe |= {f"pass@{k}": asdict(result.pass_at(k)) for k in (1, result.samples)}
+        scores = ", ".join(f"pass@{k} {recipe[f'pass@{k}']['mean']:.1%}" for k in dict.fromkeys((1, result.samples)))
+        console.print(literal(f"{scores} on {recipe['problems']} held-out problems"), highlight=False)
     write_json(folder / "recipe.json", recipe)
 
 

@@ -1,7 +1,9 @@
-"""What every training run shares: whole checkpoints, a metrics file, a progress bar."""
+"""What every training run shares: whole checkpoints, a metrics file, progress on a terminal or in a log."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
-from explorl.store import RunStore, atomic_folder
+from explorl.config import Config, changed_keys
+from explorl.store import RunStore, StoreError, atomic_folder, checkpoint_step
+from explorl.terminal import ProgressLines, duration, literal
+from explorl.training.checkpoints import fault
+
+
+class Diverged(ValueError):
+    """A training whose numbers are no longer finite; the message says at which step, and what to change."""
 
 
 class StoredCheckpoints:
@@ -54,39 +63,107 @@ class Recorder(TrainerCallback):
             self.store.append_metrics({"step": state.global_step, "kind": "train", **logs})
 
 
-class ProgressBar(TrainerCallback):
-    """A bar with the latest reward or loss; nothing where the output is not a terminal."""
+class Shown(TrainerCallback):
+    """Where a training is: a bar with the latest reward or loss on a terminal, and plain lines elsewhere.
 
-    def __init__(self, label: str, console: Console) -> None:
-        self.label = label
+    A step is a batch of completions, however many optimizer steps use it.
+    """
+
+    def __init__(self, label: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.label, self.clock = label, clock
         self.progress = progress_bar(console)
+        self.lines = ProgressLines(console, clock)
         self.task: Any = None
+        self._values: dict[str, float] = {}
+        self._said: int | None = None
+        self._begin = (0, 0.0)
+        """Step and time at which this process began."""
+        self._tokens: tuple[float, float] | None = None
+        """Tokens and time of the line before."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step, total = _steps(args, state)
+        self._begin, self._said = (step, self.clock()), None
         self.progress.start()
-        self.task = self.progress.add_task(self.label, total=state.max_steps, completed=state.global_step, note="")
+        self.task = self.progress.add_task(self.label, total=total, completed=step, note="")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        values = {key: (logs or {}).get(key) for key in ("reward", "loss")}
-        note = next((f"{key} {float(value):.3f}" for key, value in values.items() if value is not None), "")
-        if note and self.task is not None:
-            self.progress.update(self.task, note=note)
+        found = {key: (logs or {}).get(key) for key in ("reward", "loss", "entropy", "num_tokens")}
+        values = {key: float(value) for key, value in found.items() if value is not None}
+        if "loss" not in values or self.task is None:
+            return
+        self._values = values
+        note = next(f"{key} {values[key]:.3f}" for key in ("reward", "loss") if key in values)
+        self.progress.update(self.task, note=note)
+        if self.lines.due and state.is_world_process_zero:
+            self._say(args, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.task is not None:
-            self.progress.update(self.task, completed=state.global_step)
+            self.progress.update(self.task, completed=_steps(args, state)[0])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._said != state.global_step and state.is_world_process_zero:
+            self._say(args, state)
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
         self.progress.stop()
+
+    def _say(self, args: Any, state: Any) -> None:
+        step, total = _steps(args, state)
+        now, (first, begun) = self.clock(), self._begin
+        score = "reward" if "reward" in self._values else "loss"
+        parts = [f"{key} {self._values[key]:.3f}" for key in (score, "entropy") if key in self._values]
+        if "num_tokens" in self._values:
+            tokens, since = self._tokens or (self._values["num_tokens"], now)
+            if now > since:
+                parts.append(f"{(self._values['num_tokens'] - tokens) / (now - since):,.0f} tokens/s")
+            elif now > begun and not first:
+                parts.append(f"{self._values['num_tokens'] / (now - begun):,.0f} tokens/s")
+            self._tokens = self._values["num_tokens"], now
+        if first < step < total:
+            parts.append(f"{duration((now - begun) / (step - first) * (total - step))} left")
+        self._said = state.global_step
+        self.lines.say(", ".join([f"{self.label}: step {step:,} of {total:,}", *parts]))
+
+
+def _steps(args: Any, state: Any) -> tuple[int, int]:
+    """Steps that are done, and all of them; one has `num_iterations` updates."""
+    iterations = getattr(args, "num_iterations", 1)
+    return math.ceil(state.global_step / iterations), math.ceil(state.max_steps / iterations)
+
+
+class StopAtDivergence(TrainerCallback):
+    """Ends a training whose loss or gradient is not finite, before it is saved."""
+
+    def __init__(self, key: str, rate: float) -> None:
+        self.key, self.rate = key, rate
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if args.fp16:  # where the gradient scaler skips a step, its gradient was infinite
+            return
+        for name in ("loss", "grad_norm"):
+            value = (logs or {}).get(name)
+            if value is not None and not math.isfinite(float(value)):
+                raise self.error(_steps(args, state)[0], f"{name} is {float(value)}")
+
+    def error(self, step: int, why: str) -> Diverged:
+        """What is said of it."""
+        return Diverged(
+            f"training diverged at step {step} ({why}); lower the learning rate: {self.key} is {self.rate:g}, "
+            f"try {self.rate / 10:g}"
+        )
 
 
 def progress_bar(console: Console) -> Progress:
     """The bar that all commands share; hidden where the output is not a terminal."""
     return Progress(
-        TextColumn("{task.description:<24}"),
+        TextColumn("{task.description:<24}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
@@ -103,6 +180,38 @@ class Periodically(TrainerCallback):
         due = self.every and state.global_step % self.every == 0 and state.is_world_process_zero
         if due and self.function(state.global_step):
             control.should_training_stop = True
+
+
+def begin(trainer: Any, store: RunStore, config: Config, kind: str, *, console: Console, alone: bool) -> Path | None:
+    """Starts the run in its folder, or goes on with it; the checkpoint to go on from, None where there is none."""
+    checkpoint = None
+    if trainer.accelerator.is_main_process:
+        if alone:
+            store.lock()
+        checkpoint = _begin(store, config, kind, lambda text: console.print(literal(text), soft_wrap=True))
+    trainer.store = store
+    checkpoint = broadcast_object_list([checkpoint])[0]
+    return checkpoint
+
+
+def _begin(store: RunStore, config: Config, kind: str, say: Callable[[str], None]) -> Path | None:
+    model, new = store.folder / "model", config.dump()
+    changed = changed_keys(store.config(), new) if store.has_steps else {}
+    checkpoint = store.sound_checkpoint(fault, say)
+    if checkpoint is None and model.exists():
+        raise StoreError(
+            f"{store.folder} is finished and has no checkpoint to go on from; start a new run from its policy with "
+            f"--set model.name={model}"
+        )
+    store.begin(new, kind)
+    step = checkpoint_step(checkpoint) if checkpoint else 0
+    if model.exists():
+        model.replace(store.folder / f"model-step-{step}")
+        say(f"the policy that {store.folder} had ended with is now {store.folder / f'model-step-{step}'}")
+    store.rewind(step)
+    facts = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
+    store.record_start(kind=kind, seed=config.seed, resumed_from=checkpoint.name if checkpoint else None, **facts)
+    return checkpoint
 
 
 def save_model(store: RunStore, trainer: Any, tokenizer: Any) -> Path:

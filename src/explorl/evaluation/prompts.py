@@ -1,0 +1,40 @@
+"""Whether a model can be asked these prompts at all, before anything is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from explorl.config import ConfigError
+from explorl.models import Policy
+from explorl.rollout.reference import prompt_token_ids
+from explorl.tasks import Task
+
+LONGEST = 64
+"""So many of the prompts with the most characters are counted in tokens."""
+
+
+def check_prompts(
+    prompts: Sequence[Any], policy: Policy, task: Task, template: str | None, key: str = "task.template"
+) -> None:
+    """That the model has a chat template where it is asked in messages, and a context that is long enough.
+
+    ``key`` is where the template was named, for the error.
+    """
+    template = template or next(iter(task.templates), None)
+    if any(not isinstance(prompt, str) for prompt in prompts) and not policy.tokenizer.chat_template:
+        others = ", ".join(name for name in task.templates if name != template) or "another task"
+        raise ConfigError(
+            f"{key} is {template!r}, which asks in messages, and the model {policy.name!r} has no chat template; use a "
+            f"template of text: {others}"
+        )
+    context = getattr(policy.model.config, "max_position_embeddings", None)
+    if context is None or not prompts:
+        return
+    longest = sorted(prompts, key=lambda prompt: len(str(prompt)))[-LONGEST:]
+    tokens = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in longest)
+    if tokens >= context:
+        raise ConfigError(
+            f"a prompt of {task.name} has {tokens:,} tokens, and the context of the model {policy.name!r} is "
+            f"{context:,}; use a model with a longer one, or a shorter {key} than {template!r}"
+        )

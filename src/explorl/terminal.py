@@ -1,0 +1,52 @@
+"""Text for the terminal, in which nothing that a stranger wrote is taken for a command or for markup."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.text import Text
+
+from explorl.sandbox.text import clean
+
+LINE_SECONDS = 30.0
+"""Time between two lines of progress where the output is not a terminal."""
+
+NOT_FINITE = ("logits are not finite", "probability tensor contains")
+"""What the engine and torch say of a policy whose weights are not finite."""
+
+
+def literal(*parts: object) -> Text:
+    """Texts, and pairs of a text and a style, as one that rich prints as it stands: brackets are brackets."""
+    return Text.assemble(
+        *((clean(str(part[0])), part[1]) if isinstance(part, tuple) else clean(str(part)) for part in parts)
+    )
+
+
+class ProgressLines:
+    """Progress as plain lines, for logs: the first, one each `LINE_SECONDS`, the last; nothing on a terminal."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.clock = console, clock
+        self.shown = not console.is_terminal and not console.quiet
+        self._last: float | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a line."""
+        return self.shown and (self._last is None or self.clock() - self._last >= LINE_SECONDS)
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        if self.shown:
+            self._last = self.clock()
+            self.console.print(literal(text), soft_wrap=True, highlight=False)
+
+
+def duration(seconds: float) -> str:
+    """A time in the two largest units that matter: 45 s, 12 min, 2 h 5 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
