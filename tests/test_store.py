@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from explorl.sandbox.text import clean
 from explorl.store import (
     RunStore,
     StoreError,
@@ -22,6 +21,7 @@ from explorl.store import (
     write_parquet,
     write_text,
 )
+from explorl.text import clean
 
 from .hostile import HOSTILE, NAMES, raw
 

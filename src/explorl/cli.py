@@ -40,9 +40,9 @@ from explorl.config import (
 )
 from explorl.evaluation.judge import JudgeError
 from explorl.models import ModelError
-from explorl.sandbox.text import clean
 from explorl.store import RunStore, StoreError, file_name, go_on
 from explorl.terminal import NOT_FINITE, literal
+from explorl.text import clean
 
 
 class Interrupted(Exception):

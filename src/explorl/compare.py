@@ -16,9 +16,9 @@ from explorl.metrics import Table
 from explorl.report.boundary_figures import figures, save
 from explorl.report.comparison_page import comparison_results
 from explorl.report.study_page import write_report
-from explorl.sandbox.text import clean
 from explorl.store import StoreError, write_json
 from explorl.terminal import literal
+from explorl.text import clean
 
 SAME = ("task", "split", "protocol", "sampling", "answer_mark")
 """What evaluations must share. The template may differ: each model is asked as it was trained to be."""

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from explorl.sandbox import programs
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 KINDS = ("network", "files", "processes")
 """What programs can be isolated from."""

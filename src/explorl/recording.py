@@ -23,7 +23,9 @@ from explorl.models import Policy
 from explorl.rollout import SamplingParams
 from explorl.store import RunStore, StoreError, cleaned
 from explorl.tasks import Problem, Task, Verdict
+from explorl.training.grpo import ExplorationTrainer
 from explorl.training.records import logged_columns
+from explorl.training.trl_trainer import logs_of
 
 Reward = Callable[..., Sequence[float | None]]
 """A reward function as TRL calls it: with prompts, completions and the data set's columns, a number for each."""
@@ -133,16 +135,8 @@ class RunRecorder(TrainerCallback):
         if len(scores) > 1:
             raise ValueError(f"{len(scores)} PassAtK callbacks cannot share the folder {self.store.folder}; give one")
         self._config = _config(trainer, scores[0] if scores else None)
-        if hasattr(trainer, "_on_rollouts"):  # an ExplorationTrainer
-            theirs = trainer._on_rollouts
-            trainer._token_records = max(trainer._token_records, self.token_records if self.rollouts_every else 0)
-
-            def both(step: int, columns: dict[str, list[Any]]) -> None:
-                self._keep(step, columns)
-                if theirs is not None:
-                    theirs(step, columns)
-
-            trainer._on_rollouts = both
+        if isinstance(trainer, ExplorationTrainer):
+            trainer.listen(self._keep, self.token_records if self.rollouts_every else 0)
         else:
             self._trainer = trainer
         return self
@@ -159,8 +153,10 @@ class RunRecorder(TrainerCallback):
             self.store.append_metrics({"step": state.global_step, "kind": "train", **logs})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        logs = getattr(self._trainer, "_logs", None)
-        if not state.is_world_process_zero or not logs or not logs.get("prompt"):
+        if self._trainer is None or not state.is_world_process_zero:
+            return
+        logs = logs_of(self._trainer)
+        if not logs.get("prompt"):
             return
         batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
         self._keep(state.global_step, logged_columns(logs, batch))

@@ -36,7 +36,7 @@ from typing import IO, Any
 
 import yaml
 
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 MOST_BYTES = 80
 """Length of a name that `file_name` makes: three of them fit into a file system's 255."""

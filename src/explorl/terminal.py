@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 LINE_SECONDS = 30.0
 """Time between two lines of progress where the output is not a terminal."""

@@ -19,8 +19,8 @@ from explorl.evaluation.folder import COLUMNS, EvaluationFolder, load_evaluation
 from explorl.evaluation.harness import evaluate_command, run_evaluation
 from explorl.evaluation.judge import parse_opinion
 from explorl.models import load_policy
-from explorl.sandbox.text import clean
 from explorl.tasks import CountdownMini, Problem, Verdict
+from explorl.text import clean
 from explorl.training.stored import progress_bar
 
 from ..hostile import HOSTILE, NAMES, raw

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from explorl import metrics
 from explorl.metrics import Interval, Table
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 from ..hostile import NAMES, raw
 

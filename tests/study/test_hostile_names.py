@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from explorl import cli
-from explorl.sandbox.text import clean
 from explorl.store import cleaned
 from explorl.study import arm as arm_process
 from explorl.study.file import load_study
 from explorl.study.run import _print_plan, _progress, _Run, _Runner, _write_death, locked_study
+from explorl.text import clean
 
 from ..hostile import HOSTILE, NAMES, raw
 

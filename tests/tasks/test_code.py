@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from explorl.sandbox import programs
 from explorl.sandbox.nursery import nursery
 from explorl.sandbox.programs import Guarantees, SandboxError, capabilities
-from explorl.sandbox.text import clean
 from explorl.tasks import Problem
 from explorl.tasks.code import FILE, HUB_ID, Code
 from explorl.tasks.code_extract import defines, extract, fences, preamble
+from explorl.text import clean
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -14,7 +14,7 @@ from typing import Any
 from explorl.evaluation import Evaluation
 from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
 from explorl.metrics import Cell, Interval, Table, paired_difference, permutation_test, upset_counts
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 LONGEST_NAME = 200
 """Characters of a model's name, which stands in tables and legends."""

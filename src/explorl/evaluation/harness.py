@@ -31,11 +31,11 @@ from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.metrics import Cell, Interval, Table
 from explorl.models import ModelError, Policy, load_policy, resolve_model
 from explorl.rollout import Engine, UnsupportedModel
-from explorl.sandbox.text import clean
 from explorl.store import file_name, write_json
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
 from explorl.terminal import ProgressLines, duration, literal
+from explorl.text import clean
 
 RECORD_BYTES = 2 << 30
 """Token records are kept by default where they take no more than this before compression."""

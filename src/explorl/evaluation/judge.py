@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from explorl.metrics import Interval, bootstrap_mean
-from explorl.sandbox.text import clean
 from explorl.store import write_json
+from explorl.text import clean
 
 INSTRUCTION = """\
 You check answers to a question for irrelevant content: passages that do not serve to answer it, such as another

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 from .bootstrap import Interval
 

@@ -24,8 +24,8 @@ from typing import Any, Literal, TypeVar
 from explorl.sandbox.folders import working_folder
 from explorl.sandbox.nursery import Gone, nursery
 from explorl.sandbox.plain import BEGUN
-from explorl.sandbox.text import clean
 from explorl.sandbox.usage import longest
+from explorl.text import clean
 
 T = TypeVar("T")
 Status = Literal["ok", "error", "failed", "timeout", "memory", "killed"]

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from explorl.sandbox.programs import SandboxError, capabilities
 from explorl.sandbox.sealed_worker import LONGEST_REPLY
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 BOOTSTRAP = """
 import sys, types

@@ -25,9 +25,9 @@ from typing import Any
 from rich.console import Console
 
 from explorl.config import Config
-from explorl.sandbox.text import clean
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.file import Study
+from explorl.text import clean
 
 ERROR_LINES = 12
 """How much of a traceback error.txt keeps."""

@@ -31,11 +31,11 @@ from explorl.analysis.statistics import minimum_detectable_effect
 from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_precision, check_trackers
 from explorl.metrics import Cell, Table
-from explorl.sandbox.text import clean
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.file import Arm, Study, flat, inert, load_study, read_record
 from explorl.terminal import ProgressLines, duration, literal
+from explorl.text import clean
 
 POLL = 0.2
 """Seconds between two looks at the processes."""

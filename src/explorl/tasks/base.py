@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from explorl.sandbox.text import clean
+from explorl.text import clean
 
 Message = dict[str, str]
 """One turn of a conversation: ``{"role": "user", "content": "…"}``."""

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
-from explorl.sandbox.text import clean
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
 from explorl.tasks.code_extract import defines, extract, fences, preamble
 from explorl.tasks.jsonl import Record, by_split, records, shortened, split_files
 from explorl.tasks.tags import read
+from explorl.text import clean
 
 HUB_ID = "openai/openai_humaneval"
 FILE = "humaneval.jsonl"

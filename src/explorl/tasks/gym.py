@@ -16,13 +16,13 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from explorl.sandbox.plain import encode
-from explorl.sandbox.text import clean
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
 from explorl.tasks.gym_guard import MAX_LENGTH
 from explorl.tasks.gym_probe import weakness
 from explorl.tasks.gym_score import Scorer, shared_scorer
 from explorl.tasks.gym_worker import create, factory, specs
 from explorl.tasks.tags import is_well_formed, last_answer, read
+from explorl.text import clean
 
 PREFIX = "gym:"
 MAX_SIZE = 1 << 20

@@ -8,9 +8,9 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from explorl.sandbox.sealed import Reply, Sealed
-from explorl.sandbox.text import clean
 from explorl.tasks.gym_guard import MAX_LENGTH
 from explorl.tasks.gym_worker import Score, modules, packed
+from explorl.text import clean
 
 
 class Scorer:

@@ -44,6 +44,10 @@ StrategyLike = Strategy | str | Mapping[str, Any]
 ENGINES = ("explorl", "generate", "vllm")
 
 
+RolloutListener = Callable[[int, dict[str, list[Any]]], None]
+"""Gets the step that a generation batch is for, and the batch's columns."""
+
+
 class ExplorationTrainer(ObjectiveTrainer):
     """`trl.GRPOTrainer` with a list of exploration strategies.
 
@@ -76,7 +80,7 @@ class ExplorationTrainer(ObjectiveTrainer):
         correct: CorrectSpec = None,
         engine: Literal["explorl", "generate", "vllm"] | None = None,
         packed: bool | None = None,
-        on_rollouts: Callable[[int, dict[str, list[Any]]], None] | None = None,
+        on_rollouts: RolloutListener | None = None,
         token_records: int = 0,
         **trl: Any,
     ) -> None:
@@ -102,7 +106,10 @@ class ExplorationTrainer(ObjectiveTrainer):
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine)
         self._packed = False if self._only_padded() else packed
-        self._on_rollouts, self._token_records = on_rollouts, token_records
+        self._listeners: list[RolloutListener] = []
+        self._token_records = token_records
+        if on_rollouts is not None:
+            self.listen(on_rollouts)
         self._token_texts: dict[int, str] = {}
         self._forget_rollout()
         self._mean_reward = math.nan
@@ -162,9 +169,16 @@ class ExplorationTrainer(ObjectiveTrainer):
         self._mean_reward = rewards.nanmean().item()
         if self.strategies:
             self._shape(output, rewards)
-        if self._on_rollouts is not None and self.accelerator.is_main_process:
-            self._on_rollouts(self.now + 1, self._columns(output))
+        if self._listeners and self.accelerator.is_main_process:
+            columns = self._columns(output)
+            for listener in self._listeners:
+                listener(self.now + 1, columns)
         return output
+
+    def listen(self, listener: RolloutListener, token_records: int = 0) -> None:
+        """Have another function called as ``on_rollouts`` is, with at least so many prompts' token records."""
+        self._listeners.append(listener)
+        self._token_records = max(self._token_records, token_records)
 
     def _rewards(self) -> Tensor:
         """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""

@@ -59,6 +59,12 @@ def add_head(model: Any) -> None:
     add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
 
 
+def logs_of(trainer: GRPOTrainer) -> Mapping[str, Any]:
+    """The prompts, completions and rewards that a trainer has logged of late, by name."""
+    logs: Mapping[str, Any] = trainer._logs
+    return logs
+
+
 class NamedGRPOTrainer(GRPOTrainer):
     """`GRPOTrainer` whose moments a subclass overrides by the names above."""
 
