@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -22,6 +24,14 @@ import pytest
 def one_thread() -> None:
     """Tests run side by side, one process a core."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """No test may switch off the logs of those that come after it."""
+    yield
+    switched_off, logging.root.manager.disable = logging.root.manager.disable, 0
+    assert not switched_off, f"logging was left switched off up to level {switched_off}"
 
 
 @pytest.fixture(scope="session")
