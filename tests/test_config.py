@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import yaml
 
-from explorl.config import Config, ConfigError, check_trackers, load_config, presets
+from explorl.config import Config, ConfigError, changed_keys, check_trackers, completed, load_config, presets
 
 
 def test_defaults_are_the_papers() -> None:
@@ -113,3 +114,15 @@ def test_cispo_has_its_own_upper_bound(tmp_path: Path) -> None:
     assert load_config(overrides=["training.loss=dapo"]).training.clip_high == 0.2
     with pytest.raises(ConfigError, match=r"clip_high is 0\.28, and cispo cuts the ratio itself off there.*use 5\.0"):
         load_config(overrides=["training.loss=cispo", "training.clip_high=0.28"])
+
+
+def test_a_stored_configuration_without_a_key_has_its_default() -> None:
+    now = load_config(preset="tiny", overrides=["training.steps=7", "task.seed=3"]).dump()
+    before = copy.deepcopy(now)
+    del before["evaluation"]["ends"], before["training"]["token_records"]
+    assert changed_keys(before, now) == {}
+    assert changed_keys(now, before) == {}
+    assert completed(before) == now
+    other = load_config(preset="tiny", overrides=["training.steps=7", "task.seed=3", "evaluation.ends=5"]).dump()
+    assert changed_keys(before, other) == {"evaluation.ends": (64, 5)}
+    assert completed({"model": {"lora": None}})["model"]["lora"] is None

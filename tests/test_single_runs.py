@@ -15,6 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 from explorl import ExplorationTrainer, PassAtK, RunRecorder
 from explorl.analysis.run_results import run_results
 from explorl.cli import main
+from explorl.config import Config
 from explorl.models import load_policy
 from explorl.report.run_page import write_run_report
 from explorl.store import RunStore, StoreError, write_json, write_parquet
@@ -91,6 +92,15 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert results["arms"][1]["changes"]["training.learning_rate"] == 1e-5
     named = run_results([runs[0], runs[1]], names=["plain", "slow"])
     assert [arm["name"] for arm in named["arms"]] == ["plain", "slow"]
+
+
+def test_a_key_that_an_older_run_lacks_is_no_difference(tmp_path: Path) -> None:
+    now = Config().dump()
+    old = {**now, "evaluation": {key: value for key, value in now["evaluation"].items() if key != "ends"}}
+    runs = [made_run(tmp_path / name, **config) for name, config in (("now", now), ("old", old | {"seed": 1}))]
+    assert [arm["seeds"] for arm in run_results(runs)["arms"]] == [[0, 1]]
+    named = run_results([runs[0], made_run(tmp_path / "older", **old)], names=["now", "older"])
+    assert [arm["changes"] for arm in named["arms"]] == [{}, {}]
 
 
 def test_runs_of_a_study_are_called_by_their_arms(tmp_path: Path) -> None:

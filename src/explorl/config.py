@@ -473,9 +473,15 @@ def resumed_config(held: Config, overrides: Sequence[str], kind: str, place: str
     return asked
 
 
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the default of each key that it lacks: one from before there was that key is equal to
+    one that leaves it as it is."""
+    return _merge(Config().dump(), stored)
+
+
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ, with the old value and the new one."""
-    before, after = _flat(old), _flat(new)
+    """The dotted keys whose values differ, with the old value and the new one; a lacking key has its default."""
+    before, after = _flat(completed(old)), _flat(completed(new))
     keys = dict.fromkeys([*before, *after])
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 

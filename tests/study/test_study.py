@@ -192,6 +192,28 @@ def test_more_seeds_may_follow(whole_study: Path, study_file: Path, tmp_path: Pa
         assert study.seeds == (0, 1, 5), "those that were there stay"
 
 
+def test_a_study_from_before_a_key_goes_on(whole_study: Path, study_file: Path, tmp_path: Path) -> None:
+    """Its study.json and its runs lack a key that has since been added, whose default is what they did."""
+    folder = tmp_path / "study"
+    shutil.copytree(whole_study, folder)
+    record = json.loads((folder / "study.json").read_text())
+    for config in (record["base"], *(arm["config"] for arm in record["arms"])):
+        del config["evaluation"]["ends"]
+    (folder / "study.json").write_text(json.dumps(record))
+    place = run_folder(folder, "plain", 0)
+    held = RunStore(place).config()
+    del held["evaluation"]["ends"]
+    RunStore(place).write_config(held)
+    (place / "evaluations" / "step-000002.json").unlink()
+    with locked_study(folder, load_study(study_file)):
+        run_arm(folder, "plain", 0)
+    assert (place / "evaluations" / "step-000002.json").exists()
+    held["evaluation"]["samples"] = 3
+    RunStore(place).write_config(held)
+    with pytest.raises(StoreError, match=r"another configuration \(evaluation.samples is 3 there and 2 in the study\)"):
+        run_arm(folder, "plain", 0)
+
+
 def test_an_arm_is_evaluated_at_its_end_even_where_no_evaluation_is_due(whole_study: Path, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     shutil.copytree(whole_study, folder)

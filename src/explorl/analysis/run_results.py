@@ -11,6 +11,7 @@ from typing import Any
 
 from explorl.analysis.study_results import Run, results_of
 from explorl.analysis.verdicts import points
+from explorl.config import changed_keys, completed
 from explorl.store import RunStore, StoreError
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -76,7 +77,7 @@ def _arms(stores: Sequence[RunStore], names: Sequence[str] | None) -> dict[str, 
         raise ValueError(f"{next(p for p in places if places.count(p) > 1)} is given twice; name each run once")
     groups: list[tuple[str, list[int]]] = []
     for index, store in enumerate(stores):
-        mine = json.dumps({key: value for key, value in store.config().items() if key != "seed"}, sort_keys=True)
+        mine = json.dumps(completed(store.config()) | {"seed": None}, sort_keys=True)
         group = next(
             (
                 members
@@ -124,20 +125,8 @@ def _created(store: RunStore) -> str:
 
 def _changes(base: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that differ from the first run's, by their names with dots."""
-    mine, theirs = _flat(config), _flat(base)
-    keys = [*theirs, *(key for key in mine if key not in theirs)]
-    return {
-        key: mine.get(key)
-        for key in keys
-        if mine.get(key) != theirs.get(key) and key != "seed" and not key.startswith("strategies")
-    }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+    changed = changed_keys(base, config).items()
+    return {key: new for key, (_, new) in changed if key != "seed" and not key.startswith("strategies")}
 
 
 def _verdict(results: Mapping[str, Any]) -> str:

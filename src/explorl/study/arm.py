@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import shutil
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from explorl.config import Config
+from explorl.config import Config, changed_keys
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.file import Study
 from explorl.text import clean
@@ -133,8 +132,12 @@ def _store(place: Path, config: Config) -> RunStore:
     if not (place / "config.yaml").exists():
         return RunStore.create(place, config.dump())
     store = RunStore.open(place)
-    if store.config() != json.loads(json.dumps(config.dump())):
-        raise StoreError(f"{place} holds a run with another configuration; remove it, or give the study another folder")
+    if changed := changed_keys(store.config(), config.dump()):
+        key, (old, new) = next(iter(changed.items()))
+        raise StoreError(
+            f"{place} holds a run with another configuration ({key} is {old!r} there and {new!r} in the study); remove "
+            "it, or give the study another folder"
+        )
     return store
 
 

@@ -1,4 +1,4 @@
-"""Studies: arms × seeds, a process each, and then one table with intervals.
+"""Studies: arms × seeds, one process per run, and then one table with intervals.
 
     STUDY/study.json                  the resolved study
     STUDY/warm-start/                 an SFT run, where all arms start from one
@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from explorl.analysis.statistics import minimum_detectable_effect
 from explorl.analysis.study_results import results_table, study_results
-from explorl.config import ConfigError, check_precision, check_trackers
+from explorl.config import ConfigError, check_precision, check_trackers, completed
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
@@ -39,6 +39,7 @@ from explorl.text import clean
 
 POLL = 0.2
 """Seconds between two looks at the processes."""
+_GONE = object()
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def run_study(
 ) -> Outcome:
     """Runs what is missing of a study, `jobs` processes side by side, and writes results.json.
 
-    Without a number of jobs there is one a GPU; or one a core, each with 4 GiB, where there is none.
+    Without a number of jobs there is one per GPU; where there is none, one per core, each with 4 GiB.
     `only` names the arms to run now; the results still have all that is there.
     """
     jobs = default_jobs() if jobs is None else jobs
@@ -188,23 +189,27 @@ def _refuse_foreign(folder: Path) -> None:
 def _refuse_other_study(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     """What would make old and new runs incomparable; more arms and other seeds do not."""
     advice = "name another folder, or remove this one"
-    for key in ("name", "profile", "baseline", "budget", "base", "warm_start", "solve_rate_samples"):
-        if old[key] != new[key]:
-            what = _first_difference(key, old[key], new[key])
+    for key in ("name", "profile", "baseline", "budget", "solve_rate_samples"):
+        if what := _difference(key, old[key], new[key]):
             raise StoreError(f"{folder} holds another study: {what}; {advice}")
     configs = {arm["name"]: arm["config"] for arm in new["arms"]}
+    pairs = {key: (old[key], new[key]) for key in ("base", "warm_start")}
     for arm in old["arms"]:
         if arm["name"] not in configs:
             raise StoreError(f"{folder} holds another study: it has the arm {arm['name']!r}; {advice}")
-        if arm["config"] != configs[arm["name"]]:
-            what = _first_difference(f"arm {arm['name']!r}", arm["config"], configs[arm["name"]])
+        pairs[f"arm {arm['name']!r}"] = (arm["config"], configs[arm["name"]])
+    for name, (before, after) in pairs.items():
+        if what := _difference(name, before and completed(before), after and completed(after)):
             raise StoreError(f"{folder} holds another study: {what}; {advice}")
 
 
-def _first_difference(name: str, old: Any, new: Any) -> str:
+def _difference(name: str, old: Any, new: Any) -> str | None:
+    """The first thing in which two values differ; None where they are equal."""
+    if old == new:
+        return None
     if isinstance(old, dict) and isinstance(new, dict):
         before, after = flat(old), flat(new)
-        key = next(key for key in {**before, **after} if before.get(key) != after.get(key))
+        key = next(key for key in {**before, **after} if before.get(key, _GONE) != after.get(key, _GONE))
         return f"{name}: {key} is {before.get(key)!r} there and {after.get(key)!r} here"
     return f"{name} is {old!r} there and {new!r} here"
 
