@@ -1,4 +1,4 @@
-"""The README's script runs as it is printed, but for a small local model and two steps instead of a hundred."""
+"""The README's script runs as it is printed, but for a small local model, and fewer steps and held-out rows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def script(policy: Path, folder: Path) -> str:
     assert CODE is not None
     text = CODE.group(1)
     for printed, used in (
+        ("test_size=100", "test_size=20"),
         (MODEL, repr(str(policy))),
         ('GRPOConfig("adding", max_steps=100,', f"GRPOConfig({str(folder / 'adding')!r}, max_steps=2,"),
     ):
@@ -55,11 +56,19 @@ def chat_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_as_printed(chat_policy: Path, tmp_path: Path) -> None:
+def test_as_printed(chat_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(script(chat_policy, tmp_path), names)
-    trainer = names["trainer"]
+    trainer, scores = names["trainer"], names["held_out"]
     assert trainer.state.global_step == 2
+    asked = [set(map(str, names["dataset"][split]["prompt"])) for split in ("train", "test")]
+    assert not asked[0] & asked[1], "what is scored was trained on"
+    printed = re.findall(r"^step (\d+): (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [int(step) for step, _ in printed] == [0, 2] == [*scores.history]
+    for line, found in zip(printed, scores.history.values(), strict=True):
+        numbers = r"[\d.]+% \[[\d.]+%, [\d.]+%\]"
+        assert re.fullmatch(" ".join(f"pass@{k} {numbers}" for k in (1, 2, 4, 8)), line[1])
+        assert (len(found.problem_ids), found.samples) == (20, 8)
     assert trainer._engine is not None
     args = trainer.args
     assert (args.bf16, args.gradient_checkpointing, args.per_device_train_batch_size) == (
@@ -80,13 +89,14 @@ def test_with_each_strategy(name: str, chat_policy: Path, tmp_path: Path) -> Non
     text = script(chat_policy, tmp_path)
     assert len(STRATEGIES.findall(text)) == 1
     names: dict[str, Any] = {}
-    data, training = text.split("trainer = ")
+    data, training = text.replace("    callbacks=[held_out],\n", "").split("trainer = ")
     exec(data, names)
     given = dict(SETTINGS[name][-1])
     if "solve_rates" in given:
         given["solve_rates"] = {question: (row % 4) / 4 for row, question in enumerate(names["questions"])}
     names["spec"] = {name: given}
     exec("trainer = " + STRATEGIES.sub("    strategies=[spec],\n", training), names)
+    assert names["held_out"].history == {}, "scored elsewhere"
     log = next(entry for entry in names["trainer"].state.log_history if "train_loss" in entry)
     assert log["train_loss"] == log["train_loss"]
     assert names["trainer"].state.global_step == 2

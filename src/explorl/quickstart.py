@@ -129,11 +129,16 @@ def _evaluation(path: Path, config: dict[str, Any]) -> Evaluation:
 
 
 def table(result: Result) -> Table:
-    """Scores of the start and the arms, with the gains over the start."""
+    """Scores of the start and the arms in percent, with the gains over the start in points."""
     ks = sorted(next(iter(result.gains.values())))
-    columns = ["", *(f"pass@{k}" for k in ks), *(f"gain in pass@{k}" for k in ks)]
+    scores, gains = [f"pass@{k}" for k in ks], [f"gain in pass@{k} (points)" for k in ks]
     rows: list[list[Cell]] = []
     for name, evaluation in result.evaluations.items():
-        gains = [result.gains[name][k] if name in result.gains else None for k in ks]
-        rows.append([name, *(evaluation.pass_at(k) for k in ks), *gains])
-    return Table(columns, rows, title="Countdown with three numbers, tiny policy", number=".1%")
+        gained = [_in_points(result.gains[name][k]) if name in result.gains else None for k in ks]
+        rows.append([name, *(evaluation.pass_at(k) for k in ks), *gained])
+    number = {**dict.fromkeys(scores, ".1%"), **dict.fromkeys(gains, "+.1f")}
+    return Table(["", *scores, *gains], rows, title="Countdown with three numbers, tiny policy", number=number)
+
+
+def _in_points(share: Interval) -> Interval:
+    return Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.confidence)
