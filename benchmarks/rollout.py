@@ -1,4 +1,4 @@
-"""Tokens a second: `generate` as TRL calls it, `generate` with a static cache, and the engine, side by side.
+"""Tokens per second: `generate` as TRL calls it, `generate` with a static cache, and the engine, side by side.
 
     python benchmarks/rollout.py --shape tiny                                  # the embedded policy, its own lengths
     python benchmarks/rollout.py --shape smollm2-135m --requests 32 --samples 8 --prompt-tokens 80 --max-tokens 64
@@ -221,7 +221,7 @@ def measure(
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second of a large copy on the device, read and written bytes both counted."""
+    """Bytes per second of a large copy on the device, read and written bytes both counted."""
     source = torch.randint(256, (2 << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     times = []
@@ -236,7 +236,7 @@ def copy_bandwidth() -> float:
 
 
 def least_bytes(load: Load) -> int:
-    """What a perfect engine reads: the weights once a step, and each row's keys and values once a token."""
+    """What a perfect engine reads: the weights once per step, and each row's keys and values once per token."""
     assert load.lengths is not None
     config = load.model.config
     itemsize = next(load.model.parameters()).dtype.itemsize

@@ -1,4 +1,4 @@
-"""How fast verifiers are: completions a second with one worker and with one a core, side by side.
+"""How fast verifiers are: completions per second with one worker and with one per core, side by side.
 
     python benchmarks/verify.py                         Countdown, and programs against tests
     python benchmarks/verify.py --data-dir FOLDER       with math500.jsonl and humaneval.jsonl: those too

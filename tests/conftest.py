@@ -22,7 +22,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Tests run side by side, one process a core."""
+    """Tests run side by side, one process per core."""
     torch.set_num_threads(1)
 
 

@@ -112,7 +112,7 @@ def test_the_command_prints_both_tables(folders: list[Path], tmp_path: Path) -> 
     compare_command(folders, tmp_path, console=console, names=["before", "after"])
     printed = console.export_text()
     assert "after − before" in printed
-    assert "distinct answers a problem" in printed
+    assert "distinct answers per problem" in printed
     assert "report.html" in printed
 
 
@@ -133,7 +133,7 @@ def test_unlike_evaluations_are_refused(policies: dict[str, Policy], folders: li
     with pytest.raises(StoreError, match=r"12 problems, noisy 10, 10 of them the same: .* is in tiny and not in noisy"):
         compare([folders[0], fewer], tmp_path / "out")
     thinner = other(replace(HOW, samples=2))
-    with pytest.raises(StoreError, match=r"tiny has 4 samples a problem, noisy 2"):
+    with pytest.raises(StoreError, match=r"tiny has 4 samples per problem, noisy 2"):
         compare([folders[0], thinner], tmp_path / "out")
     assert not (tmp_path / "out").exists()
     shared = compare([folders[0], fewer, thinner], tmp_path / "out", names=["a", "b", "c"], common=True).boundary

@@ -108,7 +108,7 @@ def _names(
     folders: Sequence[str | Path], identities: Sequence[Mapping[str, Any]], names: Sequence[str] | None
 ) -> list[str]:
     if names is not None and len(names) != len(folders):
-        raise ValueError(f"{len(names)} names for {len(folders)} folders; give one a folder")
+        raise ValueError(f"{len(names)} names for {len(folders)} folders; give one per folder")
     labels = [str(identity["model"]) for identity in identities] if names is None else list(map(clean, names))
     if len(set(labels)) < len(labels) and names is None:
         labels = [clean(Path(folder).name) if labels.count(label) > 1 else label
@@ -125,7 +125,7 @@ def _checked(evaluations: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
     advice = "evaluate both the same way, or compare what they have in common (--common)"
     for other, evaluation in others:
         if evaluation.samples != first.samples:
-            raise StoreError(f"{name} has {first.samples} samples a problem, {other} {evaluation.samples}; {advice}")
+            raise StoreError(f"{name} has {first.samples} samples per problem, {other} {evaluation.samples}; {advice}")
         mine, theirs = set(first.problem_ids), set(evaluation.problem_ids)
         if mine != theirs:
             odd = sorted(mine ^ theirs)[0]

@@ -5,7 +5,7 @@
       run.json               what kind of run it is: grpo or sft
       provenance.json        version, git commit, seeds, library versions, hardware; one entry for each start
       metrics.jsonl          one line for each logged step
-      rollouts/*.parquet     what the policy wrote, one file a step
+      rollouts/*.parquet     what the policy wrote, one file per step
       evaluations/*.json     summaries, with their completions beside them as parquet
       checkpoints/checkpoint-N/
 

@@ -116,7 +116,7 @@ SMALL: dict[str, Any] = {name: size for size, names in _SIZES for name in names.
 """What a configuration is given under each name that it knows."""
 
 LAYERS = ("layer_types", "layers_block_type", "mlp_layer_types", "indexer_types", "block_types")
-"""Lists with one entry a layer."""
+"""Lists with one entry per layer."""
 WINDOWED = ["sliding_attention", "full_attention"]
 LONGROPE = {
     "rope_type": "longrope",

@@ -227,7 +227,7 @@ def test_token_records_reach_the_rollouts_within_their_share(tmp_path: Path) -> 
     write_parquet(tmp_path / "run" / "rollouts" / "step-000004.parquet", columns)
     (one,) = sampled_rollouts({"arm": tmp_path / "run"}, seed=3, limit=500, iterations={"arm": 2})
     assert (one["seed"], one["step"], one["prompt"]) == (3, 2, "p")
-    assert len(one["answers"]) == 10, "5,000 tokens a prompt"
+    assert len(one["answers"]) == 10, "5,000 tokens per prompt"
     assert Counter(answer["correct"] for answer in one["answers"]) == {True: 4, False: 6}
     first = one["answers"][0]
     assert (first["entropy"][:2], first["weight"][:2]) == ([0.1235, None], [1.0, 2.0])

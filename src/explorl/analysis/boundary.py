@@ -65,7 +65,7 @@ class Boundary:
         return upset_counts(self.unsolvable)
 
     def table(self) -> Table:
-        """One row a measure, one column a model."""
+        """One row per measure, one column per model."""
         first = self.scores[self.names[0]]
         rows: list[list[Cell]] = [
             [LABELS.get(key, key), *(found.get(key) for found in self.scores.values())] for key in first

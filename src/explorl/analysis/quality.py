@@ -67,7 +67,7 @@ def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQua
 
 
 def quality_table(steps: list[StepQuality]) -> Table:
-    """One row a step."""
+    """One row per step."""
     rows: list[list[Cell]] = [
         [s.step, s.responses, s.format_violations, s.repetitive, s.language_mixing, s.redundancy] for s in steps
     ]

@@ -107,7 +107,7 @@ def crossed_mean(values: Any) -> Estimate:
 
 
 def seeds_mean(values: Any) -> Estimate:
-    """Mean over seeds of what has one value a run, such as its entropy: Student's interval."""
+    """Mean over seeds of what has one value per run, such as its entropy: Student's interval."""
     x = _finite("values", values, 1)
     return Estimate(float(x.mean()), ((float(x.var(ddof=1)) / len(x), len(x) - 1),) if len(x) > 1 else ())
 
@@ -256,7 +256,7 @@ def _normal_cdf(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def _finite(name: str, values: Any, dimensions: int) -> NDArray[np.float64]:
     data = np.asarray(values, dtype=np.float64)
     if data.ndim != dimensions or not data.size:
-        shape = "one value a seed" if dimensions == 1 else "seeds × problems"
+        shape = "one value per seed" if dimensions == 1 else "seeds × problems"
         raise ValueError(f"{name} must be {shape}, at least one; got shape {data.shape}")
     if not np.isfinite(data).all():
         raise ValueError(f"{name} must be finite, got {data[~np.isfinite(data)][0]}")

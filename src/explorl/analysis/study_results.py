@@ -301,7 +301,7 @@ def _origin(runs: Sequence[Run], seeds: Sequence[int]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------- measures
 Values = dict[int, Any]
-"""By seed: a number, or one number a problem."""
+"""By seed: a number, or one number per problem."""
 
 
 def _measures(runs: Sequence[Run], ks: Sequence[int], target: float | None) -> dict[str, Values]:
@@ -338,7 +338,7 @@ def _estimate(values: Values) -> Estimate | None:
 
 
 def _interval(values: Values) -> dict[str, Any]:
-    """Mean and interval, which ends at 0, and at 1 where there is a share a problem: no measure is below or above."""
+    """Mean and interval, which ends at 0, and at 1 where there is a share per problem: no measure is below or above."""
     found = _with_floor(values)
     highest = 1.0 if values and np.ndim(next(iter(values.values()))) == 1 else np.inf
     ends = {end: None if found[end] is None else min(max(found[end], 0.0), highest) for end in ("low", "high")}

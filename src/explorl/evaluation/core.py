@@ -32,7 +32,7 @@ class Evaluation:
     sampling: SamplingParams
     problem_ids: list[str]
     rows: dict[str, list[Any]]
-    """One entry a completion, problem by problem."""
+    """One entry per completion, problem by problem."""
     measures: tuple[str, ...] = ()
     """What the protocol's source reports, such as "maj@k"; k is the number of samples."""
 

@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, str] = {
 TOKEN_COLUMNS: Mapping[str, str] = {
     "token_ids": "int32", "token_entropy": "float32", "token_branching": "int32", "token_logps": "float32",
 }  # fmt: skip
-"""Lists with one entry a token. The log-probabilities are those of the policy at the sampling temperature."""
+"""Lists with one entry per token. The log-probabilities are those of the policy at the sampling temperature."""
 
 TEXT = ("prompt", "completion", "error")
 STALE_SECONDS = 3600

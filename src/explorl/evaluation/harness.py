@@ -1,4 +1,4 @@
-"""Evaluations of many models on many tasks: resumable, in several processes, with hundreds of samples a problem.
+"""Evaluations of many models on many tasks: resumable, in several processes, with hundreds of samples per problem.
 
 What is sampled stays sampled: asking for more samples or more problems draws only those that are missing, and they are
 the ones that a single call for all of them would have drawn (see `numbering`); statistics of their tokens may

@@ -156,7 +156,7 @@ def judge_evaluation(
     evaluation = load_evaluation(folder, ("prompt", "completion"))
     if not 1 <= per_problem <= evaluation.samples:
         raise ValueError(
-            f"per_problem is {per_problem}; the evaluation has 1 to {evaluation.samples} samples a problem"
+            f"per_problem is {per_problem}; the evaluation has 1 to {evaluation.samples} samples per problem"
         )
     path, rows = Path(folder) / "judged.json", evaluation.rows
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -16,12 +16,12 @@ REPETITIVE = 0.31
 """3-gram redundancy above which a completion counts as repetitive (Deng et al. 2025 §4.4.1)."""
 
 LABELS: Mapping[str, str] = {
-    "distinct_answers": "distinct answers a problem",
-    "distinct_correct_answers": "distinct right answers a problem",
+    "distinct_answers": "distinct answers per problem",
+    "distinct_correct_answers": "distinct right answers per problem",
     "unsolvable": "unsolvable problems",
     "well_formed": "well formed (share)",
     "truncated": "truncated (share)",
-    "mean_tokens": "tokens a completion",
+    "mean_tokens": "tokens per completion",
     "entropy": "token entropy (nats)",
     "branching": "branching factor (tokens)",
     "format_violations": "format violations (share)",
@@ -33,7 +33,7 @@ LABELS: Mapping[str, str] = {
 
 
 def per_problem(evaluation: Evaluation) -> dict[str, np.ndarray]:
-    """One value a problem of every measure whose mean over problems is the score.
+    """One value per problem of every measure whose mean over problems is the score.
 
     What the text looks like is there where it was recorded: `format_violations`, `redundancy`, `cjk` in ``rows``.
     """
@@ -91,7 +91,7 @@ def scores(evaluation: Evaluation, values: Mapping[str, np.ndarray] | None = Non
 
 
 def table(evaluation: Evaluation, found: Mapping[str, Interval | None] | None = None) -> Table:
-    """The scores as a table of one row a measure."""
+    """The scores as a table of one row per measure."""
     found = scores(evaluation) if found is None else found
     cells: list[list[Cell]] = [[LABELS.get(name, name), value] for name, value in found.items()]
     problems, samples = len(evaluation.problem_ids), evaluation.samples

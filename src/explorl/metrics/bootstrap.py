@@ -38,9 +38,9 @@ def bootstrap_mean(values: Any, confidence: float = 0.95, resamples: int = 10_00
 
         low, high = quantiles (1 ∓ confidence)/2 of mean(values[i_1 … i_n]),  i uniform
 
-    Efron 1979. One value a problem, such as ``pass_at_k(n, c, k)``. The same seed resamples the same problems for every
-    k and model, so curves share their draws. A single problem has the degenerate interval of its own value; with
-    fewer than about 20 problems a percentile interval is somewhat too narrow.
+    Efron 1979. One value per problem, such as ``pass_at_k(n, c, k)``. The same seed resamples the same problems for
+    every k and model, so curves share their draws. A single problem has the degenerate interval of its own value;
+    with fewer than about 20 problems a percentile interval is somewhat too narrow.
     """
     data = _values("values", values)
     if not 0 < confidence < 1:
@@ -97,7 +97,7 @@ def permutation_test(a: Any, b: Any, permutations: int = 10_000, seed: int = 0) 
 def _values(name: str, values: Any) -> NDArray[np.float64]:
     data = to_numpy(values).astype(np.float64)
     if data.ndim != 1 or not len(data):
-        raise ValueError(f"{name} must have one value a problem and at least one problem, got shape {data.shape}")
+        raise ValueError(f"{name} must have one value per problem and at least one problem, got shape {data.shape}")
     if not np.isfinite(data).all():
         bad = int(np.flatnonzero(~np.isfinite(data))[0])
         raise ValueError(f"{name} must be finite, problem {bad} has {data[bad]}")

@@ -218,7 +218,7 @@ def packed_logps(
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
     """log π and entropy of the last `completion` positions; 0 where the mask is 0.
 
-    `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one a row, what
+    `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one per row, what
     the head reads is scaled so that each row has its own; where the head is not linear, logits are computed here.
     Whether a model may run like this, and `written_out`, is for `explorl.modeling.passes` to say.
     """

@@ -120,7 +120,7 @@ def _k_axis(axes: Any, ks: Sequence[int]) -> None:
     shown = [k for k in ks if k == ks[-1] or ks[-1] / k >= 1.5]  # 512 and 640 would touch
     axes.set_xticks(shown, [str(k) for k in shown])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("k (samples a problem)")
+    axes.set_xlabel("k (samples per problem)")
     axes.grid(True)
 
 
@@ -142,8 +142,8 @@ def difference_curves(boundary: Boundary) -> Any:
 
 
 BAR_LABELS = {
-    "distinct_answers": "distinct answers a problem",
-    "distinct_correct_answers": "distinct right answers a problem",
+    "distinct_answers": "distinct answers per problem",
+    "distinct_correct_answers": "distinct right answers per problem",
     "entropy": "token entropy (nats)",
     "branching": "branching factor (tokens)",
     "mean_tokens": "length (tokens)",
@@ -155,7 +155,7 @@ BAR_LABELS = {
 
 
 def bars(boundary: Boundary, measures: Mapping[str, float]) -> Any:
-    """A panel a measure: a bar a model with its 95 % interval. The measures' values are multiplied as given."""
+    """A panel per measure: a bar per model with its 95 % interval. The measures' values are multiplied as given."""
     columns = min(len(measures), 3)
     rows = -(-len(measures) // columns)
     height = rows * (0.9 + 0.42 * len(boundary.names))

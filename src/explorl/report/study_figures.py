@@ -187,7 +187,7 @@ def lines(
     powers_of_two: bool = False,
     zero: bool = False,
 ) -> str:
-    """A line an arm with its band; `zero` draws the line of no change."""
+    """A line per arm with its band; `zero` draws the line of no change."""
     figure = _figure(PANEL)
     axes = figure.subplots()
     many = len(series) > MANY
@@ -313,7 +313,7 @@ def regions(
 def bars(
     groups: Mapping[str, Sequence[Bar]], arm_looks: Mapping[str, Look], *, identifier: str, label: str, x: str
 ) -> str:
-    """Stacked bars in groups, a bar an arm: the first segment plain, the second hatched."""
+    """Stacked bars in groups, a bar per arm: the first segment plain, the second hatched."""
     rows = sum(len(group) for group in groups.values())
     figure = _figure((PANEL[0], 0.7 + 0.21 * rows + 0.3 * len(groups)))
     axes = figure.subplots()

@@ -67,7 +67,7 @@ def shared_attention(
     bias: Tensor | None,
     cap: float | None,
 ) -> Tensor:
-    """Attention of a few queries a row, (rows, m, size), to its prompt's entry and to its own slot.
+    """Attention of a few queries per row, (rows, m, size), to its prompt's entry and to its own slot.
 
     ``own`` is keys and values (rows, n, size), ``prompt`` those of all entries; ``rows_of`` says which entry a row
     has. ``bias`` is added to the scores of the prompt's positions, then the row's own.

@@ -158,7 +158,7 @@ class PromptCache(_Base):
 
 
 class SlotCache(_Base):
-    """Keys and values of the rows being decoded, one slot a row, allocated once; decodes one token a row.
+    """Keys and values of the rows being decoded, one slot per row, allocated once; decodes one token per row.
 
     A row at absolute position p whose prompt entry holds o tokens writes into column p − o of its slot; ``prefix``
     columns before that belong to the prompt.

@@ -25,7 +25,7 @@ class Requests:
     prompts: list[list[int]]
     n: int
     rows: Mapping[str, np.ndarray]
-    """Sampling numbers, one value a request."""
+    """Sampling numbers, one value per request."""
     stop_ids: tuple[int, ...]
     seed: int
 
@@ -62,7 +62,7 @@ def prepare(
 ) -> Requests:
     """Tokenizes and checks the prompts. Raises `ValueError` for what cannot be run, before anything is run."""
     if n < 1:
-        raise ValueError(f"n is {n}; ask for at least 1 sample a prompt")
+        raise ValueError(f"n is {n}; ask for at least 1 sample per prompt")
     if isinstance(prompts, str) or len(prompts) == 0:
         raise ValueError("prompts is empty or a single text; give a list such as ['2 + 2 =']")
     if params.stop and tokenizer is None:

@@ -1,6 +1,6 @@
 """One sampling step: from logits to tokens, with everything that is recorded about them.
 
-A token is drawn by inverting the cumulative distribution at one counter-based random number a row. The sum runs over
+A token is drawn by inverting the cumulative distribution at one counter-based random number per row. The sum runs over
 blocks of the vocabulary and then inside one block, in float64, so the far tail is sampled correctly at any size.
 """
 
@@ -61,7 +61,7 @@ class Draw(NamedTuple):
     """log q of the distribution sampled from, after all warpers; 0 where it is greedy.
 
     Where a coin decides about bottom-p for every token, this is the mixture over both sides of the coin,
-    f · q_bottom + (1 − f) · q_rest; where it decides once a sequence, the side that the sequence is on.
+    f · q_bottom + (1 − f) · q_rest; where it decides once per sequence, the side that the sequence is on.
     """
     entropy: Float[Tensor, " rows"]
     """H(π) in nats at temperature 1."""

@@ -1,7 +1,7 @@
 """How tokens are drawn: `SamplingParams`, and the warpers that turn logits into the distribution to sample from.
 
 Order: repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab) logits and one
-value a row, and returns logits with −inf where a token is removed; none of them waits for the device outside the CPU,
+value per row, and returns logits with −inf where a token is removed; none of them waits for the device outside the CPU,
 so all run inside a CUDA graph.
 """
 
@@ -30,7 +30,7 @@ Logits = Float[Tensor, "rows vocab"]
 class SamplingParams:
     """What to sample and when to stop.
 
-    Every number may be one value for all requests, or a sequence with one value a prompt or one a request (requests
+    Every number may be one value for all requests, or a sequence with one value per prompt or one per request (requests
     are prompt-major: all samples of the first prompt, then of the second).
     """
 
@@ -49,7 +49,7 @@ class SamplingParams:
     bottom_p_frequency: PerRow = 1.0
     """Chance with which bottom-p is applied."""
     bottom_p_per: Literal["token", "sequence"] = "token"
-    """Whether that chance is drawn for every token or once a sequence."""
+    """Whether that chance is drawn for every token or once per sequence."""
     max_tokens: int | Sequence[int] = 256
     """Longest completion."""
     stop: str | Sequence[str] = ()
@@ -78,7 +78,7 @@ class SamplingParams:
             object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
 
     def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
-        """Every number as an array with one value a request."""
+        """Every number as an array with one value per request."""
         return {name: _spread(name, getattr(self, name), prompts, n) for name in _RULES}
 
 
@@ -126,7 +126,7 @@ def _spread(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Active:
-    """Which steps of sampling these requests need; decided once a call, so that the others cost nothing."""
+    """Which steps of sampling these requests need; decided once per call, so that the others cost nothing."""
 
     repetition: bool = False
     temperature: bool = False

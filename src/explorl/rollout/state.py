@@ -54,7 +54,7 @@ class State:
         return moved
 
     def admit(self, seats: Tensor, ints: Tensor, reals: Tensor) -> None:
-        """Starts requests in these seats; ``ints`` and ``reals`` have one column a seat."""
+        """Starts requests in these seats; ``ints`` and ``reals`` have one column per seat."""
         device = self.ints.device
         self.ints[:, seats] = ints.to(device, non_blocking=True)
         self.reals[:, seats] = reals.to(device, non_blocking=True)

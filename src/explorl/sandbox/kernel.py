@@ -31,7 +31,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SE
 ENOSYS = 38
 
 FIRST_UID = 0x70000000
-"""Root runs programs as users from here on, one a run: each has its own count of processes."""
+"""Root runs programs as users from here on, one per run: each has its own count of processes."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]

@@ -172,16 +172,16 @@ def run_tests(
 
 
 def in_threads(function: Callable[..., T], *columns: Sequence[Any], workers: int | None = None) -> list[T]:
-    """``function`` of each row of the columns, in their order; one worker a core unless told."""
+    """``function`` of each row of the columns, in their order; one worker per core unless told."""
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers}: give a count like 4, or None for one a core")
+        raise ValueError(f"workers={workers}: give a count like 4, or None for one per core")
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(function, *columns))
 
 
 @lru_cache(maxsize=1)
 def capabilities() -> Guarantees:
-    """What the sandbox guarantees here, tried out once a process.
+    """What the sandbox guarantees here, tried out once per process.
 
     The mechanisms are the first that isolate a program, or else those that leave least open.
     """

@@ -156,7 +156,7 @@ def _evaluate_end(config: Config, store: RunStore) -> None:
     result.save(store.folder / "evaluations", f"step-{step:06d}")
 
 
-# ---------------------------------------------------------------------------- one process a folder
+# ---------------------------------------------------------------------------- one process per folder
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds a folder for this process; the lock goes with the process, however that ends."""

@@ -55,7 +55,7 @@ def watch(folder: str | Path, *, once: bool = False, console: Console, every: fl
 
 
 def frame(folder: Path, width: int = 80) -> RenderableType:
-    """One picture: a plot of the training accuracy, and a row an arm with its curves."""
+    """One picture: a plot of the training accuracy, and a row per arm with its curves."""
     title, arms = _study(folder) if (folder / "study.json").is_file() else _run(folder)
     table = RichTable(box=box.SIMPLE, title=literal(title), title_justify="left")
     room = max(6, (width - 44) // len(CURVES) - 9)

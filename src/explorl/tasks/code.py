@@ -56,7 +56,7 @@ class Code(Task):
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers={self.workers}: give a count like 4, or None for one a core")
+            raise ValueError(f"workers={self.workers}: give a count like 4, or None for one per core")
         self._limits()
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:

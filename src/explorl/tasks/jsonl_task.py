@@ -63,7 +63,7 @@ class Jsonl(Task):
     seconds: float = 5.0
     """Time for judging one completion by ``math``, ``regex`` or ``code``; beyond, it is wrong."""
     workers: int | None = None
-    """Processes that judge; None: one a core."""
+    """Processes that judge; None: one per core."""
 
     templates: ClassVar[tuple[str, ...]] = ("instructed", "plain", "chat", "text")
 

@@ -26,7 +26,7 @@ def logged_columns(logs: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
 def token_columns(
     output: Mapping[str, Any], records: PaddedRollouts, rows: int, text_of: Callable[[int], str]
 ) -> dict[str, list[Any]]:
-    """Tokens, entropy, log π, advantage and weight of the first rows, a list an answer."""
+    """Tokens, entropy, log π, advantage and weight of the first rows, a list per answer."""
     mask = counted_tokens(output)[:rows]
     lengths = mask.sum(1).tolist()
     advantages = output["advantages"][:rows]

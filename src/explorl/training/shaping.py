@@ -16,7 +16,7 @@ PerToken = Float[Tensor, "batch time"]
 
 @dataclass(frozen=True)
 class Shaped:
-    """The strategies' word on a batch, one value a token."""
+    """The strategies' word on a batch, one value per token."""
 
     advantages: PerToken
     loss_mask: PerToken
