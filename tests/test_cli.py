@@ -144,7 +144,7 @@ def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path:
     [
         (("study", "nothing.yaml"), "nothing.yaml"),
         (("study", "status"), "takes the study's folder"),
-        (("study", "a.yaml", "b.yaml"), "takes one file"),
+        (("study", "a.yaml", "b.yaml"), "takes one study"),
         (("watch", "nothing", "--once"), "nothing"),
         (("report", "nothing"), "nothing"),
         (("quality", "nothing"), "nothing"),

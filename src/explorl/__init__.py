@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from explorl.rollout import Engine, SamplingParams
     from explorl.training.grpo import ExplorationTrainer
 
-__all__ = ["Engine", "ExplorationTrainer", "PassAtK", "RunRecorder", "SamplingParams", "strategies"]
+__version__ = "0.1.0"
+__all__ = ["Engine", "ExplorationTrainer", "PassAtK", "RunRecorder", "SamplingParams", "__version__", "strategies"]
 
 _HOME = {
     "Engine": "explorl.rollout",

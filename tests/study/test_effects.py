@@ -1,4 +1,4 @@
-"""What strategies do to the tiny policy: `studies/effects.yaml`, three seeds, about a quarter of an hour on two cores.
+"""What strategies do to the tiny policy: the study `effects`, three seeds, about a quarter of an hour on two cores.
 
 Run as a script on the study's folder, it prints the table of docs/strategies.md.
 """
@@ -19,7 +19,7 @@ from explorl.store import RunStore
 from explorl.study.arm import run_folder
 from explorl.study.file import Study
 
-FILE = Path(__file__).parents[2] / "studies" / "effects.yaml"
+FILE = "effects"
 Measure = Callable[[Path], float]
 
 

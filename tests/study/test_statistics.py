@@ -29,7 +29,7 @@ REGIMES = {
     "all alike": (0.02, 0.1, 0.3),
     "problems": (0.02, 0.3, 0.2),
     "rest only": (0.0, 0.0, 0.3),
-    "as in studies/deng.yaml": (0.010, 0.022, 0.19),
+    "as in the study deng": (0.010, 0.022, 0.19),
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import explorl
 from explorl.config import ConfigError
 from explorl.store import cleaned
 from explorl.strategies import REGISTRY
@@ -15,7 +16,7 @@ from explorl.study.file import Study, checked_seeds, flat, inert, load_study, me
 
 from ..hostile import NAMES
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = Path(explorl.__file__).parent / "studies"
 
 SOUND = {
     "name": "s",

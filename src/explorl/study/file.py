@@ -13,13 +13,15 @@
       gpu: {base: {model: {name: smollm2-135m}}, budget: {tokens: 2e7}}
 
 A profile changes any of the other keys; mappings are merged key by key, and `without` takes arms out. Everything is
-checked when the file is read: each arm's configuration is built whole, with its strategies.
+checked when the file is read: each arm's configuration is built whole, with its strategies. The papers' studies are
+part of the package, in `explorl/studies`, and are found by name.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +46,8 @@ RESERVED = {
 }
 """Keys that an arm cannot set, and why."""
 
+
+_OWN = Path(__file__).parents[1] / "studies"
 
 LONGEST_NAME = 100
 """Characters of an arm's name, which stands in tables and legends."""
@@ -223,12 +227,41 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise StoreError(f"{path} is not JSON: {error}") from None
 
 
+def study_names() -> list[str]:
+    """Names of the studies that come with the package."""
+    return sorted(path.name.removesuffix(".yaml") for path in _OWN.iterdir() if path.suffix == ".yaml")
+
+
+def find_study(study: str | Path) -> Path:
+    """The file of a study that is given by its name or by a path; ./deng is a file where deng is a name."""
+    names, path = study_names(), Path(study)
+    if study in names:
+        return _OWN / f"{study}.yaml"
+    if os.path.isdir(study):
+        raise ConfigError(f"{study} is a folder; give a study file, or a name: {', '.join(names)}")
+    if os.path.exists(study):
+        return path
+    if path.stem in names:
+        advice = f"`explorl study {path.stem}` runs the one that comes with Explorl"
+    elif path.suffix in (".yaml", ".yml") or path.name != str(study):
+        advice = "check the path"
+    else:
+        near = difflib.get_close_matches(str(study), names, n=1, cutoff=0.5)
+        raise ConfigError(
+            f"there is no study {study!r}{f'; did you mean {near[0]}?' if near else ''}\n"
+            f"give a name ({', '.join(names)}) or a path to a study file, such as my-study.yaml"
+        )
+    raise ConfigError(f"cannot read the study file {study}: there is no such file; {advice}")
+
+
 def load_study(path: str | Path, *, profile: str | None = None, seeds: int | Sequence[int] | None = None) -> Study:
-    """Reads and checks a study file; `seeds` replace its own: a count, or the seeds themselves."""
-    raw = _read(Path(path))
+    """Reads and checks a study, given as a file or by its name; `seeds` replace its own: a count, or themselves."""
+    raw = _read(find_study(path))
     profiles = raw.pop("profiles", None) or {}
     if not isinstance(profiles, dict):
         raise ConfigError(f"profiles in {path} must hold names over changes, like `tiny: {{seeds: 3}}`")
+    if profile is not None and not profiles:
+        raise ConfigError(f"{path} has no profiles, and --profile is {profile!r}; leave it out")
     if profile is not None and profile not in profiles:
         raise ConfigError(f"{path} has no profile {profile!r}; {_nearest(profile, list(profiles))}")
     if profile is None and profiles:
