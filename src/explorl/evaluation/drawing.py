@@ -97,7 +97,9 @@ class Job:
             "error": [verdict.error for verdict in verdicts],
             "entropy": [float(rollout.entropy.mean()) for rollout in kept],
             "branching": [float(rollout.branching.float().mean()) for rollout in kept],
-            "format_violations": [format_violations(text, self.answer_mark) for text in texts],
+            "format_violations": [
+                _violations(text, self.answer_mark, verdict) for text, verdict in zip(texts, verdicts, strict=True)
+            ],
             "redundancy": [trigram_redundancy(text) for text in texts],
             "cjk": [language_mixing(text) for text in texts],
         }
@@ -132,10 +134,17 @@ class Job:
         return min(limit, context - length)
 
 
-def _answer_mark(task: Task, prompt: str) -> str:
-    """What an answer begins with: as the task says, or as its prompt asks for it."""
-    asked = {r"\boxed": r"\boxed{", "####": "####"}
-    return getattr(task, "answer_mark", None) or next((asked[form] for form in asked if form in prompt), "<answer>")
+def _answer_mark(task: Task, prompt: str) -> str | None:
+    """What an answer begins with: as the task says, or as its prompt asks for it; None where answers have no mark."""
+    if hasattr(task, "answer_mark"):
+        return task.answer_mark or None
+    asked = {r"\boxed": r"\boxed{", "####": "####", "<answer>": "<answer>"}
+    return next((asked[form] for form in asked if form in prompt), None)
+
+
+def _violations(text: str, mark: str | None, verdict: Verdict) -> int:
+    """Marks that are missing or too many; without a mark, 1 where the task says that an answer is not well formed."""
+    return format_violations(text, mark) if mark else int(not verdict.well_formed)
 
 
 def _shown(prompt: Prompt) -> str:

@@ -113,6 +113,7 @@ class Countdown(Task):
     """Fewest and most failed attempts in a reference solution."""
 
     templates: ClassVar[tuple[str, ...]] = tuple(TEMPLATES)
+    answer_mark: ClassVar[str] = "<answer>"
     default_sizes: ClassVar[Mapping[str, int | None]] = {"sft": 10_000, "train": 2_000, "holdout": 500}
 
     def __post_init__(self) -> None:

@@ -24,27 +24,22 @@ from explorl.tasks.tags import last_answer, read
 
 
 class Style(NamedTuple):
-    """How a style is asked for, the mark that it is counted by, and what is missing without it."""
+    """How a style is asked for, and what is missing without it."""
 
     request: str
-    mark: str | None
     missing: str
 
 
 _STEPS = "Please reason step by step, and"
 STYLES: Mapping[str, Style] = {
-    "boxed": Style(
-        f"{_STEPS} put your final answer within \\boxed{{}}.", "\\boxed{", "no \\boxed{…} with an answer in it"
-    ),
-    "tags": Style(
-        f"{_STEPS} put your final answer within <answer> </answer> tags.", "<answer>", "no <answer>…</answer>"
-    ),
+    "boxed": Style(f"{_STEPS} put your final answer within \\boxed{{}}.", "no \\boxed{…} with an answer in it"),
+    "tags": Style(f"{_STEPS} put your final answer within <answer> </answer> tags.", "no <answer>…</answer>"),
     "hash": Style(
-        f'{_STEPS} give your final answer in a last line of its own, like "#### 42".', "####", "no answer after ####"
+        f'{_STEPS} give your final answer in a last line of its own, like "#### 42".', "no answer after ####"
     ),
-    "last_line": Style(f"{_STEPS} give your final answer, and nothing else, in the last line.", None, "no text"),
-    "last_number": Style(f"{_STEPS} end with your final answer, a number.", None, "no number"),
-    "whole": Style("Give the answer, and nothing else.", None, "no text"),
+    "last_line": Style(f"{_STEPS} give your final answer, and nothing else, in the last line.", "no text"),
+    "last_number": Style(f"{_STEPS} end with your final answer, a number.", "no number"),
+    "whole": Style("Give the answer, and nothing else.", "no text"),
 }
 
 

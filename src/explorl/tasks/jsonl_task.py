@@ -66,6 +66,8 @@ class Jsonl(Task):
     """Processes that judge; None: one per core."""
 
     templates: ClassVar[tuple[str, ...]] = ("instructed", "plain", "chat", "text")
+    answer_mark: ClassVar[None] = None
+    """Each row has its own form, with a mark or without; its verdict says whether a completion keeps to it."""
 
     def __post_init__(self) -> None:
         if self.verifier not in ("auto", *VERIFIERS):
@@ -89,11 +91,6 @@ class Jsonl(Task):
         """What its problems are called in tables and folders: the file, or the folder."""
         given = Path(str(self.path if self.path is not None else self.data_dir)).absolute()
         return given.stem if given.is_file() or self.path is not None else given.name
-
-    @property
-    def answer_mark(self) -> str | None:
-        """What an answer begins with."""
-        return STYLES[self._style(self.verifier)].mark
 
     # ------------------------------------------------------------------ problems
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
