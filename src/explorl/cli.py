@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 # Threads that spin for microseconds and then sleep: those that spin on make a small model many times slower on a busy
 # computer, and those that sleep at once make it slower on a quiet one.
@@ -45,6 +45,9 @@ from explorl.store import RunStore, StoreError, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, study_names
 from explorl.terminal import NOT_FINITE, counted, indented, literal
 from explorl.text import clean
+
+if TYPE_CHECKING:
+    from explorl.metrics import Table
 
 
 class Interrupted(Exception):
@@ -143,10 +146,7 @@ def quickstart(
     from explorl.quickstart import table
 
     result = run_quickstart(run, seed=seed, steps=steps, problems=problems, jobs=jobs, console=console)
-    scores = table(result)
-    scores.print(console)
-    if json_file is not None:
-        scores.write(json_file)
+    _say_table(table(result), json_file)
     console.print(literal(f"{result.seconds:.0f} s; report: ", (result.report, "bold")), soft_wrap=True)
 
 
@@ -390,29 +390,27 @@ def study(
 
     Started again, a study goes on where it stopped: what is done is not done again.
     """
-    from explorl.study.run import run_study, study_status
-
     if what[0] == "status":
         if len(what) != 2:
             raise ConfigError("`explorl study status` takes the study's folder, such as runs/deng-tiny")
-        found = study_status(what[1])
-    elif len(what) != 1:
+        from explorl.study.run import study_status
+
+        _say_table(study_status(what[1]), json_file)
+        return
+    if len(what) != 1:
         raise ConfigError(f"`explorl study` takes one study; {len(what)} words were given: {' '.join(what)}")
-    elif plan:
+    find_study(what[0])  # first, since what follows imports torch
+    if plan:
         _say_plan(load_study(what[0], profile=profile, seeds=seeds), run, only)
         return
-    else:
-        outcome = run_study(
-            what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, console=console
-        )
-        found = outcome.table
-        console.print(literal(outcome.results["verdict"]))
-        console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
-    found.print(console)
-    if json_file is not None:
-        found.write(json_file)
-    if what[0] == "status":
-        return
+    from explorl.study.run import run_study
+
+    outcome = run_study(
+        what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, console=console
+    )
+    console.print(literal(outcome.results["verdict"]))
+    console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
+    _say_table(outcome.table, json_file)
     chosen = [*(["--profile", profile] if profile else []), *(["--run", str(run)] if run else [])]
     again = ["explorl", "study", what[0], *chosen]
     if outcome.failed:
@@ -472,10 +470,7 @@ def quality(
     """
     from explorl.analysis.quality import quality_by_step, quality_table
 
-    found = quality_table(quality_by_step(RunStore.open(run), mark=mark))
-    found.print(console)
-    if json_file is not None:
-        found.write(json_file)
+    _say_table(quality_table(quality_by_step(RunStore.open(run), mark=mark)), json_file)
 
 
 @app.command()
@@ -592,6 +587,13 @@ def show_presets() -> None:
     """Print the names of the presets."""
     for name in presets():
         print(name)
+
+
+def _say_table(table: Table, file: Path | None) -> None:
+    """Prints a table, and writes it where a file is named."""
+    table.print(console)
+    if file is not None:
+        table.write(file)
 
 
 def _say_plan(study: Study, folder: Path | None, only: list[str]) -> None:
