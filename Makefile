@@ -1,6 +1,10 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
 #   make quickstart   set up .venv and see GRPO learn on this computer's CPU, in minutes
 #   make test         set up .venv and run all checks
+# And for those who work on it:
+#   make slow         the tests that take minutes
+#   make docs         the documentation as a site, in site/
+#   make peer         Hugging Face's own tests of GRPOTrainer, with ours in its place
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,24 @@ def test_a_plain_script_gets_the_same_page(cls: Any, make_trainer: Callable[...,
     assert "before training" in text
     assert json.loads((store.folder / "provenance.json").read_text())[0]["seed"] == 42
     assert store.config()["trl"]["learning_rate"] == 1e-3
+
+
+def test_the_example_of_the_docs(small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "trl.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for printed, used in (("test_size=100", "test_size=4"), ("every=50", "every=1")):
+        assert code.count(printed) == 1, printed
+        code = code.replace(printed, used)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {
+        "GRPOTrainer": GRPOTrainer, "model": str(small_policy), "reward": digits,
+        "dataset": Dataset.from_dict({"prompt": [f"{n} 2=3\n" for n in range(12)]}),
+        "args": GRPOConfig("out", max_steps=2, num_generations=4, per_device_train_batch_size=4, use_cpu=True,
+                           max_completion_length=8, bf16=False, save_strategy="no", report_to="none"),
+    }  # fmt: skip
+    exec(code, names)
+    assert sorted(names["held_out"].history) == [0, 1, 2]
+    assert "before training" in write_run_report([Path("runs/mine")]).read_text(encoding="utf-8")
 
 
 def test_scores_do_not_change_the_training(make_trainer: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -466,3 +467,16 @@ def test_a_folder_of_files_goes_to_the_tasks_that_read_one(tmp_path: Path) -> No
     (aime, _), (mini, _) = harness._tasks(["math:aime24", "countdown-mini"], options)
     assert aime.problems("holdout")[0].data["answer"] == "2"
     assert len(mini.problems("holdout", limit=2)) == 2
+
+
+def test_the_first_of_many_completions_does_not_tell_how_long_the_others_take() -> None:
+    printed, now = io.StringIO(), [0.0]
+    console = Console(file=printed, width=200)
+    lines = harness._Lines(console, harness.Progress("m", "t", 100, 1100), clock=lambda: now[0])
+    for now[0], done in ((20.0, 101), (60.0, 200), (200.0, 1100)):
+        lines.show(harness.Progress("m", "t", done, 1100))
+    assert printed.getvalue().splitlines() == [
+        "m on t: 101 of 1,100 completions",
+        "m on t: 200 of 1,100 completions, 9 min left",
+        "m on t: 1,100 of 1,100 completions",
+    ]

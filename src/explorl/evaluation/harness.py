@@ -39,6 +39,8 @@ from explorl.text import clean
 
 RECORD_BYTES = 2 << 30
 """Token records are kept by default where they take no more than this before compression."""
+TELLING = 0.02
+"""Share of the completions that must be drawn before the time they took says when the others will be there."""
 
 
 @dataclass(frozen=True)
@@ -398,11 +400,12 @@ class _Lines:
 
     def show(self, now: Progress) -> None:
         """Says how far it is: at the first completion, each half minute, and at the last."""
-        drawn = now.done - self.begin.done
+        drawn, asked = now.done - self.begin.done, now.total - self.begin.done
         if now.done < now.total and (not drawn or not self.lines.due):
             return
         left = (self.clock() - self.begun) / max(drawn, 1) * (now.total - now.done)
-        rest = f", {duration(left)} left" if now.done < now.total else ""
+        tells = now.done < now.total and drawn >= TELLING * asked
+        rest = f", {duration(left)} left" if tells else ""
         self.lines.say(f"{now.model} on {now.task}: {now.done:,} of {now.total:,} completions{rest}")
 
 

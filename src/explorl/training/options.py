@@ -269,6 +269,28 @@ switches on by default, computes each layer of the packed pass again in the back
 bfloat16 are trained in bfloat16, as in TRL; small steps are lost in their rounding, so at a learning rate of 5e-6
 most weights never move.
 
+## Pass@k and a page
+
+Two callbacks give any script of TRL's, with `GRPOTrainer` or with ours, what `explorl train` has: `PassAtK` scores
+held-out rows before training, every so many steps and at the end, by the script's own reward function, and
+`RunRecorder` keeps what is logged, sampled and scored in a run's folder.
+
+```python
+from explorl import PassAtK, RunRecorder
+
+rows = dataset.train_test_split(test_size=100, seed=0)
+held_out = PassAtK(rows["test"], reward, every=50, samples=8)
+trainer = GRPOTrainer(
+    model=model, reward_funcs=reward, args=args, train_dataset=rows["train"], callbacks=[held_out]
+)
+RunRecorder("runs/mine").watch(trainer)
+trainer.train()
+print(held_out.history[trainer.state.global_step].pass_at(8))
+```
+
+`explorl report runs/mine` makes the page. An answer counts as correct where the reward is 1 or more; `correct=0.5` sets
+another bound. The entropy of each token is on the page of an `ExplorationTrainer`, which records it.
+
 ## Refused
 
 No option of TRL's is refused by itself. Refused at construction, with what to use instead:
