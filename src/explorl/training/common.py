@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from explorl.config import Config
+from explorl.config import Config, ConfigError
 from explorl.evaluation import Evaluation, evaluate, protocol
 from explorl.models import Policy
 from explorl.tasks import get_task
@@ -38,6 +39,18 @@ def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = N
         seed=config.seed,
         batch_size=settings.batch_size,
         dtype=getattr(torch, config.model.evaluation_dtype),
+    )
+
+
+def check_one_gpu(args: Any) -> None:
+    """Refuses several GPUs in one process: transformers would use `DataParallel`, which TRL's trainers refuse."""
+    if args.n_gpu < 2:
+        return
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    raise ConfigError(
+        f"{args.n_gpu} GPUs are visible, and this command trains on one; choose it with CUDA_VISIBLE_DEVICES={first}\n"
+        f"for all of them, train in a script: accelerate launch --num_processes {args.n_gpu} train.py "
+        "(docs/several-gpus.md)"
     )
 
 

@@ -19,6 +19,7 @@ from explorl.tasks import Task, get_task
 from explorl.tasks.base import json_text
 from explorl.terminal import NOT_FINITE, literal
 from explorl.training.common import (
+    check_one_gpu,
     disabled_progress,
     evaluate_holdout,
     quiet,
@@ -136,6 +137,7 @@ def run_grpo(
         callbacks.append(Periodically(1, on_step))
     with disabled_progress(), TemporaryDirectory() as nowhere:
         args = grpo_config(config, nowhere)  # the trainer makes its folder at once
+        check_one_gpu(args)
         args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
         trainer = StoredExplorationTrainer(
             model=policy.model,

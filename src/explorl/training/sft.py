@@ -21,6 +21,7 @@ from explorl.tasks import Task, get_task, takes_option
 from explorl.tasks.base import completion_text
 from explorl.terminal import literal
 from explorl.training.common import (
+    check_one_gpu,
     disabled_progress,
     evaluate_holdout,
     quiet,
@@ -86,6 +87,7 @@ def run_sft(config: Config, store: RunStore, *, console: Console, alone: bool = 
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
+        check_one_gpu(args)
         trainer = StoredSFTTrainer(
             model=policy.model,
             args=args,
