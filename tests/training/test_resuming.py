@@ -223,6 +223,8 @@ def test_an_interrupted_command_says_how_to_go_on(
     assert err == f"explorl: interrupted; go on (from checkpoint-2) with: explorl train --resume '{run}'\n"
 
     monkeypatch.setattr("explorl.study.run.run_study", lambda *_, **__: os.kill(os.getpid(), number))
+    monkeypatch.chdir(tmp_path)
+    Path("my study.yaml").touch()
     ended, _, err = command("study", "my study.yaml", "--jobs", "2", capsys=capsys)
     assert ended == code
     assert err == "explorl: interrupted; the same command goes on: explorl study 'my study.yaml' --jobs 2\n"
