@@ -69,7 +69,7 @@ def test_one_run_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "mine/report.html" in capsys.readouterr().out.replace("\n", "")
     text = (run / "report.html").read_text(encoding="utf-8")
     assert "<h1>mine</h1>" in text
-    assert "pass@1 from 37.5 to 50.0 % (+12.5 points" in text
+    assert "mine: training took pass@1 from 37.5 to 50.0 % (+12.5 points" in text
     assert "pass@2 from 75.0 to 50.0 % (−25.0 points" in text
     assert "before training" in text
     assert "(baseline)" not in text

@@ -166,6 +166,16 @@ def test_room_beside_a_single_figure_is_used(opened):
     assert table["x"] > figure["x"] + figure["width"]
 
 
+def test_a_single_kind_of_error_has_room_for_its_words(opened, tmp_path):
+    results = make_results()
+    for arm in results["arms"]:
+        arm["errors"] = dict(list((arm.get("errors") or {}).items())[:1])
+    write_report(tmp_path / "one.html", results)
+    caption = opened(tmp_path / "one.html", width=1280).page.locator("#errors figcaption")
+    assert caption.count() == 1
+    assert caption.bounding_box()["width"] > 200
+
+
 def test_switches_arm_seed_step_prompt_and_shading(opened):
     view = opened()
     page = view.page

@@ -154,11 +154,14 @@ def test_the_start_is_a_row_a_curve_and_a_point(written_page):
     assert "Entropy and accuracy from before training to the end" in plane
 
 
-def test_the_collapse_is_drawn(written_page):
+def test_the_collapse_is_drawn(written_page, results):
     text, _ = written_page
     over = texts(text, "over-training", "pass-at-k")
     for k in (1, 4, 8):  # of 1, 2, 4, 8 the first, the last and one between
-        assert f"pass@{k} over training: at step 90" in over
+        own = over.split(f"pass@{k} over training: at step 90")[1].split(" over training ")[0]
+        for arm in results["arms"]:
+            for mean in arm["over_training"][str(k)]["mean"]:
+                assert f" {100 * mean:.1f} [" in own, (k, arm["name"])
     gain = texts(text, "pass-at-k", "plane")
     assert "plain GRPO +27.5 points at k = 1 and −2.6 points at k = 8" in gain
 
@@ -168,6 +171,9 @@ def test_one_run_has_a_line_for_each_k(results, tmp_path):
     over = text[text.index('<section id="over-training"') : text.index('<section id="pass-at-k"')]
     assert over.count("<figure>") == 1
     assert re.findall(r">(pass@\d)</text>", over) == ["pass@1", "pass@2", "pass@4", "pass@8"]
+    row = texts(text, "over-training", "pass-at-k").split(" 90 ")[-1]
+    ends = [curve["mean"][-1] for curve in results["arms"][0]["over_training"].values()]
+    assert [float(one) for one in re.findall(r"([\d.]+) \[", row)] == [round(100 * end, 1) for end in ends]
     assert "(baseline)" not in text  # there is nothing beside it
 
 
@@ -179,6 +185,18 @@ def test_many_steps_are_a_running_mean_over_points(written_page):
     held = text[text.index('<section id="over-training"') : text.index('<section id="pass-at-k"')]
     assert 'class="dots"' not in held  # a few evaluations, drawn as they are
     assert "running mean" not in held
+
+
+def test_a_running_mean_is_the_mean_of_its_neighbours():
+    values = [float(step % 2) + step for step in range(28)]
+    values[5] = None
+    curve = Series(range(28), values, values, values).smoothed()
+    for place in range(28):  # five steps: 2 · (28 // 14) + 1
+        near = [value for value in values[max(place - 2, 0) : place + 3] if value is not None]
+        assert curve.mean[place] == pytest.approx(sum(near) / len(near))
+    assert curve.low == curve.mean
+    assert curve.raw == values
+    assert Series(range(8), values[:8]).smoothed().raw == (), "a short curve is drawn as it is"
 
 
 def test_bars_are_in_no_arms_colour(written_page):

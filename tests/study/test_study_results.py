@@ -254,5 +254,11 @@ def test_verdicts_say_no_more_than_the_intervals() -> None:
         "Of 3 arms, above GRPO in pass@1: a (+4.1 points); below GRPO in pass@1: c (−5.0 points); "
         "with 3 seeds, differences below 5.0 points may be missed."
     )
-    assert "none is shown to differ" in study_verdict({"a": unsure}, "pass@1", "GRPO", 0.05, 3)
+    assert "Of 2 arms, none is shown to differ" in study_verdict({"a": unsure, "b": unsure}, "pass@1", "GRPO", 0.05, 3)
+    one = [study_verdict({"a": what}, "pass@1", "GRPO", 0.05, 3).split(";")[0] for what in (unsure, better, worse)]
+    assert one == [
+        "a is not shown to differ from GRPO in pass@1",
+        "a is above GRPO in pass@1 (+4.1 points)",
+        "a is below GRPO in pass@1 (−5.0 points)",
+    ]
     assert study_verdict({"a": unsure}, "pass@1", "GRPO", None, 1).endswith("another training could say otherwise.")

@@ -145,4 +145,4 @@ def _verdict(results: Mapping[str, Any]) -> str:
             f"({points(gain['mean'][place])} points {span})"
         )
     more = "" if len(results["arms"]) == 1 else f" {results['verdict']}"
-    return f"Training took {arm['name']}'s {' and '.join(parts)}.{more}"
+    return f"{arm['name']}: training took {' and '.join(parts)}.{more}"

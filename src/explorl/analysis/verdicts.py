@@ -62,7 +62,6 @@ def study_verdict(
         return f"There is no arm to compare with {baseline} yet."
     better = [name for name, one in differences.items() if found(one) and one["mean"] > 0]
     worse = [name for name, one in differences.items() if found(one) and one["mean"] < 0]
-    arms = f"{len(differences)} arm{'s' if len(differences) > 1 else ''}"
     parts = []
     for names, word in ((better, "above"), (worse, "below")):
         if names:
@@ -70,7 +69,13 @@ def study_verdict(
             parts.append(f"{word} {baseline} in {label}: {told}")
     if not parts:
         parts.append(f"none is shown to differ from {baseline} in {label}")
-    text = f"Of {arms}, {'; '.join(parts)}"
+    text = f"Of {len(differences)} arms, {'; '.join(parts)}"
+    if len(differences) == 1:
+        (name, one), *_ = differences.items()
+        where = "above" if better else "below"
+        text = f"{name} is not shown to differ from {baseline} in {label}"
+        if found(one):
+            text = f"{name} is {where} {baseline} in {label} ({points(one['mean'])} points)"
     if seeds < 2:
         return f"{text}; with one seed, another training could say otherwise."
     limit = "" if effect is None else f"; with {seeds} seeds, differences below {effect * 100:.1f} points may be missed"

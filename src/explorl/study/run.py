@@ -34,7 +34,7 @@ from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.file import Arm, Study, flat, inert, load_study, read_record
-from explorl.terminal import ProgressLines, duration, literal
+from explorl.terminal import ProgressLines, counted, duration, literal
 from explorl.text import clean
 
 POLL = 0.2
@@ -458,7 +458,7 @@ def _show(run: _Run, progress: Progress) -> None:
 
 def _print_plan(study: Study, folder: Path, console: Console) -> None:
     limit = ", ".join(f"{value:,g} {unit}" for unit, value in study.budget.items())
-    size = f"{len(study.arms)} arms × {len(study.seeds)} seeds"
+    size = f"{counted(len(study.arms), 'arm')} × {counted(len(study.seeds), 'seed')}"
     console.print(literal(f"{study.title}: {size}, {limit} each, in {folder}"), soft_wrap=True)
     effect, source = plan_effect(study, folder)
     if effect is None:
