@@ -210,6 +210,20 @@ def test_small_readers(tmp_path: Path) -> None:
         read_scores(tmp_path / "e.parquet")
 
 
+def test_prompts_whose_tokens_were_recorded_are_shown(tmp_path: Path) -> None:
+    names = [f"p{place}" for place in range(12)]
+    columns = {
+        "prompt": names,
+        "completion": ["x"] * 12,
+        "reward/correctness": [1.0] * 12,
+        "tokens": [["a"] if name in ("p4", "p7") else None for name in names],
+    }
+    write_parquet(tmp_path / "run" / "rollouts" / "step-000001.parquet", columns)
+    found = sampled_rollouts({"arm": tmp_path / "run"}, seed=0, limit=9, iterations={"arm": 1})
+    assert [rollout["prompt"] for rollout in found] == ["p4", "p7"]
+    assert all(answer["recorded"] for rollout in found for answer in rollout["answers"])
+
+
 def test_token_records_reach_the_rollouts_within_their_share(tmp_path: Path) -> None:
     many = 40
     columns = {
