@@ -86,7 +86,7 @@ def test_eval_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path
     assert code == 0
     summary = json.loads(file.read_text())
     assert {"pass@1", "pass@2"} <= summary["scores"].keys()
-    assert f"{summary['scores']['pass@2']['mean']:.3f}" in out
+    assert f"{summary['scores']['pass@2']['mean']:.1%}" in out
     lines = [line for line in out.splitlines() if line.startswith("tiny on countdown-mini: ")]
     assert lines[0].startswith("tiny on countdown-mini: 1 of 8 completions, ")
     assert lines[0].endswith(" left")

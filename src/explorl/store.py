@@ -36,6 +36,7 @@ from typing import IO, Any
 
 import yaml
 
+from explorl import __version__
 from explorl.text import clean
 
 MOST_BYTES = 80
@@ -482,7 +483,7 @@ def provenance() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "explorl": _explorl_version(),
+        "explorl": __version__,
         "git_commit": _git_commit(),
         "python": platform.python_version(),
         "libraries": versions,
@@ -493,13 +494,6 @@ def provenance() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
         "command": [clean(part) for part in (Path(sys.argv[0]).name, *sys.argv[1:])],
     }
-
-
-def _explorl_version() -> str:
-    try:
-        return metadata.version("explorl")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _git_commit() -> str | None:

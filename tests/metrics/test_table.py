@@ -179,3 +179,21 @@ def test_a_latex_row_begins_with_no_argument_of_the_command_before():
     assert [line for line in lines if line.startswith(("[", "*"))] == []
     assert r"{}[/b] \\" in lines
     assert r"plain \\" in lines
+
+
+def test_shares_are_percent_and_their_differences_points_row_by_row():
+    rows = [
+        ["pass@1", Interval(0.25, 0.2, 0.3), 0.04],
+        ["tokens", 12.5, 0.5],
+        ["change", Interval(-0.031, -0.05, 0), 1.0],
+    ]
+    table = Table(["measure", "value", "p"], rows, number={"p": ".3f"}, row_numbers=[".1%", None, "+.1p"])
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.to_markdown().splitlines()[2:]]
+    assert lines == [
+        ["pass@1", "25.0% [20.0%, 30.0%]", "0.040"],
+        ["tokens", "12.500", "0.500"],
+        ["change", "−3.1 [−5.0, 0.0]", "1.000"],
+    ]
+    assert json.loads(table.to_json())["rows"][2]["value"]["mean"] == -0.031
+    with pytest.raises(ValueError, match="1 formats for 3 rows"):
+        Table(["measure", "value", "p"], rows, row_numbers=[".1%"])

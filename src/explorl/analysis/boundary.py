@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from explorl.evaluation import Evaluation
+from explorl.evaluation.core import number_of
 from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
 from explorl.metrics import Cell, Interval, Table, paired_difference, permutation_test, upset_counts
 from explorl.text import clean
@@ -72,17 +73,20 @@ class Boundary:
         ]
         task = next(iter(self.evaluations.values())).task
         title = f"{task}: {len(self.problems)} problems × {self.samples} samples"
-        return Table(["measure", *self.names], rows, title=title)
+        return Table(["measure", *self.names], rows, title=title, row_numbers=[number_of(key) for key in first])
 
     def differences_table(self, *, all_ks: bool = False) -> Table:
         """Paired differences with intervals and p values; of the k only the first and the last, or all."""
         ends = {f"pass@{self.ks[0]}", f"pass@{self.ks[-1]}", f"maj@{self.ks[-1]}", *DIFFERED}
-        rows: list[list[Cell]] = [
-            [f"{d.model} − {d.baseline}", LABELS.get(d.measure, d.measure), d.difference, d.p]
-            for d in self.differences
-            if all_ks or d.measure in ends
-        ]
-        return Table(["models", "measure", "difference", "p"], rows, title="paired differences over problems")
+        shown = [d for d in self.differences if all_ks or d.measure in ends]
+        rows: list[list[Cell]] = [[f"{d.model} − {d.baseline}", _unit(d.measure), d.difference, d.p] for d in shown]
+        return Table(
+            ["models", "measure", "difference", "p"],
+            rows,
+            title="paired differences over problems",
+            number={"p": ".3f"},
+            row_numbers=[number_of(d.measure, difference=True) for d in shown],
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -95,6 +99,12 @@ class Boundary:
             "unsolvable": dict(self.unsolvable),
             "overlaps": [{"models": sorted(some), "problems": count} for some, count in self.overlaps().items()],
         }
+
+
+def _unit(measure: str) -> str:
+    """What a difference of this measure is called: with its unit, where that is another than the measure's own."""
+    label = LABELS.get(measure, measure)
+    return f"{label} (points)" if number_of(measure) == ".1%" else label
 
 
 def _checked(name: str) -> str:

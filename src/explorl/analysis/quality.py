@@ -72,4 +72,4 @@ def quality_table(steps: list[StepQuality]) -> Table:
         [s.step, s.responses, s.format_violations, s.repetitive, s.language_mixing, s.redundancy] for s in steps
     ]
     columns = ["step", "responses", "format violations", "repetitive", "language mixing", "3-gram redundancy"]
-    return Table(columns, rows, title="quality of responses by training step")
+    return Table(columns, rows, title="quality of responses by training step", number=".1%")

@@ -21,6 +21,17 @@ from explorl.tasks import Problem, Task, opens_think
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template", "protocol"]
 
 
+SHARES = ("well_formed", "truncated", "format_violations", "redundancy", "repetitive", "language_mixing")
+"""Measures in percent, as all with an @ are."""
+
+
+def number_of(measure: str, *, difference: bool = False) -> str:
+    """How a value of this measure, or a difference of two, is written: in percent, in points, or as it is."""
+    if "@" in measure or measure in SHARES:
+        return "+.1p" if difference else ".1%"
+    return "+.3f" if difference else ".3f"
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Every completion with its verdict, and the scores that follow."""
@@ -112,7 +123,8 @@ class Evaluation:
         title = (
             f"{self.model} on {self.task}: {len(self.problem_ids)} problems × {self.samples} samples, {self.protocol}"
         )
-        return Table(["measure", "value"], rows, title=title)
+        numbers = [number_of(row[0].replace(" ", "_")) for row in rows]
+        return Table(["measure", "value"], rows, title=title, row_numbers=numbers)
 
     def save(self, folder: Path, name: str) -> None:
         """Writes `name`.json (the summary) and `name`.parquet (every completion)."""

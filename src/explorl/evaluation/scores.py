@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from explorl.evaluation.core import Evaluation
+from explorl.evaluation.core import Evaluation, number_of
 from explorl.metrics import Cell, Interval, Table, answer_diversity, bootstrap_mean
 from explorl.metrics.bootstrap import CHUNK
 
@@ -19,15 +19,15 @@ LABELS: Mapping[str, str] = {
     "distinct_answers": "distinct answers per problem",
     "distinct_correct_answers": "distinct right answers per problem",
     "unsolvable": "unsolvable problems",
-    "well_formed": "well formed (share)",
-    "truncated": "truncated (share)",
+    "well_formed": "well formed",
+    "truncated": "truncated",
     "mean_tokens": "tokens per completion",
     "entropy": "token entropy (nats)",
     "branching": "branching factor (tokens)",
-    "format_violations": "format violations (share)",
+    "format_violations": "format violations",
     "redundancy": "3-gram redundancy",
-    "repetitive": f"redundancy > {REPETITIVE} (share)",
-    "language_mixing": "language mixing (share)",
+    "repetitive": f"redundancy > {REPETITIVE}",
+    "language_mixing": "language mixing",
 }
 """What each measure is called where people read it; pass@k, avg@k and maj@k are called just that."""
 
@@ -96,7 +96,7 @@ def table(evaluation: Evaluation, found: Mapping[str, Interval | None] | None = 
     cells: list[list[Cell]] = [[LABELS.get(name, name), value] for name, value in found.items()]
     problems, samples = len(evaluation.problem_ids), evaluation.samples
     title = f"{evaluation.model} on {evaluation.task}: {problems} problems × {samples} samples, {evaluation.protocol}"
-    return Table(["measure", "value"], cells, title=title)
+    return Table(["measure", "value"], cells, title=title, row_numbers=[number_of(name) for name in found])
 
 
 def as_json(found: Mapping[str, Interval | None]) -> dict[str, Any]:

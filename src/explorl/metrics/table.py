@@ -37,14 +37,17 @@ _LATEX = {
 class Table:
     """Rows of cells under named columns. Cells are texts, numbers, `Interval`s or None (nothing measured).
 
-    ``number`` formats floats and intervals where people read them, ".3f" by default and ".1%" for percent; a mapping
-    does so by column. JSON and CSV keep full precision.
+    ``number`` formats floats and intervals where people read them, ".3f" by default, ".1%" for percent and "+.1p" for
+    a difference of shares in points (percentage points, without a sign for the unit); a mapping does so by column, and
+    ``row_numbers`` by row, for columns that have no format of their own. JSON and CSV keep full precision and
+    shares.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     number: str | Mapping[str, str] = ".3f"
+    row_numbers: Sequence[str | None] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(map(clean, self.columns)))
@@ -56,6 +59,8 @@ class Table:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
+        if self.row_numbers is not None and len(self.row_numbers) != len(self.rows):
+            raise ValueError(f"{len(self.row_numbers)} formats for {len(self.rows)} rows; give one per row")
 
     def print(self, console: rich.console.Console | None = None) -> None:
         """Print to the terminal, or to the console given."""
@@ -70,8 +75,8 @@ class Table:
         table = RichTable(title=Text(self.title) if self.title else None)
         for index, name in enumerate(self.columns):
             table.add_column(Text(name), justify="right" if self._is_numeric(index) else "left")
-        for row in self.rows:
-            table.add_row(*map(Text, self._read(row)))  # Text: brackets in a cell are no markup
+        for row in self._texts():
+            table.add_row(*map(Text, row))  # Text: brackets in a cell are no markup
         return table
 
     def to_json(self) -> str:
@@ -118,13 +123,13 @@ class Table:
         layout = "".join("r" if self._is_numeric(index) else "l" for index in range(len(self.columns)))
         lines = [f"% {' '.join(self.title.split())}"] if self.title else []
         lines += [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(self.columns), r"\midrule"]
-        lines += [_latex_row(self._read(row)) for row in self.rows]
+        lines += [_latex_row(row) for row in self._texts()]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def to_markdown(self) -> str:
         """A pipe table, numbers on the right."""
         rules = ["---:" if self._is_numeric(index) else "---" for index in range(len(self.columns))]
-        rows = [self.columns, *(self._read(row) for row in self.rows)]
+        rows = [self.columns, *self._texts()]
         lines = ["| " + " | ".join(_markdown(cell) for cell in row) + " |" for row in rows]
         lines.insert(1, f"| {' | '.join(rules)} |")
         return "\n".join([*lines, ""])
@@ -138,19 +143,32 @@ class Table:
         _write_atomically(path, writers[path.suffix]())
         return path
 
-    def _read(self, row: Sequence[Cell]) -> list[str]:
+    def _texts(self) -> list[list[str]]:
         """The cells as people read them."""
-        texts = []
-        for name, cell in zip(self.columns, row, strict=True):
-            spec = self.number if isinstance(self.number, str) else self.number.get(name, ".3f")
-            plain = "–" if cell is None else str(cell)
-            texts.append(_NUMBER.sub(_sign, format(cell, spec)) if isinstance(cell, float | Interval) else plain)
-        return texts
+        specs = self.row_numbers or [None] * len(self.rows)
+        return [
+            [_read(cell, self._number(name, spec)) for name, cell in zip(self.columns, row, strict=True)]
+            for row, spec in zip(self.rows, specs, strict=True)
+        ]
+
+    def _number(self, column: str, row: str | None) -> str:
+        if isinstance(self.number, str):
+            return row or self.number
+        return self.number.get(column) or row or ".3f"
 
     def _is_numeric(self, index: int) -> bool:
         return any(isinstance(row[index], int | float | Interval) for row in self.rows) and not any(
             isinstance(row[index], str) for row in self.rows
         )
+
+
+def _read(cell: Cell, spec: str) -> str:
+    if not isinstance(cell, float | Interval):
+        return "–" if cell is None else str(cell)
+    if spec.endswith("p"):
+        spec = f"{spec[:-1]}f"
+        cell = cell * 100 if isinstance(cell, float) else Interval(cell.mean * 100, cell.low * 100, cell.high * 100)
+    return _NUMBER.sub(_sign, format(cell, spec))
 
 
 def _sign(number: re.Match[str]) -> str:
