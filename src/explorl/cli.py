@@ -472,6 +472,26 @@ def show_presets() -> None:
         print(name)
 
 
+@app.command()
+def rft(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006
+    run: RunFolder = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from the stage where it stopped.")] = None,
+) -> None:
+    """Fine-tune a policy on what it samples itself: sample, filter, select, fit, and again.
+
+    Go on with a run, or extend a finished one: --resume RUN --set rft.iterations=8.
+    """
+    store, settings = _start(config, preset, overrides, run, resume, kind="rft")
+    from explorl.rft import rft_command
+
+    model = rft_command(settings, store, console=console, alone=_is_first_process())
+    if model is not None:
+        _say_end(model, ["explorl", "report", str(store.folder)])
+
+
 def _start(
     path: Path | None, preset: str | None, overrides: list[str], run: Path | None, resume: Path | None, *, kind: str
 ) -> tuple[RunStore, Config]:
@@ -496,7 +516,7 @@ def _start(
     check_precision(config.model.dtype)
     from explorl.models import resolve_model
 
-    if kind == "grpo" or not config.sft.from_scratch:
+    if kind != "sft" or not config.sft.from_scratch:
         resolve_model(config.model.name)
     return store, config
 

@@ -141,7 +141,7 @@ def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     texts = descriptions(section)
     for name, info in section.model_fields.items():
         inner, through = _inner(info.annotation)
-        dotted = f"{prefix}{name}"
+        dotted = f"{prefix}{info.alias or name}"
         if name not in texts and inner is None:
             raise ValueError(f"{section.__name__}.{name} has no description; write one below the field")
         text = texts.get(name) or inspect.getdoc(inner) or ""
