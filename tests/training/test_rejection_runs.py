@@ -48,6 +48,9 @@ class Never(Even):
 class One(Even):
     def problems(self, split, *, limit=None):
         return super().problems(split)[:1]
+
+    def verify(self, completion, problem, *, opened=False):
+        return Verdict(True, answer="same")
 """
 
 

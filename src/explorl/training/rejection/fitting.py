@@ -56,7 +56,8 @@ def check_turns(prompt: Prompt, policy: Policy, task: Task, template: str | None
     answer = {"role": "assistant", "content": "<think>first</think> then 42"}
     check_chat({"prompt": prompt, "completion": [answer]}, policy, task, template)
     asked = policy.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    whole = policy.tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
+    plain = {"role": "assistant", "content": "42"}
+    whole = policy.tokenizer.apply_chat_template([*prompt, plain], tokenize=False)
     if not whole.startswith(asked):
         others = ", ".join(name for name in task.templates if name != template) or "another task"
         raise ConfigError(

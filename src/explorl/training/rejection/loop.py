@@ -79,6 +79,10 @@ def check_rft(config: Config) -> None:
             f"explorl rft runs in one process, and there are {os.environ['WORLD_SIZE']}; start it without torchrun or "
             "accelerate"
         )
+    if config.strategies:
+        raise ConfigError(
+            f"strategies is {config.strategies!r}, and explorl rft has none: they act in explorl train; leave it out"
+        )
     if config.rollout.engine == "vllm":
         raise ConfigError("rollout.engine is vllm, with which explorl rft cannot sample; use explorl or generate")
     name = build_selector(config.rft.selector)[0]
