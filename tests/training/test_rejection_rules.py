@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from explorl.config import load_config, read_yaml
 from explorl.tasks import Problem, Task, Verdict, get_task
 from explorl.training.rejection import filters, selectors
 from explorl.training.rejection.answers import answer_mark, first_answer_end
@@ -296,3 +298,32 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
 def test_what_cannot_be_meant_is_said(call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
+
+
+# ---------------------------------------------------------------------------- presets and the page
+PAGE = (Path(__file__).parents[2] / "docs" / "rft.md").read_text(encoding="utf-8")
+
+
+def test_the_preset_of_table_3_has_what_the_paper_states() -> None:
+    config = load_config(preset="deng-table3")
+    rft = config.rft
+    assert (rft.budget, rft.batch_size, rft.learning_rate, rft.noise, rft.from_) == (1100, 32, 1e-5, 0.05, "current")
+    assert rft.filters == ["has_answer", "has_digit", "cut_after_answer", {"max_redundancy": {"limit": 0.31}}]
+    assert rft.selector == "branching"
+    assert config.sft.max_length == 20_000
+    assert config.evaluation.protocol == "deng-table3"
+
+
+def test_the_configuration_and_the_rules_on_the_page_work() -> None:
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert load_config(values=read_yaml(shown, "rft.md")).rft.selector == "branching"
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    own: dict[str, Any] = {}
+    exec(code, own)
+    assert keys(own["polite"](POOL, word="idea")) == [("b", 0)]
+    assert keys(select(POOL, own["rare"], budget=1).samples) == [("b", 2)]
+
+
+def test_the_page_lists_every_filter_and_selector() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert listed == [*filters.FILTERS, *selectors.SELECTORS]
