@@ -20,11 +20,14 @@ from explorl.rollout import Rollout
 from explorl.store import RunStore
 from explorl.tasks import get_task
 from explorl.training.rejection import loop, sampling
+from explorl.training.rejection.fitting import fit
 from explorl.training.rejection.folder import IterationFolder
 from explorl.training.rejection.loop import run_rft
 
 from .test_rejection_runs import TASK, made, settings
 from .test_sft import CHAT, chat_policy
+
+QUIET = Console(quiet=True)
 
 MORE = """
 
@@ -209,13 +212,25 @@ def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
 def test_right_responses_that_filters_drop_are_told_apart(small_policy: Path, tmp_path: Path) -> None:
     config = made(small_policy, filters=[{"max_redundancy": 0.0}, {"max_length": 1}])
     with pytest.raises(loop.NothingToLearn, match=r"max_length dropped .* right\).*leave out the filter"):
-        run_rft(config, RunStore(tmp_path / "run"), console=Console(quiet=True))
+        run_rft(config, RunStore(tmp_path / "run"), console=QUIET)
+
+
+def test_a_fit_that_diverges_names_the_key_of_rft(small_policy: Path, tmp_path: Path) -> None:
+    config = made(small_policy, iterations=1, learning_rate=1e30, budget=40, epochs=4)
+    with pytest.raises(ValueError, match=r"diverged at step .*rft\.learning_rate is 1e\+30, try 1e\+29"):
+        run_rft(config, RunStore(tmp_path / "run"), console=QUIET)
 
 
 # ---------------------------------------------------------------------------- what strangers bring
+def test_responses_that_say_nothing_are_learnt_as_ends(small_policy: Path, tmp_path: Path) -> None:
+    examples = [{"prompt": "1+1=", "completion": text} for text in ("", " ", "2", "")]
+    model = fit(made(small_policy), RunStore(tmp_path / "fit"), str(small_policy), examples, seed=0, console=QUIET)
+    assert (model / "model.safetensors").is_file()
+
+
 def test_an_adapter_is_trained_on_from_iteration_to_iteration(small_policy: Path, tmp_path: Path) -> None:
     lora = {"model": {"name": str(small_policy), "lora": {"rank": 2, "alpha": 4}}}
-    model = run_rft(made(small_policy, lora, epochs=0.5), RunStore(tmp_path / "run"), console=Console(quiet=True))
+    model = run_rft(made(small_policy, lora, epochs=0.5), RunStore(tmp_path / "run"), console=QUIET)
     store = RunStore(tmp_path / "run")
     first, second = (load_file(IterationFolder(store, number).model / "adapter_model.safetensors") for number in (1, 2))
     assert first.keys() == second.keys()
@@ -231,20 +246,20 @@ def test_an_adapter_is_trained_on_from_iteration_to_iteration(small_policy: Path
 def test_messages_are_learnt_and_a_template_that_opens_a_thought_is_refused(tmp_path: Path) -> None:
     policy = chat_policy(tmp_path / "policy")
     task = {"task": {"name": "own_even:Chat"}}
-    run_rft(made(policy, task, iterations=1), RunStore(tmp_path / "run"), console=Console(quiet=True))
+    run_rft(made(policy, task, iterations=1), RunStore(tmp_path / "run"), console=QUIET)
     assert IterationFolder(RunStore(tmp_path / "run"), 1).model.is_dir()
 
     opening = CHAT.replace("assistant\n", "assistant\n<think>")
     thinking = chat_policy(tmp_path / "thinking", opening)
     with pytest.raises(ConfigError, match="begins an answer with more than it shows of one that is over"):
-        run_rft(made(thinking, task), RunStore(tmp_path / "other"), console=Console(quiet=True))
+        run_rft(made(thinking, task), RunStore(tmp_path / "other"), console=QUIET)
     assert not (tmp_path / "other").exists()
 
 
 def test_one_problem_whose_answers_are_all_the_same(small_policy: Path, tmp_path: Path) -> None:
     cold = {"task": {"name": "own_even:One"}, "rollout": {"temperature": 1e-6, "max_tokens": 12}}
     config = made(small_policy, cold, iterations=1, filters=["dedupe"], selector="entropy")
-    run_rft(config, RunStore(tmp_path / "run"), console=Console(quiet=True))
+    run_rft(config, RunStore(tmp_path / "run"), console=QUIET)
     facts = IterationFolder(RunStore(tmp_path / "run"), 1).selection()
     assert (facts["sampled"], facts["filtered"], facts["selected"]) == (4, 1, 1)
 
@@ -252,7 +267,7 @@ def test_one_problem_whose_answers_are_all_the_same(small_policy: Path, tmp_path
 def test_a_model_that_generate_samples_records_nothing_and_needs_nothing(small_policy: Path, tmp_path: Path) -> None:
     plain = {"rollout": {"temperature": 1.0, "max_tokens": 6, "engine": "generate"}}
     config = made(small_policy, plain, iterations=1, selector="diverse")
-    run_rft(config, RunStore(tmp_path / "run"), console=Console(quiet=True))
+    run_rft(config, RunStore(tmp_path / "run"), console=QUIET)
     pool, _ = IterationFolder(RunStore(tmp_path / "run"), 1).pool()
     assert {sample.entropy for sample in pool} == {None}
 

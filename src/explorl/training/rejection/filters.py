@@ -7,9 +7,12 @@ are those of Deng et al. 2025, §4.4.1.
 from __future__ import annotations
 
 import re
+import traceback
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from explorl.metrics.text import trigram_redundancy
 from explorl.training.rejection.samples import Sample, by_key
@@ -99,12 +102,27 @@ def apply(filters: Sequence[tuple[str, Filter]], samples: Sequence[Sample]) -> t
     kept, passes = list(samples), []
     for name, keep in filters:
         before = by_key(kept)
-        kept = _kept(name, keep(list(kept)), before)
+        with said_in_words("filter", name):
+            given = keep(list(kept))
+        kept = _kept(name, given, before)
         left = by_key(kept)
         dropped = tuple(sample for key, sample in before.items() if key not in left)
         changed = sum(sample != before[key] for key, sample in left.items())
         passes.append(Pass(name, len(before), dropped, changed))
     return kept, passes
+
+
+@contextmanager
+def said_in_words(kind: str, name: str) -> Iterator[None]:
+    """An error in somebody else's function becomes one that names it, and the line."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise ValueError(f"the {kind} {name!r} failed: {type(error).__name__}: {error} ({place})") from error
 
 
 def _kept(name: str, given: object, before: dict[tuple[str, int], Sample]) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,14 @@ def fit(
 ) -> Path:
     """Fits the policy ``start`` to prompts with completions, from the last whole checkpoint on; its folder."""
     from explorl.training.sft import run_sft
+    from explorl.training.stored import Diverged
 
-    model = run_sft(sft_config(config, start, len(examples), seed), store, console=console, examples=examples)
+    try:
+        model = run_sft(sft_config(config, start, len(examples), seed), store, console=console, examples=examples)
+    except Diverged as error:
+        raise Diverged(str(error).replace("sft.learning_rate", "rft.learning_rate")) from error
     shutil.rmtree(store.checkpoints, ignore_errors=True)
+    gc.collect()  # a trainer and its parts hold one another, with the memory of the weights
     return model
 
 

@@ -7,6 +7,7 @@ and ends with the weights that it would have ended with (on a CPU to the last bi
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import time
@@ -150,7 +151,8 @@ class _Loop:
         if not place.selection_path.exists():
             self._choose(place)
         if not place.model.is_dir():
-            self._held = None  # the fit needs the memory
+            self._held = None
+            gc.collect()  # the fit needs the memory
             selected = place.selected()
             examples = [
                 {"prompt": self.prompts[problem], "completion": text}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from explorl.training.rejection.filters import said_in_words
 from explorl.training.rejection.samples import Sample
 
 Selector = Callable[[Sequence[Sample], np.random.Generator], Sequence[float]]
@@ -112,7 +113,9 @@ def select(
     """
     check(budget, per_prompt, noise)
     rng = np.random.default_rng(seed)
-    scores = _checked(selector(list(samples), rng), samples)
+    with said_in_words("selector", getattr(getattr(selector, "func", selector), "__name__", "given")):
+        given = selector(list(samples), rng)
+    scores = _checked(given, samples)
     order = np.lexsort((rng.permutation(len(samples)), -np.asarray(scores, dtype=float))).tolist()
     right = [index for index in order if samples[index].correct]
     wrong = [index for index in order if not samples[index].correct] if noise > 0 else []
