@@ -410,8 +410,10 @@ def _budget(file: StudyFile, base: Config, kinds: set[str], place: str) -> dict[
                 f"budget has {unit} in {place}, which an arm of kind rft does not count; use iterations, like "
                 "{iterations: 4}, with steps for those of kind grpo"
             )
-    spent = {"rft": {"iterations": base.rft.iterations}, "grpo": {"steps": base.training.steps}}
-    return {**(spent["grpo"] if "grpo" in kinds else {}), **given, **(spent["rft"] if "rft" in kinds else {})}
+    spent = {key: value for key, value in given.items() if key != "iterations"}
+    if "grpo" in kinds and not spent:
+        spent = {"steps": base.training.steps}
+    return {**spent, **({"iterations": base.rft.iterations} if "rft" in kinds else {})}
 
 
 def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
