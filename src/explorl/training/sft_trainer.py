@@ -37,7 +37,7 @@ from explorl.training.sft_rows import TokenRows
 
 MOST, FEWEST = 32_768, 1_024
 """Tokens of a pass on a GPU: more do not make it faster, and with fewer it waits for the host."""
-ON_CPU = 8_192
+ON_CPU = 4_096
 VOCABULARY_AT_ONCE = 32_768
 """Columns of the head that TRL's function computes at a time."""
 
