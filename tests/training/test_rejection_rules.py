@@ -255,6 +255,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def twice(samples):\n    return [*samples, *samples]\n"
         "def nothing(samples):\n    return None\n"
         "def short(samples, rng):\n    return [1.0]\n"
+        "def endless(samples, rng):\n    return [float('inf')] * len(samples)\n"
         "def broken(samples):\n    return [{}[sample.text] for sample in samples]\n"
         "def torn(samples, rng):\n    return 1 / 0\n"
         "number = 3\n"
@@ -294,6 +295,7 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
             lambda: filters.apply(build_filters(["own_rules:broken"]), POOL),
             r"'own_rules:broken' failed: KeyError.*line",
         ),
+        (lambda: pick("own_rules:endless"), "and none infinite"),
         (lambda: pick("own_rules:torn"), r"'torn' failed: ZeroDivisionError: .*own_rules.py, line"),
         (lambda: pick("own_rules:short"), "for 6 samples; give one number for each"),
         (lambda: pick("random", noise=1.0), "noise is 1.0; use a share from 0 to less than 1"),

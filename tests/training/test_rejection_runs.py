@@ -262,3 +262,11 @@ def test_always_from_the_base(small_policy: Path, whole: tuple[Path, Any], tmp_p
     assert starts == [str(small_policy)] * 2
     of_whole = folder.IterationFolder(RunStore(whole[0]), 2).fit.config()["model"]["name"]
     assert of_whole.endswith("iteration-01/fit/model")
+
+
+@pytest.mark.parametrize(
+    ("every", "ends", "scored"), [(1, 64, [0, 1, 2, 3]), (2, 64, [0, 2, 3]), (0, 64, [0, 1, 2, 3]), (0, 0, [])]
+)
+def test_which_policies_are_scored(every: int, ends: int, scored: list[int], small_policy: Path) -> None:
+    config = made(small_policy, {"evaluation": {"every": every, "ends": ends}}, iterations=3)
+    assert [number for number in range(4) if loop.is_scored(config, number)] == scored

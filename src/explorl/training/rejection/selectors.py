@@ -171,6 +171,8 @@ def _checked(scores: object, samples: Sequence[Sample]) -> list[float]:
         found = np.asarray(scores, dtype=float)
     except (TypeError, ValueError):
         found = np.zeros(0)
-    if found.shape != (len(samples),) or np.isnan(found).any():
-        raise ValueError(f"the selector gave {scores!r:.80} for {len(samples)} samples; give one number for each")
+    if found.shape != (len(samples),) or not np.isfinite(found).all():
+        raise ValueError(
+            f"the selector gave {scores!r:.80} for {len(samples)} samples; give one number for each, and none infinite"
+        )
     return found.tolist()
