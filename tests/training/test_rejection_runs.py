@@ -169,15 +169,16 @@ def _after(owner: Any, name: str, count: int, then: Callable[..., None] = _die) 
     setattr(owner, name, wrapped)
 
 
-def _torn_selection(real: Any) -> Any:
-    """Dies when what was dropped and selected is written, but not yet the facts that say so."""
+def _before_it_has_its_name(name: str, iteration: str) -> None:
+    """Dies when a file is written, but not yet called what it will be called."""
+    real = Path.replace
 
-    def write(path: Path, value: Any) -> None:
-        if path.name == "selection.json" and "iteration-02" in str(path):
+    def replace(self: Path, target: Any) -> Path:
+        if Path(target).name == name and iteration in str(target):
             _die()
-        real(path, value)
+        return real(self, target)
 
-    return write
+    Path.replace = replace  # type: ignore[method-assign]
 
 
 def _in_second_fit() -> None:
@@ -198,9 +199,7 @@ KILLS: dict[str, tuple[Callable[[], None], tuple[int, str]]] = {
     "when a fit is over": (lambda: _after(loop, "fit", 1), (1, "evaluation")),
     "while it evaluates": (lambda: _after(Evaluation, "save", 1), (1, "evaluation")),
     "when a pool has just been sampled": (lambda: _after(folder.IterationFolder, "join_parts", 1), (2, "filtering")),
-    "while it filters": (
-        lambda: setattr(folder, "write_json", _torn_selection(folder.write_json)), (2, "filtering")
-    ),
+    "while it filters": (lambda: _before_it_has_its_name("selected.parquet", "iteration-02"), (2, "filtering")),
     "in the second fit": (_in_second_fit, (2, "fitting")),
     "when an iteration is logged": (lambda: _after(loop._Loop, "_log", 2), (2, "evaluation")),
     "before its policy has its name": (lambda: setattr(loop, "link_folder", _die), (0, "")),
