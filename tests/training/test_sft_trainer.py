@@ -16,6 +16,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -102,7 +103,7 @@ def quietly() -> Iterator[None]:
     """No bars; and since every training begins with a collection of garbage, none that looks at all modules."""
     gc.freeze()
     with disabled_progress(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sft_rows, "WORTH", 1)  # so that small batches have blocks
+        patch.setitem(sft_rows.WORTH, "cpu", 1)  # so that small batches have blocks
         yield
     gc.unfreeze()
 
@@ -400,3 +401,39 @@ def test_a_resumed_training_takes_the_same_steps(make: Callable[..., Any], tmp_p
     assert len(resumed.watch.steps) == 3
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+class _Waits(TorchDispatchMode):
+    """Counts the operations for which the host would wait for a GPU, by what called them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func.overloadpacket)
+        indexed_by_mask = "index" in name and any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool
+            for arg in args
+            if isinstance(arg, (list, tuple))
+            for index in arg
+        )
+        if name in {"aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal"} or indexed_by_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("cls", [PackedSFTTrainer, SFTTrainer])
+def test_nobody_waits_for_the_device_in_a_step(cls: Any, make: Callable[..., Any]) -> None:
+    trainer = make(cls, ready(text_rows(20)), max_steps=3, logging_steps=100, logging_nan_inf_filter=False)
+    step, waits = type(trainer).training_step, []
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _Waits() as mode:
+            result = step(self, *args, **kwargs)
+        waits.extend(mode.found)
+        return result
+
+    trainer.training_step = watched.__get__(trainer)
+    train(trainer)
+    assert bool(waits) == (cls is SFTTrainer), waits

@@ -20,10 +20,10 @@ from explorl.training.dealing import deal
 
 IGNORED = -100
 """The label of a token that is not learnt."""
-NEARLY, BLOCKS = 1.5, 6
+NEARLY, BLOCKS = 1.5, 4
 """Rows of one block differ at most by this factor in length, but for the last of so many blocks."""
-WORTH = 1024
-"""A block of its own saves at least so many places of padding: each is one more call in every layer."""
+WORTH = {"cpu": 64, "cuda": 4096}
+"""How many places of padding a block of its own saves at least, by device: each is one more call in every layer."""
 ALIGNED = 16
 """Arrays begin at multiples of so many numbers, which kernels like."""
 
@@ -80,7 +80,7 @@ class TokenRows:
         positions = np.arange(tokens) - np.repeat(ends - lengths, lengths)
         targets = self.targets[places]
         scored = np.flatnonzero(targets != IGNORED)
-        blocks = list(blocks_of(lengths))
+        blocks = list(blocks_of(lengths, WORTH.get(device.type, WORTH["cuda"])))
         slots, source = _slots(lengths, positions, blocks)
         arrays = [self.ids[places], positions, targets, scored, targets[scored], slots, source, np.arange(tokens + 1)]
         ids, places_in_row, following, at, asked, *layout = _sent(arrays, device)
@@ -103,13 +103,13 @@ def cut(tokens: Sequence[int], most: int) -> list[range]:
     return deal(tokens, len(tokens))
 
 
-def blocks_of(lengths: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """(rows, longest) of runs of rows of like length, for rows in the order of their lengths."""
+def blocks_of(lengths: NDArray[np.int64], worth: int) -> Iterator[tuple[int, int]]:
+    """(rows, longest) of runs of rows of like length, from the longest on, for rows in the order of their lengths."""
     end, blocks = len(lengths), 0
     while end:
         longest, blocks = int(lengths[end - 1]), blocks + 1
         start = int(np.searchsorted(lengths[:end], longest / NEARLY))
-        if start * (longest - lengths[max(start - 1, 0)]) < WORTH or blocks == BLOCKS:
+        if start * (longest - lengths[max(start - 1, 0)]) < worth or blocks == BLOCKS:
             start = 0
         yield end - start, longest
         end = start
