@@ -223,8 +223,8 @@ def main() -> None:
     options = parser.parse_args()
     options.gpu = torch.cuda.is_available() and not options.small
     shape = options.shape or ("smollm2-135m" if options.gpu else "tiny")
-    options.rows = options.rows or (128 if options.gpu else 16)
-    options.micro = options.micro or ([32, 64, 128] if options.gpu else [16])
+    options.rows = options.rows or (256 if options.gpu else 16)
+    options.micro = options.micro or ([64, 128] if options.gpu else [16])
     options.free = 32 if options.gpu else 8
     options.steps = options.steps or (16 if options.gpu else 3)
     options.warmup = options.warmup or (4 if options.gpu else 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
-from explorl.modeling import passes
 from explorl.models import load_policy, tiny_tokenizer
 from explorl.training import sft_rows
 from explorl.training.common import disabled_progress, quiet
 from explorl.training.sft_data import tokenised
 from explorl.training.sft_rows import TokenRows
-from explorl.training.sft_trainer import PackedSFTTrainer
+from explorl.training.sft_trainer import PackedSFTTrainer, tokens_that_fit
 from tests.modeling import zoo
 from tests.training.test_sft import CHAT
 
@@ -303,23 +304,32 @@ def test_every_row_is_in_one_pass_and_bounds_hold(lengths: list[int], most: int,
             assert sorted(rows.lengths[some]) == rows.lengths[some].tolist()
 
 
-@pytest.mark.parametrize("name", ["gptj", "mamba"])
-def test_a_model_that_packing_gets_wrong_is_trained_as_trl_does(name: str, make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("mamba", "padded"), ("gptj", "padded"), ("gemma2", "packed"), ("granite", "packed")]
+)
+def test_models_of_other_kinds_are_trained_as_trl_does(name: str, kind: str, make: Callable[..., Any]) -> None:
+    """A state that runs on, heads of other layers, and logits that are capped or scaled."""
     tokenizer = tiny_tokenizer()
     found = []
     for cls in (PackedSFTTrainer, SFTTrainer):
         torch.manual_seed(0)
-        model = zoo_model(name, len(tokenizer))
-        found.append(make(cls, ready(text_rows(12)), model=model))
-    choice = passes.choose(found[0].model.train(), 90)
-    if choice.kind == "padded":
-        with pytest.warns(UserWarning, match="padded pass, which is slower"):
-            found[0].train()
-    else:
-        found[0].train()
-    found[1].train()
+        found.append(make(cls, ready(text_rows(12)), model=zoo_model(name, len(tokenizer))))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        train(*found)
+    slower = [str(warning.message) for warning in said if "padded pass, which is slower" in str(warning.message)]
+    assert found[0]._kind == kind
+    assert len(slower) == (kind == "padded")
     assert_same(*found, tolerance=1e-4)
-    assert name != "mamba" or choice.kind == "padded"
+
+
+def test_rows_that_have_nothing_to_learn(make: Callable[..., Any]) -> None:
+    rows = ready(text_rows(8)).to_list()
+    for row in rows[::2]:
+        row["labels"] = [-100] * len(row["labels"])
+    dataset = Dataset.from_list(rows)
+    ours, theirs = both(make, dataset, ours={"tokens_per_pass": 100}, per_device_train_batch_size=8)
+    assert_same(ours, theirs)
 
 
 def zoo_model(name: str, vocab: int) -> Any:
@@ -437,3 +447,42 @@ def test_nobody_waits_for_the_device_in_a_step(cls: Any, make: Callable[..., Any
     trainer.training_step = watched.__get__(trainer)
     train(trainer)
     assert bool(waits) == (cls is SFTTrainer), waits
+
+
+PREPARING = {
+    "chat_template_path", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eos_token", "max_length",
+    "model_init_kwargs", "pad_token", "shuffle_dataset", "truncation_mode", "trust_remote_code", "eval_packing",
+    "completion_only_loss", "assistant_only_loss", "packing_strategy",
+}  # fmt: skip
+"""Options that are done with when training begins."""
+IN_TRAINING = {
+    "loss_type": "in `compute_loss`",
+    "activation_offloading": "around every pass, by TRL's `training_step`",
+    "pad_to_multiple_of": "there is no padding",
+    "packing": "TRL's own pass",
+    "padding_free": "TRL's own pass",
+    "router_aux_loss_coef": "TRL's own pass",
+}
+
+
+def test_every_option_of_trl_is_known() -> None:
+    """An option that a new release adds has to be looked at."""
+    own = {f.name for f in fields(SFTConfig)} - {f.name for f in fields(TrainingArguments)}
+    assert own == PREPARING | set(IN_TRAINING)
+
+
+def test_how_many_tokens_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
+        num_key_value_heads=3,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    trained = sum(parameter.numel() for parameter in model.parameters())
+    layer = 576 * (8 + 8 * 2) + 3 * 1536 * 2
+    fits = functools.partial(tokens_that_fit, model, torch.device("cuda"), torch.bfloat16)
+    for wanted, free in {10_000: 2 * 2 * layer * 10_000, 65_536: 1 << 40, 1_024: 0}.items():
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free + 12 * trained, 1 << 50))
+        assert fits("written out", False) == wanted
+        assert fits("packed", False) <= wanted <= fits("written out", True)
+    assert tokens_that_fit(model, torch.device("cpu"), None, "packed", False) == 4096

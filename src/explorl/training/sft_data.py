@@ -68,7 +68,7 @@ def _readable(dataset: Any, tokenizer: Any) -> bool:
     if not isinstance(dataset, Dataset) or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return False
     names = set(dataset.column_names)
-    special = {"text", "messages", "conversations", "input_ids", "labels", "tools", "chat_template_kwargs", "image"}
+    special = {"messages", "conversations", "input_ids", "labels", "tools", "chat_template_kwargs", "image"}
     special |= {"images", "completion_mask", "assistant_masks"}
     return {"prompt", "completion"} <= names and not names & special and dataset.format["type"] is None
 

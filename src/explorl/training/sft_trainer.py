@@ -35,7 +35,7 @@ from explorl.modeling.proof import text_config
 from explorl.training.sft_data import tokenised
 from explorl.training.sft_rows import TokenRows
 
-MOST, FEWEST = 32_768, 1_024
+MOST, FEWEST = 65_536, 1_024
 """Tokens of a pass on a GPU: more do not make it faster, and with fewer it waits for the host."""
 ON_CPU = 4_096
 VOCABULARY_AT_ONCE = 32_768
@@ -53,7 +53,7 @@ class PackedSFTTrainer(SFTTrainer):
         packed: None packs rows where that is proven to give what the model gives, and warns where it is not. True
             makes that an error. False is TRL's own padded pass.
         tokens_per_pass: No more tokens go through the model at a time, if no single row has more. None is what memory
-            allows, up to 32,768. `per_device_train_batch_size` bounds the rows as ever.
+            allows, up to 65,536. `per_device_train_batch_size` bounds the rows as ever.
     """
 
     data_collator: Any
@@ -77,7 +77,8 @@ class PackedSFTTrainer(SFTTrainer):
         self, dataset: Any, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Any:
         rows = None
-        if not packing and formatting_func is None and not args.assistant_only_loss and self._packed is not False:
+        special = packing or formatting_func is not None or args.assistant_only_loss or self._packed is False
+        if not special and args.dataset_text_field not in (getattr(dataset, "column_names", None) or ()):
             rows = tokenised(
                 dataset,
                 processing_class,
