@@ -434,7 +434,10 @@ class _Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("cls", [PackedSFTTrainer, SFTTrainer])
-def test_nobody_waits_for_the_device_in_a_step(cls: Any, make: Callable[..., Any]) -> None:
+def test_nobody_waits_for_the_device_in_a_step(
+    cls: Any, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trl.trainer.utils._use_triton", lambda device: True)  # TRL's head as on a GPU
     trainer = make(cls, ready(text_rows(20)), max_steps=3, logging_steps=100, logging_nan_inf_filter=False)
     step, waits = type(trainer).training_step, []
 
