@@ -59,7 +59,7 @@ class StoreError(Exception):
 
 
 def kind_of(folder: str | Path) -> str | None:
-    """What a folder holds: a run of kind grpo, sft or rft, a study or an evaluation; None where it holds none of them."""
+    """What a folder holds: a run of kind grpo, sft or rft, a study or an evaluation; None: none of them."""
     place = Path(folder)
     for name, kind in (("study.json", "study"), ("evaluation.json", "evaluation")):
         if (place / name).is_file():
@@ -248,7 +248,7 @@ class RunStore:
     # ------------------------------------------------------------------ beginning
     @property
     def kind(self) -> str | None:
-        """What kind of run it is: "grpo", "sft" or "rft"; None where the folder holds no run, or one that cannot be told."""
+        """What kind of run it is: "grpo", "sft" or "rft"; None: no run, or one that cannot be told."""
         if self.kind_path.is_file():
             return str(read_json(self.kind_path).get("kind"))
         if not self.config_path.is_file():
