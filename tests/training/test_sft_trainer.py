@@ -26,8 +26,9 @@ from explorl.models import load_policy, tiny_tokenizer
 from explorl.training import sft_rows
 from explorl.training.common import disabled_progress, quiet
 from explorl.training.sft_data import tokenised
+from explorl.training.sft_pass import tokens_that_fit
 from explorl.training.sft_rows import TokenRows
-from explorl.training.sft_trainer import PackedSFTTrainer, tokens_that_fit
+from explorl.training.sft_trainer import PackedSFTTrainer
 from tests.modeling import zoo
 from tests.training.test_sft import CHAT
 
