@@ -106,7 +106,7 @@ Overrides = Annotated[
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="FOLDER", help="Folder of the run; by default a new one under runs/.")
 ]
-Resume = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run from its last checkpoint.")]
+Resume = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run from where it stopped.")]
 Jobs = Annotated[
     int | None,
     typer.Option(metavar="N", help="Runs side by side; by default one per GPU or, without a GPU, one per core.", min=1),
@@ -194,6 +194,27 @@ def sft(
     with _going_on(store):
         model = run_sft(settings, store, console=console, alone=_is_first_process())
     _say_end(model, ["explorl", "train", "--config", str(store.config_path), "--set", f"model.name={model}"])
+
+
+@app.command()
+def rft(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    overrides: Overrides = [],  # noqa: B006
+    run: RunFolder = None,
+    resume: Resume = None,
+) -> None:
+    """Fine-tune a policy on the best of what it samples itself.
+
+    Sample, filter, select, fit, and again. To go on with a run, use --resume FOLDER; with --set rft.iterations=8, it
+    also makes a finished run longer.
+    """
+    store, settings = _start(config, preset, overrides, run, resume, kind="rft")
+    from explorl.rft import rft_command
+
+    model = rft_command(settings, store, console=console, alone=_is_first_process())
+    if model is not None:
+        _say_end(model, ["explorl", "report", str(store.folder)])
 
 
 @app.command("eval")
@@ -634,7 +655,7 @@ def _start(
     check_precision(config.model.dtype)
     from explorl.models import resolve_model
 
-    if kind == "grpo" or not config.sft.from_scratch:
+    if kind != "sft" or not config.sft.from_scratch:
         resolve_model(config.model.name)
     return store, config
 

@@ -254,6 +254,83 @@ class SftSettings(Section):
     """Evaluate the policy when it is done, and write its score into the model's recipe.json."""
 
 
+class RftSettings(Section):
+    """Rejection-sampling fine-tuning: sample, filter, select, fit, and again (Deng et al. 2025, §4.4.1).
+
+    Responses are sampled as `rollout` says. What the fit depends on beside the keys below is as `sft` says: weight
+    decay, β₂, the longest example, checkpoints.
+    """
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+
+    iterations: Count = 4
+    """How many times responses are sampled and learnt from."""
+    prompts: Count | None = None
+    """Training problems that are asked in an iteration, the next ones each time; null is all of them every time."""
+    samples: Count = 8
+    """Responses sampled per problem: k."""
+    filters: list[str | dict[str, Any]] = [
+        "has_answer", "has_digit", "cut_after_answer", {"max_redundancy": {"limit": 0.31}},
+    ]  # fmt: skip
+    """Rules that every response must pass, in this order: names, a name over its hyperparameters, or the import path
+    of a function of your own, like my_pkg.filters:polite. Those of the paper by default.
+
+    - `has_answer`: it states an answer in the task's own mark, such as `\\boxed{…}` or `<answer>…</answer>`.
+    - `has_digit`: it has at least one digit.
+    - `cut_after_answer`: drops none; a response ends at its first answer, which is then the one that is judged.
+    - `max_redundancy`: its 3-gram redundancy is at most `limit`, 0.31.
+    - `max_length`: it has at most so many `tokens`.
+    - `finished`: it ended by itself, not at the length limit.
+    - `dedupe`: no earlier response to the problem is the same but for white space.
+    """
+    answer_mark: str | None = None
+    """What an answer begins with, for the filters has_answer and cut_after_answer; null is the task's own mark."""
+    selector: str | dict[str, Any] = "random"
+    """Which of the right responses are learnt: those that score highest. An import path names one of your own.
+
+    - `random`: any.
+    - `entropy`: those with the highest mean token entropy.
+    - `branching`: those with the highest mean branching factor.
+    - `shortest`: those with the fewest tokens.
+    - `diverse`: spread over problems, and over the distinct answers to each.
+    """
+    budget: Count = 1100
+    """How many responses are learnt in an iteration; all that there are, where they are fewer."""
+    per_prompt: Count | None = 4
+    """How many of them may be responses to one problem; null is any number."""
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the selected set that is taken from the wrong responses that pass the filters."""
+    from_: Literal["current", "base"] = Field(default="current", alias="from")
+    """Which policy an iteration fits: the one of the iteration before, or always the one that the run began with.
+    Responses are sampled from the one before in either case."""
+    epochs: Annotated[float, Field(gt=0)] = 1
+    """Passes over the selected set."""
+    batch_size: Count = 32
+    """Responses per optimizer step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Step size of AdamW, at its highest."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up in each fit: it stays, or falls to 0 at the last step."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of each fit over which the learning rate rises from 0."""
+
+    @field_validator("filters")
+    @classmethod
+    def _filters_exist(cls, specs: list[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+        from explorl.training.rejection.registry import build_filters
+
+        build_filters(specs)
+        return specs
+
+    @field_validator("selector")
+    @classmethod
+    def _selector_exists(cls, spec: str | dict[str, Any]) -> str | dict[str, Any]:
+        from explorl.training.rejection.registry import build_selector
+
+        build_selector(spec)
+        return spec
+
+
 class EvaluationSettings(Section):
     """How a policy is judged."""
 
@@ -284,6 +361,7 @@ class Config(Section):
     strategies: list[str | dict[str, Any]] = []
     """Exploration strategies, in the order in which they act: names, or a name over its hyperparameters."""
     sft: SftSettings = SftSettings()
+    rft: RftSettings = RftSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
 
     @field_validator("task")
@@ -455,6 +533,7 @@ RESUMABLE = {
         "evaluation.every", "evaluation.ends",
     ),
     "sft": ("sft.epochs", "sft.checkpoint_every", "sft.score"),
+    "rft": ("rft.iterations",),
 }  # fmt: skip
 """What may be changed where a run goes on, by its kind."""
 
@@ -477,6 +556,12 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration with the default of each key that it lacks: one from before there was that key is equal to
     one that leaves it as it is."""
     return _merge(Config().dump(), stored)
+
+
+def rft_config(config: Config) -> Config:
+    """The configuration of an RFT run. Its steps are iterations, and `training` says so to all that read the run."""
+    training = config.training.model_copy(update={"steps": config.rft.iterations, "iterations": 1})
+    return config.model_copy(update={"training": training})
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -530,7 +615,7 @@ def _section(location: Sequence[str]) -> type[BaseModel] | None:
 
 def _keys_beside(location: Sequence[str]) -> list[str]:
     section = _section(location[:-1])
-    return list(section.model_fields) if section is not None else []
+    return [field.alias or name for name, field in section.model_fields.items()] if section is not None else []
 
 
 def _default(location: Sequence[str]) -> str:

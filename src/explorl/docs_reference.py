@@ -27,6 +27,7 @@ from explorl.store import write_text
 from explorl.strategies import EntropyGuidedWeighting, PassThreshold, PerplexityShaping, PositionShaping
 from explorl.study import file as study_file
 from explorl.tasks import Task
+from explorl.training.rejection.filters import max_redundancy
 
 NOTE = "<!-- Written by `python -m explorl.docs_reference` from {source}. Edit that. -->"
 
@@ -141,7 +142,7 @@ def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     texts = descriptions(section)
     for name, info in section.model_fields.items():
         inner, through = _inner(info.annotation)
-        dotted = f"{prefix}{name}"
+        dotted = f"{prefix}{info.alias or name}"
         if name not in texts and inner is None:
             raise ValueError(f"{section.__name__}.{name} has no description; write one below the field")
         text = texts.get(name) or inspect.getdoc(inner) or ""
@@ -428,6 +429,17 @@ TRAINING = (
     ),
     Row("`position_shaping`: start", lambda: PositionShaping().start, Stated(200, f"{D}, §4.4.2")),
     Row("`position_shaping`: steps", lambda: PositionShaping().steps, Stated(100, f"{D}, §4.4.2")),
+    Row("`rft.budget`", lambda: Config().rft.budget, Stated(1100, f"{D}, §4.4.1")),
+    Row("`rft.noise`", lambda: Config().rft.noise, Stated(0.05, f"{D}, §4.4.1")),
+    Row("`rft.batch_size`", lambda: Config().rft.batch_size, Stated(32, f"{D}, §4.4.1")),
+    Row("`rft.learning_rate`", lambda: Config().rft.learning_rate, Stated(1e-5, f"{D}, §4.4.1")),
+    Row(
+        "`max_redundancy`: limit",
+        lambda: inspect.signature(max_redundancy).parameters["limit"].default,
+        Stated(0.31, f"{D}, §4.4.1"),
+    ),
+    Row("`rft.samples`", lambda: Config().rft.samples, Stated(None, D, "our choice")),
+    Row("`rft.epochs`", lambda: Config().rft.epochs, Stated(None, D, "our choice")),
 )
 
 

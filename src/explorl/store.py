@@ -2,12 +2,13 @@
 
     run/
       config.yaml            the resolved configuration
-      run.json               what kind of run it is: grpo or sft
+      run.json               what kind of run it is: grpo, sft or rft
       provenance.json        version, git commit, seeds, library versions, hardware; one entry for each start
       metrics.jsonl          one line for each logged step
       rollouts/*.parquet     what the policy wrote, one file per step
       evaluations/*.json     summaries, with their completions beside them as parquet
       checkpoints/checkpoint-N/
+      iterations/            those of an rft run: see explorl.training.rejection.folder
 
 A file is written under a temporary name, synced and renamed, and a checkpoint folder likewise, so whatever carries its
 final name is whole. `metrics.jsonl` alone grows in place: a line is appended by one write and synced, and `rewind`
@@ -46,6 +47,7 @@ _LINE_END = re.compile("\r\n?")
 GO_ON = {
     "grpo": "explorl train --resume {folder}",
     "sft": "explorl sft --resume {folder}",
+    "rft": "explorl rft --resume {folder}",
     "study": "explorl study FILE.yaml --run {folder}",
     "evaluation": "explorl eval --model … --task … --out {parent}",
 }
@@ -58,7 +60,7 @@ class StoreError(Exception):
 
 
 def kind_of(folder: str | Path) -> str | None:
-    """What a folder holds: a run of kind grpo or sft, a study or an evaluation; None where it holds none of them."""
+    """What a folder holds: a run of kind grpo, sft or rft, a study or an evaluation; None: none of them."""
     place = Path(folder)
     for name, kind in (("study.json", "study"), ("evaluation.json", "evaluation")):
         if (place / name).is_file():
@@ -247,7 +249,7 @@ class RunStore:
     # ------------------------------------------------------------------ beginning
     @property
     def kind(self) -> str | None:
-        """What kind of run it is: "grpo" or "sft"; None where the folder holds no run, or one that cannot be told."""
+        """What kind of run it is: "grpo", "sft" or "rft"; None: no run, or one that cannot be told."""
         if self.kind_path.is_file():
             return str(read_json(self.kind_path).get("kind"))
         if not self.config_path.is_file():
@@ -257,9 +259,10 @@ class RunStore:
 
     @property
     def has_steps(self) -> bool:
-        """Whether anything has been trained here."""
+        """Whether anything has been trained here, or sampled to be learnt."""
         lines = any(line.get("kind") == "train" for line in self.metrics())
-        return lines or any(self.checkpoints.glob("checkpoint-*")) or (self.folder / "model").exists()
+        parts = (*self.checkpoints.glob("checkpoint-*"), *self.folder.glob("iterations/iteration-*"))
+        return lines or bool(parts) or (self.folder / "model").exists()
 
     @classmethod
     def create(cls, folder: str | Path, config: Mapping[str, Any]) -> RunStore:

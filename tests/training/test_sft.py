@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from safetensors.torch import load_file
 from explorl.config import Config, ConfigError, load_config
 from explorl.models import load_policy, tiny_tokenizer
 from explorl.store import RunStore
+from explorl.tasks.countdown import Countdown
 from explorl.training.sft import StoredSFTTrainer, run_sft
+from explorl.training.sft_data import without_completion
 
 CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -115,3 +118,33 @@ def test_a_model_that_cannot_learn_from_messages(chat_template: str | None, word
     config = sft_config(chat_policy(tmp_path / "policy", chat_template), "chat")
     with pytest.raises(ConfigError, match=words):
         run_sft(config, RunStore.create(tmp_path / "run", config.dump()), console=Console(quiet=True))
+
+
+def test_an_empty_completion_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = sft_config(chat_policy(tmp_path / "policy"), None)
+    examples = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": " "}]
+    monkeypatch.setattr(Countdown, "examples", lambda self, *args, **kwargs: examples)
+    with pytest.raises(ConfigError, match=r"example 1 of task 'countdown' has an empty completion.*leave it out"):
+        run_sft(config, RunStore.create(tmp_path / "run", config.dump()), console=Console(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("completion", "empty"),
+    [("a", False), ("", True), (" \n", True), ([{"role": "assistant", "content": ""}], True),
+     ([{"role": "assistant", "content": "a"}], False), ([{"role": "assistant", "content": None}], True), ([], True)],
+)  # fmt: skip
+def test_what_an_empty_completion_is(completion: Any, empty: bool) -> None:
+    assert list(without_completion([{"completion": "x"}, {"completion": completion}])) == [1] * empty
+
+
+def test_prompts_that_leave_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = sft_config(chat_policy(tmp_path / "policy"), None)
+    config = config.model_copy(update={"sft": config.sft.model_copy(update={"max_length": 20})})
+    examples = [{"prompt": "a" * 19, "completion": "bb"}, {"prompt": "a" * 25, "completion": "b"}]
+    monkeypatch.setattr(Countdown, "examples", lambda self, *args, **kwargs: examples)
+    console = Console(record=True, width=200, file=io.StringIO())
+    run_sft(config, RunStore.create(tmp_path / "run", config.dump()), console=console)
+    assert "1 of 2 examples have a prompt of sft.max_length = 20 tokens or more" in console.export_text()
+    del examples[0]
+    with pytest.raises(ConfigError, match=r"sft\.max_length is 20: no row .* has anything to learn"):
+        run_sft(config, RunStore.create(tmp_path / "other", config.dump()), console=console)

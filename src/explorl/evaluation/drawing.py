@@ -15,6 +15,7 @@ from explorl.metrics import format_violations, language_mixing, trigram_redundan
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, reference
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
+from explorl.tasks.marks import asked_mark
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,7 @@ def _answer_mark(task: Task, prompt: str) -> str | None:
     """What an answer begins with: as the task says, or as its prompt asks for it; None where answers have no mark."""
     if hasattr(task, "answer_mark"):
         return task.answer_mark or None
-    asked = {r"\boxed": r"\boxed{", "####": "####", "<answer>": "<answer>"}
-    return next((asked[form] for form in asked if form in prompt), None)
+    return asked_mark(prompt)
 
 
 def _violations(text: str, mark: str | None, verdict: Verdict) -> int:

@@ -50,16 +50,20 @@ def done(store: RunStore) -> bool:
 
 def run_arm(folder: Path, slug: str, seed: int) -> None:
     """Trains and evaluates, from the last checkpoint on."""
+    from explorl.training.rejection.loop import run_rft
     from explorl.training.run import finished, run_grpo
 
     study = Study.read(folder)
-    config = study.arm_config(study.arm(slug), seed, folder)
+    arm = study.arm(slug)
+    config = study.arm_config(arm, seed, folder)
     place = run_folder(folder, slug, seed)
     with locked(place):
         store = _store(place, config)
         (place / "error.txt").unlink(missing_ok=True)
-        if not finished(store):
-            budget = {key: value for key, value in study.budget.items() if key != "steps"}
+        if not finished(store) and arm.kind == "rft":
+            run_rft(config, store, console=Console(quiet=True))
+        elif not finished(store):
+            budget = {key: value for key, value in study.budget.items() if key in ("tokens", "minutes")}
             stop = spent(store, budget) if budget else None
             run_grpo(config, store, console=Console(quiet=True), on_step=stop)
         _evaluate_end(config, store)

@@ -26,12 +26,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from explorl.config import Config, ConfigError, Count, Section, load_config, preset_for, presets, read_yaml
+from explorl.config import (
+    Config,
+    ConfigError,
+    Count,
+    Section,
+    load_config,
+    preset_for,
+    presets,
+    read_yaml,
+    rft_config,
+)
 from explorl.store import StoreError, cleaned, file_name
 
 START = "start"
@@ -43,6 +53,7 @@ RESERVED = {
     "strategies": "list them under the arm's own `strategies`",
     "evaluation": "all arms are judged alike, by the study's `evaluation`",
     "training.steps": "all arms have the same `budget`",
+    "rft.iterations": "all arms have the same `budget`",
 }
 """Keys that an arm cannot set, and why."""
 
@@ -60,6 +71,8 @@ class ArmSettings(Section):
     """Dotted keys of the configuration, as in `--set`."""
     strategies: list[str | dict[str, Any]] | None = None
     """Strategies in place of the base's; null keeps those."""
+    kind: Literal["grpo", "rft"] | None = None
+    """How the arm is trained: by GRPO, or by rejection-sampling fine-tuning; null is the study's `kind`."""
 
 
 class EvaluationPlan(Section):
@@ -76,7 +89,8 @@ class EvaluationPlan(Section):
 
 
 class Budget(Section):
-    """What an arm may spend: one of the three. A run ends with the step at which it is spent."""
+    """What an arm may spend: one of steps, tokens and minutes; arms of kind rft spend iterations. A run ends with the
+    step at which it is spent."""
 
     steps: Count | None = None
     """Training steps, in place of the base's `training.steps`."""
@@ -84,11 +98,13 @@ class Budget(Section):
     """Prompt and completion tokens; `training.steps` remains an upper limit."""
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Minutes of training, without evaluations; `training.steps` remains an upper limit."""
+    iterations: Count | None = None
+    """Iterations of arms of kind rft, in place of the base's `rft.iterations`."""
 
     @model_validator(mode="after")
     def _one(self) -> Budget:
         given = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
-        if len(given) != 1:
+        if len(given) > 1 or not (given or self.iterations):
             raise ValueError(f"a budget is one of steps, tokens and minutes, like {{steps: 60}}; got {given or 'none'}")
         return self
 
@@ -102,6 +118,8 @@ class StudyFile(Section):
     """Heading of the report; empty is the name."""
     description: str = ""
     """A few sentences under that heading."""
+    kind: Literal["grpo", "rft"] = "grpo"
+    """How arms are trained that do not say it: by GRPO, or by rejection-sampling fine-tuning."""
     base: dict[str, Any] = Field(default_factory=dict)
     """The configuration that all arms share: a `preset`, and any keys of the configuration."""
     warm_start: dict[str, Any] | None = None
@@ -151,6 +169,8 @@ class Arm:
     """Flat differences to the base configuration, strategies apart."""
     config: dict[str, Any]
     """The whole configuration but for the seed."""
+    kind: str = "grpo"
+    """How it is trained: "grpo" or "rft"."""
 
 
 @dataclass(frozen=True)
@@ -402,16 +422,31 @@ def _resolved(file: StudyFile, profile: str | None, seeds: int | Sequence[int] |
         title=file.title or file.name,
         description=file.description.strip(),
         profile=profile,
-        base=base.dump(),
+        base=(rft_config(base) if file.kind == "rft" else base).dump(),
         warm_start=warm if file.warm_start is not None else None,
         arms=resolved,
         baseline=file.baseline,
         seeds=chosen,
-        budget=file.budget.model_dump(exclude_none=True) if file.budget else {"steps": base.training.steps},
+        budget=_budget(file, base, {arm.kind for arm in resolved}, place),
         target=file.target,
         seed_deviation=file.seed_deviation,
         solve_rate_samples=file.solve_rate_samples,
     )
+
+
+def _budget(file: StudyFile, base: Config, kinds: set[str], place: str) -> dict[str, float]:
+    """What each run may spend, by the unit; an arm of kind rft has iterations alone."""
+    given = file.budget.model_dump(exclude_none=True) if file.budget else {}
+    for unit in ("tokens", "minutes"):
+        if unit in given and "rft" in kinds:
+            raise ConfigError(
+                f"budget has {unit} in {place}, which an arm of kind rft does not count; use iterations, like "
+                "{iterations: 4}, with steps for those of kind grpo"
+            )
+    spent = {key: value for key, value in given.items() if key != "iterations"}
+    if "grpo" in kinds and not spent:
+        spent = {"steps": base.training.steps}
+    return {**spent, **({"iterations": base.rft.iterations} if "rft" in kinds else {})}
 
 
 def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
@@ -424,6 +459,8 @@ def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
     values["evaluation"] = merged(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
     if file.budget is not None and file.budget.steps is not None:
         values["training"] = {**values["training"], "steps": file.budget.steps}
+    if file.budget is not None and file.budget.iterations is not None:
+        values["rft"] = {**values["rft"], "iterations": file.budget.iterations}
     if file.evaluation.every is None:
         values["evaluation"]["every"] = values["training"]["steps"]
     return values
@@ -433,7 +470,7 @@ def _arm(
     name: str, settings: ArmSettings, file: StudyFile, base: Config, base_values: Mapping[str, Any], place: str
 ) -> Arm:
     where = f"arm {name!r} of {place}"
-    values = dict(base_values)
+    values, kind = dict(base_values), settings.kind or file.kind
     for key, value in settings.set.items():
         _refuse_reserved(key, file, where)
         nested: Any = value
@@ -445,11 +482,20 @@ def _arm(
     config = _built(values, where)
     dump, old = config.dump(), flat(base.dump())
     changes = {key: value for key, value in flat(dump).items() if value != old.get(key) and key != "strategies"}
+    if kind != file.kind:
+        changes = {"kind": kind, **changes}
+    if kind == "rft":
+        if values["strategies"]:
+            raise ConfigError(f"{where} is of kind rft, which has no strategies; write strategies: []")
+        config = rft_config(config)
+        dump = config.dump()
+        if file.evaluation.every is None:
+            dump["evaluation"]["every"] = config.rft.iterations
     # evaluations are due by training steps; the trainer counts updates
     dump["evaluation"]["every"] *= config.training.iterations
     del dump["seed"]
     dump["strategies"] = values["strategies"]
-    return Arm(name, slug(name), changes, dump)
+    return Arm(name, slug(name), changes, dump, kind)
 
 
 def _refuse_reserved(key: str, file: StudyFile, where: str) -> None:

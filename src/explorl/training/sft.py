@@ -1,9 +1,9 @@
-"""SFT warm start on a task's reference solutions, on TRL's `SFTTrainer`; the loss is on completion tokens only."""
+"""Supervised fine-tuning on a task's reference solutions, or on rows that are given; completion tokens are learnt."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig
 
 from explorl.config import Config, ConfigError
 from explorl.evaluation.prompts import check_prompts
@@ -29,17 +29,28 @@ from explorl.training.common import (
     task_options,
     warn_of_lost_steps,
 )
+from explorl.training.sft_data import without_completion
+from explorl.training.sft_trainer import NothingToLearn, PackedSFTTrainer
 from explorl.training.stored import Recorder, Shown, StopAtDivergence, StoredCheckpoints, begin, save_model
 
 
-class StoredSFTTrainer(StoredCheckpoints, SFTTrainer):
-    """TRL's trainer with whole checkpoints."""
+class StoredSFTTrainer(StoredCheckpoints, PackedSFTTrainer):
+    """The trainer with whole checkpoints."""
 
 
-def run_sft(config: Config, store: RunStore, *, console: Console, alone: bool = False) -> Path:
+def run_sft(
+    config: Config,
+    store: RunStore,
+    *,
+    console: Console,
+    alone: bool = False,
+    examples: Sequence[Mapping[str, Any]] | None = None,
+    label: str = "SFT",
+) -> Path:
     """Trains on `sft.examples` reference solutions from the last whole checkpoint on; returns the folder of the model.
 
-    Nothing is written before all parts are there. ``alone`` keeps other processes out of the folder.
+    Nothing is written before all parts are there. ``alone`` keeps other processes out of the folder. ``examples``,
+    prompts with completions, are learnt in place of reference solutions.
     """
     from datasets import Dataset
 
@@ -54,17 +65,20 @@ def run_sft(config: Config, store: RunStore, *, console: Console, alone: bool = 
         options["attempts"] = settings.attempts
     task = get_task(config.task.name, **options)
     policy = starting_policy(config)
-    console.print(literal(f"writing up to {settings.examples:,} reference solutions of {task.name}"))
-    examples = list(task.examples(settings.examples, template=config.task.template, seed=config.seed))
+    if examples is None:
+        console.print(literal(f"writing up to {settings.examples:,} reference solutions of {task.name}"))
+        examples = list(task.examples(settings.examples, template=config.task.template, seed=config.seed))
+        check_completions(examples, task)
     if not examples:
         raise ConfigError(f"task {task.name!r} gave no examples to fine-tune on; its `examples` must give some")
     rows = [conversational(example) for example in examples]
     check_prompts([row["prompt"] for row in rows], policy, task, config.task.template)
     check_chat(rows[0], policy, task, config.task.template)
-    lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
+    goes_on = trains_its_adapter(policy.model)
+    lora = None if config.model.lora is None or goes_on else lora_config(**config.model.lora.model_dump())
 
     steps = math.ceil(len(rows) / settings.batch_size) * settings.epochs
-    shown = Shown("SFT", console)
+    shown = Shown(label, console)
     with disabled_progress(), TemporaryDirectory() as nowhere:
         args = SFTConfig(
             output_dir=nowhere,  # the trainer makes its folder at once
@@ -80,6 +94,7 @@ def run_sft(config: Config, store: RunStore, *, console: Console, alone: bool = 
             gradient_checkpointing=False,
             logging_first_step=True,
             logging_steps=10,
+            logging_nan_inf_filter=False,  # which waits for the GPU in every step; `StopAtDivergence` sees them
             save_steps=settings.checkpoint_every,
             seed=config.seed,
             **precision,
@@ -88,14 +103,25 @@ def run_sft(config: Config, store: RunStore, *, console: Console, alone: bool = 
             dataloader_pin_memory=False,
         )
         check_one_gpu(args)
-        trainer = StoredSFTTrainer(
-            model=policy.model,
-            args=args,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=policy.tokenizer,
-            peft_config=lora,
-            callbacks=[StopAtDivergence("sft.learning_rate", settings.learning_rate), Recorder(store), shown],
-        )
+        try:
+            trainer = StoredSFTTrainer(
+                model=policy.model,
+                args=args,
+                train_dataset=Dataset.from_list(rows),
+                processing_class=policy.tokenizer,
+                peft_config=lora,
+                callbacks=[StopAtDivergence("sft.learning_rate", settings.learning_rate), Recorder(store), shown],
+            )
+        except NothingToLearn as error:
+            raise ConfigError(f"sft.max_length is {settings.max_length}: {error}") from error
+        left_out = len(rows) - len(trainer.train_dataset)
+        if left_out:
+            console.print(
+                literal(
+                    f"{left_out:,} of {len(rows):,} examples have a prompt of sft.max_length = {settings.max_length} "
+                    "tokens or more, and nothing of their completion can be learnt: they are left out"
+                )
+            )
         trainer.args.output_dir = str(store.checkpoints)
         quiet(trainer)
         checkpoint = begin(trainer, store, config, "sft", console=console, alone=alone)
@@ -115,6 +141,16 @@ def conversational(example: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(prompt, str) and isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
     return {**example, "prompt": prompt, "completion": completion}
+
+
+def check_completions(examples: Sequence[Mapping[str, Any]], task: Task) -> None:
+    """Refuses examples that have nothing to learn."""
+    empty = next(without_completion(examples), None)
+    if empty is not None:
+        raise ConfigError(
+            f"example {empty} of task {task.name!r} has an empty completion, from which nothing can be learnt; leave "
+            "it out, or give it a solution"
+        )
 
 
 def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str | None) -> None:
@@ -146,6 +182,16 @@ def write_recipe(config: Config, folder: Path, *, console: Console) -> None:
         scores = ", ".join(f"pass@{k} {recipe[f'pass@{k}']['mean']:.1%}" for k in dict.fromkeys((1, result.samples)))
         console.print(literal(f"{scores} on {recipe['problems']} held-out problems"), highlight=False)
     write_json(folder / "recipe.json", recipe)
+
+
+def trains_its_adapter(model: Any) -> bool:
+    """Whether the model has a LoRA adapter already, which is then trained on: it is loaded as one to sample from."""
+    if not hasattr(model, "peft_config"):
+        return False
+    for settings in model.peft_config.values():
+        settings.inference_mode = False
+    model.set_adapter(model.active_adapter)
+    return True
 
 
 def starting_policy(config: Config) -> Policy:

@@ -1,0 +1,92 @@
+"""Writes the results of a study into a page of the documentation, between two marks; what stands around them stays.
+
+python -m explorl.docs_results runs/rft docs/results/rft.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from explorl.analysis.study_results import _cell, results_table
+from explorl.analysis.verdicts import points
+from explorl.metrics import Cell, Table
+from explorl.store import StoreError, read_json, write_text
+
+BEGIN = "<!-- Written by `python -m explorl.docs_results` from the study's results.json. -->"
+END = "<!-- Until here. -->"
+
+
+def results_section(results: Mapping[str, Any]) -> str:
+    """What was run, the table with intervals, the policy before training in its first row, and what pass@k shows."""
+    table = results_table(results)
+    scores = [entry["key"] for entry in results["measures"] if entry["key"].startswith("pass@")]
+    rows: list[list[Cell]] = [list(row) for row in table.rows]
+    if results["start"] is not None:
+        own = results["start"]["measures"]
+        first = [_cell(own.get(key)) for key in scores]
+        rows.insert(0, ["start", *first, *[None] * (len(scores) + 1), _cell(own.get("entropy")), None])
+    commit = f", commit `{results['commit'][:7]}`" if results["commit"] else ""
+    head = (
+        f"{results['date']}{commit}: {len(results['arms'])} arms, {results['problems']} held-out problems × "
+        f"{results['samples']} samples. Intervals (95 %) count seeds and problems; differences are paired with "
+        f"*{results['baseline']}*'s, p is corrected over the arms (Holm)."
+    )
+    shown = Table(table.columns, rows, number=table.number).to_markdown()
+    return f"{head}\n\n{shown.strip()}\n\n{kept(results, scores[-1])}\n"
+
+
+def kept(results: Mapping[str, Any], measure: str) -> str:
+    """Whether an arm keeps pass@k better than the baseline, as far as the intervals tell."""
+    told: dict[str, list[str]] = {"higher": [], "lower": [], "open": []}
+    for arm in results["arms"]:
+        found = (arm["differences"] or {}).get(measure)
+        if not found or found["low"] is None:
+            continue
+        kind = "higher" if found["low"] > 0 else "lower" if found["high"] < 0 else "open"
+        p = "" if found.get("p_corrected") is None else f", p = {found['p_corrected']:.2f}"
+        span = f"{points(found['mean'])} points [{points(found['low'])}, {points(found['high'])}]"
+        told[kind].append(f"{arm['name']} ({span}{p})")
+    base = results["baseline"]
+    if not any(told.values()):
+        return f"No arm has an interval to {base} yet."
+    if not told["higher"] and not told["lower"]:
+        return f"No arm's {measure} can be told apart from {base}'s: {'; '.join(told['open'])}."
+    parts = []
+    if told["higher"]:
+        parts.append(f"{measure} ends higher than with {base} in {', '.join(told['higher'])}")
+    if told["lower"]:
+        parts.append(f"{'' if parts else f'{measure} ends '}lower in {', '.join(told['lower'])}")
+    if told["open"]:
+        parts.append(f"not told apart in {', '.join(told['open'])}")
+    return f"{'; '.join(parts)}. Before the correction over the arms, that is; p is after it."
+
+
+def page_with(page: str, section: str) -> str:
+    """The page with the section in the place of what stood between its marks."""
+    if BEGIN not in page or END not in page:
+        raise ValueError(f"the page has no place for the results; write these two lines into it:\n{BEGIN}\n{END}")
+    before, rest = page.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{rest.split(END, 1)[1]}"
+
+
+def write(study: Path, page: Path) -> None:
+    """Writes a study's results into a page."""
+    path = study / "results.json"
+    if not path.is_file():
+        raise StoreError(f"{study} has no results: {path} is missing; run `explorl report {study}`")
+    write_text(page, page_with(page.read_text(encoding="utf-8"), results_section(read_json(path))))
+
+
+def _main(study: Path, page: Path) -> None:
+    try:
+        write(study, page)
+    except (ValueError, OSError, StoreError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    import typer
+
+    typer.run(_main)

@@ -1,0 +1,58 @@
+"""The body of `explorl rft`: rejection-sampling fine-tuning in a run's folder, started or resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from explorl.config import Config, ConfigError, rft_config
+from explorl.store import RunStore, go_on
+from explorl.terminal import literal
+
+
+def rft_command(config: Config, store: RunStore, *, console: Console, alone: bool) -> Path | None:
+    """Runs what is left of the run; the folder of its policy, or None where it was finished, which is said."""
+    from explorl.training.rejection.loop import run_rft, where
+
+    config = rft_config(config)
+    _check_longer(config, store)
+    if (store.folder / "model").is_dir() and where(config, store) is None:
+        console.print(literal(f"{store.folder} is finished; its policy is {store.folder / 'model'}"), soft_wrap=True)
+        more = f"rft.iterations={2 * config.rft.iterations}"
+        console.print(literal(f"go on with it: {go_on(store.folder)} --set {more}"), soft_wrap=True)
+        return None
+    try:
+        model = run_rft(config, store, console=console, alone=alone)
+    except KeyboardInterrupt as interrupt:
+        at = where(config, store)
+        if not store.config_path.exists() or at is None:
+            raise
+        raise type(interrupt)(f"go on (iteration {at[0]}, {at[1]}) with: {go_on(store.folder)}") from interrupt
+    finally:
+        store.unlock()
+    _say_scores(store, console)
+    return model
+
+
+def _check_longer(config: Config, store: RunStore) -> None:
+    if not store.config_path.exists() or not store.has_steps:
+        return
+    held = store.config().get("rft", {}).get("iterations", 0)
+    if config.rft.iterations < held:
+        raise ConfigError(
+            f"rft.iterations is {config.rft.iterations} in --set and {held} in {store.config_path}; use {held} or more"
+        )
+
+
+def _say_scores(store: RunStore, console: Console) -> None:
+    """What the run has changed on held-out problems, at both ends of k."""
+    lines = [line for line in store.metrics() if line.get("kind") == "evaluation"]
+    if len(lines) < 2:
+        return
+    ks = sorted({int(key[5:]) for key in lines[-1] if key.startswith("pass@")})
+    parts = [
+        f"pass@{k} {lines[0][f'pass@{k}']:.1%} before, {lines[-1][f'pass@{k}']:.1%} after"
+        for k in dict.fromkeys((ks[0], ks[-1]))
+    ]
+    console.print(f"held out: {'; '.join(parts)}", highlight=False, soft_wrap=True)
