@@ -41,6 +41,7 @@ class Context:
     """What ``--option impact.samples=8`` gave, by these names."""
     say: Callable[[str], None] = lambda _: None
     """Tells the user what takes long."""
+    _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def policy(self) -> Policy:
@@ -55,6 +56,12 @@ class Context:
         if self.load_task is None:
             raise NotRecorded("there is no task to judge answers by")
         return self.load_task()
+
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, computed the first time that the key is asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def option(self, analysis: str, name: str, default: Any) -> Any:
         """An option of an analysis, as the type of its default."""
