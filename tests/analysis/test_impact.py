@@ -309,6 +309,8 @@ def test_the_deciding_token_of_a_planted_model(policy):
         assert one.entropy == pytest.approx(math.log(2), abs=1e-3)
         assert not by_place[answer, 0].found  # m or n: nothing follows
         assert by_place[answer, 0].impact.low < 0 < by_place[answer, 0].impact.high
+    assert {token.position for token in found.tokens if "first" in token.groups} == {0}
+    assert {token.answer for token in found.tokens if "negative" in token.groups} == {1, 3}
     assert "at most" in said[0]
     assert "tokens are sampled" in said[0]
     assert found.sampled_tokens <= int(said[0].split("at most ")[1].split()[0].replace(",", ""))
