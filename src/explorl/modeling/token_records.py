@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from explorl.metrics.tokens import branching_factor, token_entropy
 from explorl.modeling import proof
+from explorl.modeling.answer_states import AlignedRows, adjusted, head_of, is_sharded, own_logits, reading, states
 
-BLOCK = 2**26
-"""Bytes of the largest tensor over the vocabulary, by default: 64 MiB."""
+BLOCK = {"cpu": 2**26, "cuda": 2**29}
+"""Bytes of the largest tensor over the vocabulary, by default: a GPU needs about a thousand rows to be busy."""
 
 
 class TokenRecords(NamedTuple):
@@ -77,17 +79,42 @@ def token_records(
         mass: Of the branching factor.
         block: Bytes of the largest tensor over the vocabulary, such as 2**26.
     """
+    _check(states, weight, targets, temperature)
     device = states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     states, weight = states.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
+    vocab = len(weight)
+    room = states.new_empty(0)
 
     def logits(some: slice) -> Tensor:
-        found = torch.nn.functional.linear(states[some], weight, bias)
-        return found if softcap is None else softcap * torch.tanh(found / softcap)
+        nonlocal room
+        rows = states[some]
+        if len(room) < len(rows):  # rows begin at multiples of 16, where a GPU reads them fastest
+            room = states.new_empty(len(rows), -(-vocab // 16) * 16)
+        out = room[: len(rows), :vocab]
+        if bias is None:
+            torch.mm(rows, weight.t(), out=out)
+        else:
+            torch.addmm(bias, rows, weight.t(), out=out)
+        return adjusted(out, 1.0, softcap)
 
     with torch.autocast(device, enabled=False):
-        return _by_blocks(logits, targets, len(weight), temperature, mass, block)
+        return _by_blocks(logits, targets, vocab, dtype, temperature, mass, block)
+
+
+def _check(states: Tensor, weight: Tensor, targets: Tensor, temperature: float | Tensor) -> None:
+    if states.ndim != 2 or weight.ndim != 2 or states.shape[1] != weight.shape[1] or len(states) != len(targets):
+        shapes = f"{tuple(states.shape)}, {tuple(weight.shape)} and {tuple(targets.shape)}"
+        raise ValueError(f"states (N, d), weight (V, d) and targets (N,) are needed, got {shapes}")
+    if not len(targets):
+        return
+    low, high = (int(value) for value in torch.stack(torch.aminmax(targets)))
+    if low < 0 or high >= len(weight):
+        raise ValueError(f"targets must be in 0 … {len(weight) - 1}, got {low if low < 0 else high}")
+    least = float(torch.as_tensor(temperature).min())
+    if not least > 0:
+        raise ValueError(f"temperature must be above 0, such as 1.0; got {least}")
 
 
 def coefficient(
@@ -139,76 +166,134 @@ def answer_records(
 ) -> AnswerRecords:
     """Records of the last `completion` positions of each row, under a causal language model of transformers.
 
+    What the model's head reads is computed by the fastest pass that is proven right on it, and the logits from that a
+    block at a time. Where a model's logits are not its head's (but for a scale or a cap), they are its own, of as many
+    rows as fit into four blocks, or of `rows` where weights are spread over processes.
+
     Args:
         rows: How many rows the model sees at once; all by default.
         temperature: One for all rows or one a row.
         autocast: Makes the context in which the model is called.
     """
-    found = []
-    for some in torch.arange(len(input_ids), device=input_ids.device).split(rows or max(len(input_ids), 1)):
-        own = temperature[some] if isinstance(temperature, Tensor) else temperature
+    if not 0 < completion <= input_ids.size(1):
+        raise ValueError(f"completion is {completion}; rows have {input_ids.size(1)} tokens, so use 1 to that many")
+    device = next(model.parameters()).device
+    input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
+    with autocast():
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    found = reading(model, input_ids.size(1), dtype) if len(input_ids) else None
+    at_once = rows or max(len(input_ids), 1)
+    if found is not None and found.kind == "own logits" and not is_sharded(model):
+        vocab = proof.text_config(model).vocab_size
+        fitting = 4 * _bytes(device.type, block) // (4 * vocab * (completion + 1))
+        at_once = max(min(at_once, fitting), 1)
+    values = [torch.zeros(len(input_ids), completion, dtype=kind, device=device) for kind in (*_DTYPES, torch.float32)]
+    for some in torch.arange(len(input_ids), device=device).split(at_once):
+        aligned = AlignedRows(input_ids[some], attention_mask[some], completion)
+        if not len(aligned.targets) and not is_sharded(model):
+            continue
+        row, column = some[aligned.places[0]], aligned.places[1]
+        own = temperature.to(device)[row] if isinstance(temperature, Tensor) else temperature
         with autocast():
-            logits, norms = _own_logits(model, input_ids[some], attention_mask[some], completion)
-        time = logits.size(1)
-        each = own.repeat_interleave(time) if isinstance(own, Tensor) else own
-        records = _of_logits(logits.flatten(0, 1), input_ids[some][:, -time:].flatten(), each, mass, block)
-        counted = attention_mask[some][:, -completion:] > 0
-        values = [value.view(-1, time) for value in records] + [norms]
-        padded = (torch.nn.functional.pad(value, (completion - time, 0)) for value in values)
-        found.append([value.where(counted, torch.zeros_like(value)) for value in padded])
-    return AnswerRecords(*(torch.cat(values) for values in zip(*found, strict=True)))
+            if found is None or found.kind == "own logits":
+                records, norms = _from_own_logits(model, aligned, own, mass, block)
+            else:
+                read = states(model, aligned, found.kind)
+                records = _from_head(head_of(model), read, aligned.targets, found, own, mass, block)
+                norms = torch.linalg.vector_norm(read, dim=-1, dtype=torch.float32)
+        for value, part in zip(values, (*records, norms), strict=True):
+            value[row, column] = part.to(device)
+    return AnswerRecords(*values)
 
 
-def _own_logits(model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int) -> tuple[Tensor, Tensor]:
-    """The model's own logits for the last positions, and the norms of what its head read."""
-    read: list[Tensor] = []
-    head = proof.inner_model(model).get_output_embeddings()
-    hook = head.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
-    keep = {"logits_to_keep": completion + 1} if proof.keeps_logits(model) else {}
-    try:
-        logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **keep).logits
-    finally:
-        hook.remove()
-    logits = logits[:, -completion - 1 : -1]
-    return logits, read[-1][:, -completion - 1 : -1].float().norm(dim=-1)
-
-
-def _of_logits(
-    logits: Tensor, targets: Tensor, temperature: float | Tensor, mass: float, block: int | None
+def _from_head(
+    head: nn.Module, read: Tensor, targets: Tensor, found: Any, temperature: float | Tensor, mass: float, block: Any
 ) -> TokenRecords:
-    return _by_blocks(lambda some: logits[some], targets, logits.shape[-1], temperature, mass, block)
+    """By the head's weight, or by the head itself where more than a weight acts in it."""
+    read, targets = read.to(next(head.parameters()).device), targets.to(next(head.parameters()).device)
+    if type(head) is nn.Linear and proof.touched(head) == (0, 0, id(None)) and found.scale == 1:
+        given: Any = {"bias": head.bias, "temperature": temperature, "softcap": found.softcap}
+        return token_records(read, head.weight, targets, mass=mass, block=block, **given)
+    sample = head(read[:1])
+
+    def logits(some: slice) -> Tensor:
+        return adjusted(head(read[some]), found.scale, found.softcap)
+
+    return _by_blocks(logits, targets, sample.shape[-1], sample.dtype, temperature, mass, block)
+
+
+def _from_own_logits(
+    model: Any, rows: AlignedRows, temperature: float | Tensor, mass: float, block: int | None
+) -> tuple[TokenRecords, Tensor]:
+    logits, norms, scored = own_logits(model, rows)
+    vocab = logits.shape[-1]
+    chosen = scored(torch.arange(norms.numel(), device=logits.device).view_as(norms))
+    flat = logits.reshape(-1, vocab)
+    targets = rows.targets.to(logits.device)
+    records = _by_blocks(lambda some: flat[chosen[some]], targets, vocab, flat.dtype, temperature, mass, block)
+    return records, scored(norms)
+
+
+_DTYPES = (torch.float32, torch.float32, torch.int64, torch.float32, torch.int64, torch.float32)
+"""Of the six records."""
 
 
 def _by_blocks(
     logits: Callable[[slice], Tensor],
     targets: Tensor,
     vocab: int,
+    dtype: torch.dtype,
     temperature: float | Tensor,
     mass: float,
     block: int | None,
 ) -> TokenRecords:
-    found = []
-    for some in _slices(len(targets), vocab, block):
-        own = temperature[some] if isinstance(temperature, Tensor) else temperature
-        found.append(_reference(logits(some), targets[some], own, mass))
-    return TokenRecords(*(torch.cat(values) for values in zip(*found, strict=True)))
+    """Records of all rows from the logits of some, by Triton's kernel where there is a GPU."""
+    device = targets.device
+    out = TokenRecords(*(torch.empty(len(targets), dtype=kind, device=device) for kind in _DTYPES))
+    kernel = device.type == "cuda" and find_spec("triton") is not None and mass < 1 and dtype != torch.float64
+    warm = temperature if isinstance(temperature, Tensor) else None
+    if warm is None and temperature != 1:
+        warm = torch.full((len(targets),), float(temperature), device=device)
+    warm = None if warm is None else warm.to(device, torch.float32)
+    wide = dtype.itemsize if kernel else 8  # the reference sums in float64
+    for some in _slices(len(targets), _bytes(device.type, block) // (wide * vocab)):
+        own = None if warm is None else warm[some]
+        into = TokenRecords(*(value[some] for value in out))
+        if kernel:
+            from explorl.modeling.triton_records import record
+
+            record(logits(some), targets[some], own, mass, into)
+        else:
+            for value, found in zip(into, _reference(logits(some), targets[some], own, mass), strict=True):
+                value.copy_(found)
+    if kernel and bool(out.entropy.isnan().any()):
+        raise ValueError("every row needs a probability somewhere and no NaN; one has NaN, +inf or no mass at all")
+    return out
 
 
-def _slices(tokens: int, vocab: int, block: int | None) -> Iterator[slice]:
-    """Of as many tokens as a block holds in float64; one empty slice where there are none."""
-    step = max((BLOCK if block is None else block) // (8 * vocab), 1)
-    for start in range(0, max(tokens, 1), step):
+def _bytes(device: str, block: int | None) -> int:
+    return BLOCK.get(device, BLOCK["cpu"]) if block is None else block
+
+
+def _slices(tokens: int, most: int) -> Iterator[slice]:
+    """As few as hold at most so many tokens each, and as equal, in steps of 64 where they are large."""
+    most = max(most if most < 128 else most // 64 * 64, 1)
+    step = -(-tokens // max(-(-tokens // most), 1))
+    step = min(step if step < 128 else -(-step // 64) * 64, most)
+    for start in range(0, tokens, max(step, 1)):
         yield slice(start, start + step)
 
 
 def _reference(
-    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], temperature: float | Tensor, mass: float
+    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], temperature: Tensor | None, mass: float
 ) -> TokenRecords:
     """The definitions, on whole rows of logits."""
-    entropy, branching = token_entropy(logits), branching_factor(logits, mass)
-    scaled = logits.float() / (temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature)
+    vocab = logits.shape[-1]
+    entropy = token_entropy(logits, chunk=logits.numel() or vocab)
+    branching = branching_factor(logits, mass, chunk=logits.numel() or vocab)
+    scaled = logits.float() if temperature is None else logits.float() / temperature.unsqueeze(-1)
     log_z = scaled.logsumexp(-1)
     own = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     collision = ((2 * scaled).logsumexp(-1) - 2 * log_z).exp()
-    other = scaled.scatter_(-1, targets.unsqueeze(-1), -torch.inf).max(-1)
+    other = scaled.scatter(-1, targets.unsqueeze(-1), -torch.inf).max(-1)
     return TokenRecords(own - log_z, entropy, branching, collision, other.indices, other.values - log_z)

@@ -1,0 +1,321 @@
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
+"""Token records of a block of logits as one Triton kernel, one program a row.
+
+The row is read once. Each of `LANES` lanes folds every `LANES`-th logit into its own sums, so that threads meet only at
+the end of the row; the sums are taken relative to the largest of the first logits and the target's, and once more where
+that was far from the largest of all. Each lane also keeps its two largest logits (but for the target's). All that is
+above the largest of the seconds is then known in full: where it has the mass of the branching factor, as in most rows
+of a trained policy, the count is found in registers.
+
+Else the logit at which the mass is reached is searched over the row: each pass weighs three thresholds, the first
+where a normal distribution of logits would have it, the next by interpolation, until one value is left between. Values
+are those of the logits' own type, so ties stand at exactly one: of tokens tied at the cut as many count as the mass
+needs, as in `explorl.metrics.tokens.branching_factor`. Lanes sum in float32, rows in float64.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LANES, WARPS = 2048, 8
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)
+"""Stands for −inf, so that 0 · LOWEST is 0."""
+FAR = tl.constexpr(30.0)
+"""How far the largest logit may be from the one that sums are relative to: no square of a weight overflows."""
+NARROW = tl.constexpr(0.03)
+"""Distance of the first thresholds of a search, in standard deviations."""
+
+
+@triton.jit
+def _key(x, SHIFT: tl.constexpr):
+    """A float32 value as an integer in the same order; of bfloat16 values (shift 16) neighbours differ by 1."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
+
+
+@triton.jit
+def _value(key, SHIFT: tl.constexpr):
+    """The value with this key."""
+    filled = (key << SHIFT).to(tl.int32)
+    if SHIFT > 0:
+        filled = tl.where(key < 0, filled | ((1 << SHIFT) - 1), filled)
+    return (filled ^ ((filled >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _fold(
+    x, tile, at, target, base, rate, weights, firsts, seconds, own, squares, best, second, place, TEMPERED: tl.constexpr
+):  # fmt: skip
+    x = tl.where(x < LOWEST, LOWEST, x)  # which leaves NaN as it is
+    y = x - base
+    weight = tl.exp2(y * LOG2E)
+    weights += weight
+    first = weight * y
+    firsts += first
+    seconds += first * y
+    if TEMPERED:
+        weight = tl.exp2(y * rate)
+        own += weight
+    squares += weight * weight
+    x = tl.where(at == target, LOWEST, x)
+    second = tl.maximum(second, tl.minimum(best, x))
+    better = x > best
+    place = tl.where(better, tile, place)
+    best = tl.where(better, x, best)
+    return weights, firsts, seconds, own, squares, best, second, place
+
+
+@triton.jit
+def _sums(line, vocab, target, base, rate, LANES: tl.constexpr, TEMPERED: tl.constexpr):
+    """Lane by lane: Σ w, Σ w·y, Σ w·y² at temperature 1, y = x − base, w = exp(y); Σ w and Σ w² at the row's own
+    temperature (the first only where it is another one); the two largest logits but the target's, and where the largest
+    is."""
+    lane = tl.arange(0, LANES)
+    weights = tl.zeros([LANES], tl.float32)
+    firsts = tl.zeros([LANES], tl.float32)
+    seconds = tl.zeros([LANES], tl.float32)
+    own = tl.zeros([LANES], tl.float32)
+    squares = tl.zeros([LANES], tl.float32)
+    best = tl.full([LANES], LOWEST, tl.float32)
+    second = tl.full([LANES], LOWEST, tl.float32)
+    place = tl.zeros([LANES], tl.int32)
+    whole = vocab // (4 * LANES) * (4 * LANES)
+    for start in range(0, whole, 4 * LANES):  # four loads are under way at once
+        at = start + lane
+        x0 = tl.load(line + at).to(tl.float32)
+        x1 = tl.load(line + at + LANES).to(tl.float32)
+        x2 = tl.load(line + at + 2 * LANES).to(tl.float32)
+        x3 = tl.load(line + at + 3 * LANES).to(tl.float32)
+        weights, firsts, seconds, own, squares, best, second, place = _fold(
+            x0, start, at, target, base, rate, weights, firsts, seconds, own, squares, best, second, place, TEMPERED
+        )
+        weights, firsts, seconds, own, squares, best, second, place = _fold(
+            x1, start + LANES, at + LANES, target, base, rate, weights, firsts, seconds, own, squares, best, second,
+            place, TEMPERED,
+        )  # fmt: skip
+        weights, firsts, seconds, own, squares, best, second, place = _fold(
+            x2, start + 2 * LANES, at + 2 * LANES, target, base, rate, weights, firsts, seconds, own, squares, best,
+            second, place, TEMPERED,
+        )  # fmt: skip
+        weights, firsts, seconds, own, squares, best, second, place = _fold(
+            x3, start + 3 * LANES, at + 3 * LANES, target, base, rate, weights, firsts, seconds, own, squares, best,
+            second, place, TEMPERED,
+        )  # fmt: skip
+    for start in range(whole, vocab, LANES):
+        at = start + lane
+        x = tl.load(line + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        weights, firsts, seconds, own, squares, best, second, place = _fold(
+            x, start, at, target, base, rate, weights, firsts, seconds, own, squares, best, second, place, TEMPERED
+        )
+    return weights, firsts, seconds, own, squares, best, second, place
+
+
+@triton.jit
+def _total(lanes):
+    return tl.sum(lanes.to(tl.float64), 0)
+
+
+@triton.jit
+def _weigh(x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts):
+    weight = tl.exp2((x - base) * LOG2E)
+    in_1, in_2, in_3 = x >= least_1, x >= least_2, x >= least_3
+    sum_1 += tl.where(in_1, weight, 0.0)
+    sum_2 += tl.where(in_2, weight, 0.0)
+    sum_3 += tl.where(in_3, weight, 0.0)
+    counts += tl.where(in_3, 0x00100401, tl.where(in_2, 0x00000401, tl.where(in_1, 1, 0)))
+    return sum_1, sum_2, sum_3, counts
+
+
+@triton.jit
+def _weighed(line, vocab, base, least_1, least_2, least_3, LANES: tl.constexpr):
+    """Weight and number of the logits that are at least as large as each of three rising thresholds."""
+    lane = tl.arange(0, LANES)
+    sum_1 = tl.zeros([LANES], tl.float32)
+    sum_2 = tl.zeros([LANES], tl.float32)
+    sum_3 = tl.zeros([LANES], tl.float32)
+    counts = tl.zeros([LANES], tl.int32)  # three of 10 bits each
+    whole = vocab // (4 * LANES) * (4 * LANES)
+    for start in range(0, whole, 4 * LANES):
+        at = line + start + lane
+        x0 = tl.load(at).to(tl.float32)
+        x1 = tl.load(at + LANES).to(tl.float32)
+        x2 = tl.load(at + 2 * LANES).to(tl.float32)
+        x3 = tl.load(at + 3 * LANES).to(tl.float32)
+        sum_1, sum_2, sum_3, counts = _weigh(x0, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
+        sum_1, sum_2, sum_3, counts = _weigh(x1, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
+        sum_1, sum_2, sum_3, counts = _weigh(x2, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
+        sum_1, sum_2, sum_3, counts = _weigh(x3, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
+    for start in range(whole, vocab, LANES):
+        at = start + lane
+        x = tl.load(line + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        sum_1, sum_2, sum_3, counts = _weigh(x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
+    return (
+        _total(sum_1), _total(sum_2), _total(sum_3),
+        tl.sum(counts & 1023, 0).to(tl.int64), tl.sum((counts >> 10) & 1023, 0).to(tl.int64),
+        tl.sum(counts >> 20, 0).to(tl.int64),
+    )  # fmt: skip
+
+
+@triton.jit
+def _cut_in_lanes(best, target_logit, base, need, bottom, beyond, SHIFT: tl.constexpr):
+    """The cut, where all logits above it are among the lanes' largest and the target's; see `_cut`."""
+    weights = tl.exp2((best - base) * LOG2E).to(tl.float64)
+    own = tl.exp2((target_logit - base) * LOG2E).to(tl.float64)
+    mass = own * 0.0
+    count = tl.full((), 0, tl.int64)
+    count_bottom = count + 0x7FFFFFFF
+    while (beyond - bottom > 1) & (count_bottom - count > 1):
+        middle = (bottom + beyond) >> 1
+        least = _value(middle, SHIFT)
+        held = tl.sum(tl.where(best >= least, weights, 0.0), 0) + tl.where(target_logit >= least, own, 0.0)
+        many = tl.sum((best >= least).to(tl.int32), 0).to(tl.int64) + (target_logit >= least).to(tl.int64)
+        enough = held >= need
+        bottom = tl.where(enough, middle, bottom)
+        count_bottom = tl.where(enough, many, count_bottom)
+        beyond = tl.where(enough, beyond, middle)
+        mass = tl.where(enough, mass, held)
+        count = tl.where(enough, count, many)
+    return bottom, mass, count, count_bottom
+
+
+@triton.jit
+def _cut(
+    line, vocab, base, need, bottom, beyond, mass_bottom, mass, count, guess, narrow,
+    SHIFT: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The largest key (of a logit) with which and above which there is enough mass; and mass above it, number of logits
+    above it, and with it. The answer is in [bottom, beyond), and `mass` and `count` are what is at or above beyond."""
+    count_bottom = tl.full((), 0, tl.int64) + vocab
+    passes = tl.full((), 0, tl.int32)
+    while (beyond - bottom > 1) & (count_bottom - count > 1):
+        width = beyond - bottom
+        low, high = _value(bottom, SHIFT), _value(beyond, SHIFT)
+        share = ((need - mass) / (mass_bottom - mass)).to(tl.float32)
+        middle = _key(high + (low - high) * share, SHIFT)
+        step = tl.maximum(width >> 4, 1)
+        key_1, key_2, key_3 = middle - step, middle, middle + step
+        if passes == 0:
+            key_1, key_2, key_3 = _key(guess - narrow, SHIFT), _key(guess, SHIFT), _key(guess + narrow, SHIFT)
+        if passes % 3 == 2:  # whatever the logits look like, what is left gets less
+            key_1, key_2, key_3 = bottom + (width >> 2), bottom + (width >> 1), bottom + width - (width >> 2)
+        key_1 = tl.minimum(tl.maximum(key_1, bottom + 1), beyond - 1)
+        key_2 = tl.minimum(tl.maximum(key_2, bottom + 1), beyond - 1)
+        key_3 = tl.minimum(tl.maximum(key_3, bottom + 1), beyond - 1)
+        mass_1, mass_2, mass_3, count_1, count_2, count_3 = _weighed(
+            line, vocab, base, _value(key_1, SHIFT), _value(key_2, SHIFT), _value(key_3, SHIFT), LANES
+        )
+        in_1, in_2, in_3 = mass_1 >= need, mass_2 >= need, mass_3 >= need
+        beyond = tl.where(in_3, beyond, tl.where(in_2, key_3, tl.where(in_1, key_2, key_1)))
+        mass = tl.where(in_3, mass, tl.where(in_2, mass_3, tl.where(in_1, mass_2, mass_1)))
+        count = tl.where(in_3, count, tl.where(in_2, count_3, tl.where(in_1, count_2, count_1)))
+        bottom = tl.where(in_3, key_3, tl.where(in_2, key_2, tl.where(in_1, key_1, bottom)))
+        mass_bottom = tl.where(in_3, mass_3, tl.where(in_2, mass_2, tl.where(in_1, mass_1, mass_bottom)))
+        count_bottom = tl.where(in_3, count_3, tl.where(in_2, count_2, tl.where(in_1, count_1, count_bottom)))
+        passes += 1
+    return bottom, mass, count, count_bottom
+
+
+@triton.jit
+def _records_kernel(
+    logits, stride, targets, temperatures, logps, entropy, branching, collision, other_ids, other_logps, vocab,
+    MASS: tl.constexpr, QUANTILE: tl.constexpr, SHIFT: tl.constexpr, LANES: tl.constexpr, TEMPERED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    line = logits + row * stride
+    target = tl.load(targets + row).to(tl.int32)
+    target_logit = tl.load(line + target).to(tl.float32)
+    cooling = 1.0
+    if TEMPERED:
+        cooling = 1.0 / tl.load(temperatures + row)
+    rate = cooling * LOG2E
+    lane = tl.arange(0, LANES)
+    base = tl.max(tl.load(line + lane, mask=lane < vocab, other=float("-inf")).to(tl.float32), 0)
+    base = tl.maximum(base, target_logit)
+    base = tl.where(tl.abs(base) < -LOWEST, base, 0.0)
+    weights, firsts, seconds, own, squares, best, second, place = _sums(
+        line, vocab, target, base, rate, LANES, TEMPERED
+    )
+    top = tl.maximum(tl.max(best, 0), target_logit)
+    if tl.abs(top - base) * tl.maximum(cooling, 1.0) > FAR:
+        base = top
+        weights, firsts, seconds, own, squares, best, second, place = _sums(
+            line, vocab, target, base, rate, LANES, TEMPERED
+        )
+
+    total = _total(weights)
+    mean = _total(firsts) / total
+    tl.store(entropy + row, tl.log(total.to(tl.float32)) - mean.to(tl.float32))
+    own_total = total
+    if TEMPERED:
+        own_total = _total(own)
+    log_total = tl.log(own_total.to(tl.float32))
+    tl.store(logps + row, (target_logit - base) * cooling - log_total)
+    tl.store(collision + row, (_total(squares) / (own_total * own_total)).to(tl.float32))
+    other = tl.max(best, 0)
+    other_id = tl.min(tl.where(best == other, place + lane, 0x7FFFFFFF), 0)
+    tl.store(other_ids + row, tl.where(other > LOWEST, other_id, 0).to(tl.int64))
+    tl.store(other_logps + row, tl.where(other > LOWEST, (other - base) * cooling - log_total, float("-inf")))
+
+    need = MASS * total
+    bound = tl.max(second, 0)
+    known = _total(tl.where(best > bound, tl.exp2((best - base) * LOG2E), 0.0))
+    known += tl.where(target_logit > bound, tl.exp2((target_logit - base) * LOG2E), 0.0).to(tl.float64)
+    after = _key(bound, SHIFT) + 1
+    if known >= need:
+        cut, mass, count, count_least = _cut_in_lanes(
+            best, target_logit, base, need, after, _key(top, SHIFT) + 1, SHIFT
+        )
+    else:
+        many = tl.sum((best > bound).to(tl.int64), 0) + (target_logit > bound).to(tl.int64)
+        # All tokens below this one together do not have the rest of the mass.
+        least = base + tl.log(((0.5 - 0.5 * MASS) * total).to(tl.float32) / vocab)
+        deviation = tl.sqrt(tl.maximum((_total(seconds) / total - mean * mean).to(tl.float32), 0.0))
+        guess = base + mean.to(tl.float32) - QUANTILE * deviation
+        cut, mass, count, count_least = _cut(
+            line, vocab, base, need, _key(least, SHIFT), after, total, known, many, guess, NARROW * deviation,
+            SHIFT, LANES,
+        )  # fmt: skip
+    weight = tl.exp2((_value(cut, SHIFT) - base) * LOG2E).to(tl.float64)
+    more = (need - mass) / weight
+    more = tl.minimum(tl.maximum(more, 1.0), (count_least - count).to(tl.float64))
+    whole = more.to(tl.int64)
+    tl.store(branching + row, count + whole + (whole.to(tl.float64) < more).to(tl.int64))
+
+
+_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+
+
+def can_record(logits: Tensor, mass: float) -> bool:
+    """Whether the kernel knows these logits' type and this mass."""
+    return logits.dtype in _SHIFTS and 0 < mass < 1
+
+
+def record(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: Tensor | None,
+    mass: float,
+    out: tuple[Tensor, ...],
+    *,
+    lanes: int = LANES,
+    warps: int = WARPS,
+) -> None:
+    """Fills `out`, in the order of `TokenRecords`, for (rows, vocab) logits whose last dimension lies in one piece.
+
+    `temperature` has one value a row, None where it is 1.
+    """
+    rows, vocab = logits.shape
+    lanes = max(lanes, triton.next_power_of_2(triton.cdiv(vocab, 1023)))  # numbers of a lane have 10 bits
+    if rows:
+        _records_kernel[(rows,)](
+            logits, logits.stride(0), targets, targets if temperature is None else temperature, *out, vocab,
+            MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=_SHIFTS[logits.dtype], LANES=lanes,
+            TEMPERED=temperature is not None, num_warps=warps,
+        )  # fmt: skip
