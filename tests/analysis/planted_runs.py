@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from explorl.analysis.lens_table import LensTable, table_of
+from explorl.analysis.lens_table import Answers, LensTable, Tokens
 from explorl.analysis.series import Noise
 
 TYPES = 40
@@ -29,7 +29,7 @@ def lines(**curves: Any) -> list[dict[str, Any]]:
     ]
 
 
-def rollouts(
+def token_table(
     rng: np.random.Generator,
     *,
     steps: int = 40,
@@ -39,45 +39,65 @@ def rollouts(
     fast_negative: float = 0.5,
     link: bool = False,
     large: float = 0.05,
-) -> dict[int, dict[str, list[Any]]]:
-    """Answers of ± sign, half and half, over ``TYPES`` token types, as columns by step.
+    with_lines: list[dict[str, Any]] | None = None,
+) -> LensTable:
+    """Answers of ± sign, half and half, over ``TYPES`` token types.
 
     The first ``FAST`` types change by ``fast_slope`` nats a 100 steps and are in negative answers with this share; the
     others keep their entropy and are in either. Of each answer's tokens a share ``large`` moves by 0.2 in probability:
     with ``link`` those of the largest entropy and in the direction of the sign, else any in any direction.
     """
-    found = {}
-    for step in range(1, steps + 1):
-        columns: dict[str, list[Any]] = {
-            key: [] for key in ("prompt", "completion", "advantage", "reward/correctness", *TOKEN_COLUMNS)
+    shape = (steps * answers, length)
+    sign = np.tile([-1, 1], steps * answers // 2)[:, None]
+    step = np.repeat(np.arange(1, steps + 1), answers)[:, None]
+    share = np.where(sign < 0, fast_negative, 1 - fast_negative) * 2 * FAST / TYPES
+    ids = np.where(rng.random(shape) < share, rng.integers(0, FAST, shape), rng.integers(FAST, TYPES, shape))
+    entropy = 1.5 + 0.3 * rng.standard_normal(shape) + np.where(ids < FAST, fast_slope * step / 100, 0.0)
+    key = entropy if link else rng.random(shape)
+    moved = key >= np.sort(key, axis=1)[:, [-round(large * length)]]
+    direction = sign if link else rng.choice([-1, 1], shape)
+    change = np.where(moved, 0.2 * direction, 1e-3 * rng.standard_normal(shape))
+    texts = np.array([str(one) if one % 2 else f" t{one}" for one in range(TYPES)], dtype=object)
+    columns = {
+        "token_ids": ids,
+        "tokens": texts[ids],
+        "entropy": entropy,
+        "logp": np.full(shape, np.log(0.5)),
+        "logp_after": np.log(0.5 + change),
+        "update_size": np.abs(change) + rng.gamma(2.0, 0.01, shape) if link else rng.random(shape),
+    }
+    count = np.full(len(step), length)
+    place = np.repeat(np.arange(len(step)), length)
+    numbers = {"advantage": sign[:, 0].astype(float), "correct": (sign[:, 0] > 0).astype(float)}
+    prompts, texts_of = ["what?"] * len(step), ["<answer>that</answer>"] * len(step)
+    start = np.arange(len(step)) * length
+    return LensTable(
+        "planted",
+        Answers(step[:, 0], prompts, texts_of, start, count, numbers, [None] * len(step)),
+        Tokens(
+            place,
+            np.arange(ids.size) % length,
+            count[place],
+            step[place, 0],
+            {k: v.ravel() for k, v in columns.items()},
+        ),
+        with_lines or [],
+    )
+
+
+def rollouts(rng: np.random.Generator, **more: Any) -> dict[int, dict[str, list[Any]]]:
+    """The same as columns by step, as a run writes them."""
+    table = token_table(rng, **more)
+    found: dict[int, dict[str, list[Any]]] = {}
+    for answer, step in enumerate(table.answers.step):
+        inside = slice(table.answers.start[answer], table.answers.start[answer] + table.answers.count[answer])
+        row = {
+            "prompt": table.answers.prompt[answer],
+            "completion": table.answers.completion[answer],
+            "advantage": float(table.answers["advantage"][answer]),
+            "reward/correctness": float(table.answers["correct"][answer]),
+            **{name: values[inside].tolist() for name, values in table.tokens.columns.items()},
         }
-        for place in range(answers):
-            sign = 1 if place % 2 else -1
-            fast = rng.random(length) < 2 * (fast_negative if sign < 0 else 1 - fast_negative) * FAST / TYPES
-            ids = np.where(fast, rng.integers(0, FAST, length), rng.integers(FAST, TYPES, length))
-            entropy = 1.5 + 0.3 * rng.standard_normal(length) + np.where(ids < FAST, fast_slope * step / 100, 0.0)
-            key = entropy if link else rng.random(length)
-            moved = key >= np.sort(key)[-round(large * length)]
-            direction = sign if link else rng.choice([-1, 1], length)
-            change = np.where(moved, 0.2 * direction, 1e-3 * rng.standard_normal(length))
-            values = {
-                "prompt": "what?",
-                "completion": "<answer>that</answer>",
-                "advantage": float(sign),
-                "reward/correctness": float(sign > 0),
-                "token_ids": ids.tolist(),
-                "tokens": [str(one) if one % 2 else f" t{one}" for one in ids],
-                "entropy": entropy.tolist(),
-                "logp": [float(np.log(0.5))] * length,
-                "logp_after": np.log(0.5 + change).tolist(),
-                "update_size": (np.abs(change) + rng.gamma(2.0, 0.01, length) if link else rng.random(length)).tolist(),
-            }
-            for name, value in values.items():
-                columns[name].append(value)
-        found[step] = columns
+        for name, value in row.items():
+            found.setdefault(int(step), {}).setdefault(name, []).append(value)
     return found
-
-
-def token_table(rng: np.random.Generator, *, with_lines: list[dict[str, Any]] | None = None, **more: Any) -> LensTable:
-    """The table of `rollouts`."""
-    return table_of("planted", rollouts(rng, **more), lines=with_lines or [])

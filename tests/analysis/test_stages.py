@@ -49,13 +49,16 @@ def test_a_line_has_no_breakpoint(draws: int, slope: float) -> None:
     rng = np.random.default_rng(1)
     found = [two_pieces(T, 0.2 + slope * T / 120 + noise(120, 0.05, rng), seed=s, draws=499) for s in range(draws)]
     assert sum(one.breakpoint is None for one in found) >= 0.95 * draws
-    assert all(one.rises for one in found if one.breakpoint is None) == (slope > 0)
+    rising = sum(one.rises for one in found)
+    assert rising >= 0.9 * draws if slope else rising <= 0.05 * draws
 
 
 def test_a_curve_that_only_begins_to_rise_has_no_plateau() -> None:
     rng = np.random.default_rng(2)
     found = two_pieces(T, 0.2 + 0.01 * np.maximum(T - 60, 0) + noise(120, 0.02, rng))
-    assert found.p < 0.01 and found.breakpoint is None and found.after is not None
+    assert found.p < 0.01
+    assert found.breakpoint is None
+    assert found.after is not None
     assert "bends" in stages_summary(found)
 
 
@@ -82,9 +85,11 @@ def test_the_law_is_least_squares() -> None:
     entropy, reward = rng.random(50), rng.random(50)
     slope, level = np.polyfit(np.exp(entropy), reward, 1)
     found = fit_law(np.arange(50.0), entropy, reward)
-    assert found.a.mean == pytest.approx(-slope) and found.b.mean == pytest.approx(level)
+    assert found.a.mean == pytest.approx(-slope)
+    assert found.b.mean == pytest.approx(level)
     assert found.ceiling.mean == pytest.approx(level + slope)
-    assert found.curve[0] == pytest.approx(found.ceiling.mean) and found.low[0] == pytest.approx(found.ceiling.low)
+    assert found.curve[0] == pytest.approx(found.ceiling.mean)
+    assert found.low[0] == pytest.approx(found.ceiling.low)
 
 
 def test_two_pieces_are_the_best_of_all_candidates() -> None:
@@ -104,10 +109,12 @@ def test_whole_runs() -> None:
     entropy = 0.3 + np.exp(-T / 40)
     table = table_of("run", {}, lines=lines(reward=kinked(rng), entropy=entropy))
     found = stages(table, Context())
-    assert not isinstance(found, Unavailable) and "rises until step" in stages_summary(found)
+    assert not isinstance(found, Unavailable)
+    assert "rises until step" in stages_summary(found)
     assert {"stages", "stages-curve"} == stages_tables(found).keys()
     law = entropy_law(table, Context())
-    assert not isinstance(law, Unavailable) and "b = " in law_summary(law)
+    assert not isinstance(law, Unavailable)
+    assert "b = " in law_summary(law)
     assert len(law_tables(law)["law-points"].rows) == 120
 
 
@@ -122,13 +129,15 @@ def test_too_little_is_said(curves: dict[str, list[float]], words: str) -> None:
     table = table_of("run", {}, lines=lines(**curves))
     for function in (stages, entropy_law):
         found = function(table, Context())
-        assert isinstance(found, Unavailable) and words in found.reason
+        assert isinstance(found, Unavailable)
+        assert words in found.reason
 
 
 def test_what_is_not_recorded_is_unavailable() -> None:
     one = Analysis("stages", "Stages", stages, stages_summary, stages_tables)
     found = one.run(table_of("run", {}), Context())
-    assert isinstance(found, Unavailable) and "reward" in found.reason
+    assert isinstance(found, Unavailable)
+    assert "reward" in found.reason
     assert find("stages", [one]) is one
     with pytest.raises(ValueError, match="did you mean 'stages'"):
         find("stage", [one])
@@ -154,7 +163,8 @@ def test_intervals_allow_for_autocorrelation(draws: int, correlation: float) -> 
 def test_the_noise_is_found_again() -> None:
     values = Noise((0.6, 0.2), 0.5).simulated(3000, 1, np.random.default_rng(9))[:, 0]
     found = autoregression(values, np.ones((3000, 1)))
-    assert sum(found.coefficients) == pytest.approx(0.8, abs=0.05) and found.deviation == pytest.approx(0.5, abs=0.03)
+    assert sum(found.coefficients) == pytest.approx(0.8, abs=0.05)
+    assert found.deviation == pytest.approx(0.5, abs=0.03)
     ones = Noise((0.5,), 1.0).covariances(3)
     assert ones == pytest.approx([4 / 3, 2 / 3, 1 / 3])
 
@@ -162,10 +172,14 @@ def test_the_noise_is_found_again() -> None:
 def test_an_effect_is_students() -> None:
     effect = Effect.of(1.0, 0.5, 10)
     assert (effect.low, effect.high) == pytest.approx((1 - 2.2281 * 0.5, 1 + 2.2281 * 0.5), abs=1e-3)
-    assert effect.p == pytest.approx(0.0734, abs=1e-3) and effect.found == 0
-    assert Effect.of(-2.0, 0.1, 50).found == -1 and Effect.of(0.0, 0.0, 5).found == 0
+    assert effect.p == pytest.approx(0.0734, abs=1e-3)
+    assert effect.found == 0
+    assert Effect.of(-2.0, 0.1, 50).found == -1
+    assert Effect.of(0.0, 0.0, 5).found == 0
 
 
 def test_long_curves_are_binned() -> None:
     t, doubled = binned(np.arange(1000.0), 2 * np.arange(1000.0), most=100)
-    assert len(t) == 100 and t[0] == 4.5 and math.isclose(doubled[-1], 2 * t[-1])
+    assert len(t) == 100
+    assert t[0] == 4.5
+    assert math.isclose(doubled[-1], 2 * t[-1])

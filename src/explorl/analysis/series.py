@@ -133,6 +133,15 @@ def regression(design: Any, values: Any, seed: int = 0) -> Fit:
     return Fit(coefficients, np.sqrt(np.maximum(np.diag(covariance), 0)), covariance, freedom, fitted, noise)
 
 
+def trend(steps: Any, degree: int = 3) -> Floats:
+    """Columns 1, t − mean and polynomials orthogonal to both: the line's coefficients are those of a line alone, and a
+    bend is not taken for noise."""
+    t = np.asarray(steps, dtype=float)
+    scaled = (t - t.mean()) / max(float(np.abs(t - t.mean()).max()), 1e-12)
+    q = np.linalg.qr(np.vander(scaled, degree + 1, increasing=True))[0]
+    return np.column_stack([np.ones_like(t), t - t.mean(), q[:, 2:]])
+
+
 def autoregression(residuals: Any, design: Any, seed: int = 0) -> Noise:
     """The noise that left these residuals when the columns of ``design`` were fitted."""
     u, x = np.asarray(residuals, dtype=float), np.asarray(design, dtype=float)
