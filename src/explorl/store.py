@@ -197,7 +197,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         # safetensors and torch wrap the operating system's error into their own types
         wrapped = (
             "No space left", "File too large", "(os error ", "PytorchStreamWriter failed", "file write failed",
-            "iostream error",
+            "iostream error", "unexpected pos",
         )  # fmt: skip
         if isinstance(error, OSError) or any(phrase in str(error) for phrase in wrapped):
             raise StoreError(f"cannot write {path}: {error}{_free_space(path)}") from error
