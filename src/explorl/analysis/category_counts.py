@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.categories import CATEGORIES, REST, WordLists, groups_of, word_lists
-from explorl.analysis.clusters import cluster_means, excludes_zero
+from explorl.analysis.clusters import cell, cluster_means, told
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
+from explorl.analysis.series import Effect
 from explorl.metrics import Cell, Interval, Table
 
 EDGE = 0.2
@@ -32,7 +33,7 @@ class Count:
     all: Interval | None
     first: Interval | None = None
     last: Interval | None = None
-    change: Interval | None = None
+    change: Effect | None = None
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,13 @@ def summary(found: CategoryCounts) -> str:
     """What the counts show, in a sentence or two."""
     each = ", ".join(f"{one.all.mean:.1f} {one.name}" for one in found.categories if one.all is not None)
     text = f"An answer has {found.length.all:.1f} tokens: {each}."
-    moved = [one for one in (found.length, *found.categories) if excludes_zero(one.change)]
+    moved = [one for one in (found.length, *found.categories) if one.change is not None and one.change.found]
     if found.length.change is None:
         return text
     if not moved:
         return f"{text} From the first to the last fifth of the steps none of these changes beyond doubt."
-    told = ", ".join(f"{one.name} {one.change:+.1f}" for one in moved).replace("-", "−")
-    return f"{text} From the first to the last fifth of the steps these change: {told} tokens an answer."
+    each = ", ".join(f"{one.name} {told(one.change, '+.1f')}" for one in moved)
+    return f"{text} From the first to the last fifth of the steps these change: {each} tokens an answer."
 
 
 def tables(found: CategoryCounts) -> dict[str, Table]:
@@ -137,7 +138,7 @@ def tables(found: CategoryCounts) -> dict[str, Table]:
         compared = any(one.change is not None for one in rows)
         names = ["all steps", "first fifth", "last fifth", "change"] if compared else ["answers"]
         cells: list[list[Cell]] = [
-            [one.name, one.all, *([one.first, one.last, one.change] if compared else [])] for one in rows
+            [one.name, one.all, *([one.first, one.last, cell(one.change)] if compared else [])] for one in rows
         ]
         return Table([first, *names], cells, title, number)
 

@@ -6,6 +6,9 @@ about sqrt((G − 1)/G) and by the normal's place in Student's tail, so the quan
 2015, §4.3):
 
     α′/2 = Φ(−sqrt(G / (G − 1)) · t_{1 − α/2, G − 1})
+
+A difference of means has a p value too, from t = mean / (sqrt(G / (G − 1)) · deviation of the draws) with G − 1 degrees
+of freedom; it is told as found at a level of 1 %, because an analysis has several of them.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.statistics import CONFIDENCE, student_quantile
+from explorl.analysis.series import Effect
+from explorl.analysis.statistics import CONFIDENCE, student_cdf, student_quantile
 from explorl.metrics import Interval
 
 Floats = NDArray[np.float64]
@@ -42,7 +46,7 @@ def cluster_means(
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
-) -> tuple[list[Interval | None], list[Interval | None]]:
+) -> tuple[list[Interval | None], list[Effect | None]]:
     """Mean of each column with its interval, and of each contrast Σ_j c_j · mean_j, from (G, m) sums and counts.
 
     The same clusters are drawn for all columns, so that what makes an answer special cancels in a contrast. A mean
@@ -53,13 +57,13 @@ def cluster_means(
     means = _ratio(sums.sum(axis=0), counts.sum(axis=0))
     drawn = _drawn(sums, counts, seed, resamples)
     plain = [_interval(means[j], drawn[:, j], int(sizes[j])) for j in range(sums.shape[1])]
-    combined = []
+    combined: list[Effect | None] = []
     for row in weights:
         used = np.flatnonzero(row)
         if not len(used):
             raise ValueError("a contrast of zeros only; give weights such as (1, -1)")
         value, of = means[used] @ row[used], drawn[:, used] @ row[used]
-        combined.append(_interval(float(value), of, int(sizes[used].min())))
+        combined.append(_effect(float(value), of, int(sizes[used].min())))
     return plain, combined
 
 
@@ -101,6 +105,28 @@ def _interval(mean: float, drawn: Floats, clusters: int) -> Interval | None:
     return Interval(float(mean), float(low), float(high), CONFIDENCE)
 
 
-def excludes_zero(interval: Interval | None) -> bool:
-    """Whether all of the interval lies on one side of 0."""
-    return interval is not None and (interval.low > 0 or interval.high < 0)
+def _effect(mean: float, drawn: Floats, clusters: int) -> Effect | None:
+    interval = _interval(mean, drawn, clusters)
+    if interval is None:
+        return None
+    deviation = float(np.nanstd(drawn)) if clusters > 1 else math.inf
+    if mean == 0 or clusters < 2:
+        p = 1.0
+    elif deviation <= 1e-12 * abs(mean):
+        p = 0.5 ** (clusters - 1)  # all clusters agree: the chance that so many signs do
+    else:
+        p = 2 * (1 - student_cdf(abs(mean) / deviation / math.sqrt(clusters / (clusters - 1)), clusters - 1))
+    return Effect(interval.mean, interval.low, interval.high, p)
+
+
+def told(effect: Effect | Interval | None, spec: str = "+.3f") -> str:
+    """A difference with its interval, in words where it is not known."""
+    if effect is None:
+        return "not known"
+    interval = effect.interval if isinstance(effect, Effect) else effect
+    return format(interval, spec).replace("-", "−")
+
+
+def cell(effect: Effect | None) -> Interval | None:
+    """A difference as a cell of a table."""
+    return None if effect is None else effect.interval

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.clusters import cluster_means
+from explorl.analysis.series import Effect
 from explorl.metrics import Interval
 
 LEVEL = 0.05
@@ -112,8 +113,8 @@ class Comparison:
     """One group of tokens minus another."""
 
     name: str
-    mean: Interval | None
-    square: Interval | None
+    mean: Effect | None
+    square: Effect | None
 
 
 # ---------------------------------------------------------------------------- one token

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from explorl.analysis.clusters import excludes_zero
+from explorl.analysis.clusters import cell, told
 from explorl.analysis.impact import PAIRS, RULES, Comparison, GroupImpact, TokenImpact, grouped
 from explorl.analysis.impact_sampling import Limits, Probe, draw, most_tokens, within_budget
 from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, probes_of
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.positions import told
 from explorl.metrics import Cell, Table
 from explorl.rollout import Engine, reference
 from explorl.text import clean
@@ -131,9 +130,9 @@ def summary(found: Impact) -> str:
         )
     for one in found.comparisons:
         differs = [
-            f"{what} {told(interval)}"
-            for what, interval in (("mean", one.mean), ("squared", one.square))
-            if excludes_zero(interval)
+            f"{what} {told(effect)}"
+            for what, effect in (("mean", one.mean), ("squared", one.square))
+            if effect is not None and effect.found
         ]
         text += f" {one.name}: " + (" and ".join(differs) if differs else "no difference beyond doubt") + "."
     return " ".join([text, *(f"{note[0].upper()}{note[1:]}." for note in found.notes)])
@@ -157,7 +156,7 @@ def tables(found: Impact) -> dict[str, Table]:
     groups: list[list[Cell]] = [
         [one.name, one.tokens, one.answers, one.found, one.mean, one.square] for one in found.groups
     ]
-    compared: list[list[Cell]] = [[one.name, one.mean, one.square] for one in found.comparisons]
+    compared: list[list[Cell]] = [[one.name, cell(one.mean), cell(one.square)] for one in found.comparisons]
     return {
         "impact": Table(columns, tokens, "Impact of tokens"),
         "impact_groups": Table(

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.clusters import cluster_means, excludes_zero, sums_by
+from explorl.analysis.clusters import cell, cluster_means, sums_by, told
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.positions import told
+from explorl.analysis.series import Effect
 from explorl.metrics import Cell, Interval, Table
 
 Floats = NDArray[np.float64]
@@ -43,11 +43,11 @@ class Instances:
     top_in_low: Interval | None
     """Share of the tokens of low-perplexity answers that are among those with the largest shifts."""
     top_in_high: Interval | None
-    low_minus_high: Interval | None
+    low_minus_high: Effect | None
     shift_low: Interval | None
     """Mean |Δp| in answers of low perplexity."""
     shift_high: Interval | None
-    shift_low_minus_high: Interval | None
+    shift_low_minus_high: Effect | None
     low_perplexity: tuple[float, float]
     """Median perplexity of the two groups, low and high."""
     tokens: int
@@ -153,27 +153,27 @@ def instances(table: LensTable, context: Context) -> Instances | Unavailable:
 def summary(found: Instances) -> str:
     """What the analysis shows, in two sentences."""
     verdict = "are as common in answers of low perplexity as in those of high, as far as can be told"
-    if excludes_zero(found.low_minus_high):
-        assert found.low_minus_high is not None
+    if found.low_minus_high is not None and found.low_minus_high.found:
         more = "more" if found.low_minus_high.mean > 0 else "less"
         verdict = f"are {more} common in answers of low perplexity than in those of high"
     return (
         f"The {TOP:.0%} of tokens with the largest probability shifts {verdict}: "
-        f"{_percent(found.top_in_low)} of the tokens there, {_percent(found.top_in_high)} here, difference "
-        f"{_percent(found.low_minus_high)}. Mean |Δp| differs by {told(found.shift_low_minus_high)}."
+        f"{told(found.top_in_low, '.1%')} of the tokens there, {told(found.top_in_high, '.1%')} here, difference "
+        f"{told(found.low_minus_high, '+.1%')}. Mean |Δp| differs by {told(found.shift_low_minus_high)}."
     )
-
-
-def _percent(interval: Interval | None) -> str:
-    return "not known" if interval is None else f"{interval:.1%}".replace("-", "−")
 
 
 def tables(found: Instances) -> dict[str, Table]:
     """The two groups side by side, and the histogram."""
     groups: list[list[Cell]] = [
         ["median perplexity of answers", found.low_perplexity[0], found.low_perplexity[1], None],
-        [f"share of tokens in the top {TOP:.0%} of shifts", found.top_in_low, found.top_in_high, found.low_minus_high],
-        ["mean |Δp|", found.shift_low, found.shift_high, found.shift_low_minus_high],
+        [
+            f"share of tokens in the top {TOP:.0%} of shifts",
+            found.top_in_low,
+            found.top_in_high,
+            cell(found.low_minus_high),
+        ],
+        ["mean |Δp|", found.shift_low, found.shift_high, cell(found.shift_low_minus_high)],
     ]
     lower, upper = found.edges[:-1], found.edges[1:]
     bins: list[list[Cell]] = [list(row) for row in zip(lower, upper, found.top_tokens, found.all_tokens, strict=True)]

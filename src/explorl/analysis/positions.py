@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.clusters import cluster_means, excludes_zero, sums_by
+from explorl.analysis.clusters import cell, cluster_means, sums_by, told
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
+from explorl.analysis.series import Effect
 from explorl.metrics import Cell, Interval, Table
 
 BINS = 20
@@ -28,9 +29,9 @@ class PositionProfile:
     all: tuple[Interval | None, ...]
     positive: tuple[Interval | None, ...]
     negative: tuple[Interval | None, ...]
-    begin_minus_middle: Interval | None
-    end_minus_middle: Interval | None
-    end_negative_minus_positive: Interval | None
+    begin_minus_middle: Effect | None
+    end_minus_middle: Effect | None
+    end_negative_minus_positive: Effect | None
     tokens: int
     answers: int
 
@@ -42,7 +43,7 @@ class PositionProfile:
     def u_shaped(self) -> bool:
         """Whether both ends are above the middle beyond doubt."""
         ends = (self.begin_minus_middle, self.end_minus_middle)
-        return all(one is not None and one.low > 0 for one in ends)
+        return all(one is not None and one.found > 0 for one in ends)
 
 
 def entropy_by_position(
@@ -118,14 +119,9 @@ def summary(profile: PositionProfile) -> str:
     if late is None:
         return text
     verdict = "do not differ beyond doubt from"
-    if excludes_zero(late):
+    if late.found:
         verdict = "have more entropy than" if late.mean > 0 else "have less entropy than"
     return f"{text} At the end negative answers {verdict} positive ones: {told(late)} nats."
-
-
-def told(interval: Interval | None) -> str:
-    """A difference with its interval."""
-    return "not known" if interval is None else f"{interval:+.3f}".replace("-", "−")
 
 
 def tables(profile: PositionProfile) -> dict[str, Table]:
@@ -136,9 +132,9 @@ def tables(profile: PositionProfile) -> dict[str, Table]:
         rows.append([f"{low:.0%}–{high:.0%}", profile.all[index], profile.positive[index], profile.negative[index]])
     columns = ["position", "entropy (nats)", "positive answers", "negative answers"]
     contrasts: list[list[Cell]] = [
-        [f"first {EDGE:.0%} − middle", profile.begin_minus_middle],
-        [f"last {EDGE:.0%} − middle", profile.end_minus_middle],
-        [f"last {EDGE:.0%}: negative − positive", profile.end_negative_minus_positive],
+        [f"first {EDGE:.0%} − middle", cell(profile.begin_minus_middle)],
+        [f"last {EDGE:.0%} − middle", cell(profile.end_minus_middle)],
+        [f"last {EDGE:.0%}: negative − positive", cell(profile.end_negative_minus_positive)],
     ]
     return {
         "positions": Table(columns, rows, "Entropy by position"),
