@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.analysis.series import Effect, binned, regression, trend
+from explorl.analysis.series import Effect, binned, in_points, regression, trend
 from explorl.analysis.stages import LEAST_STEPS
 from explorl.metrics import Cell, Table
 from explorl.metrics.quality import response_quality
@@ -94,7 +94,7 @@ def defects_summary(result: Defects) -> str:
             continue
         word = {1: "rise", -1: "fall", 0: "do not change, as far as can be told"}[kind.change.found]
         noun = "repetitive responses" if kind.name == "repetitive" else kind.name
-        told.append(f"{noun} {word} ({kind.change.interval:+.1%} from the first to the last third)")
+        told.append(f"{noun} {word} ({in_points(kind.change.interval)} from the first to the last third)")
     text = "; ".join(told) + "."
     return text[0].upper() + text[1:]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.series import LEVEL, Effect
+from explorl.analysis.series import LEVEL, Effect, in_points
 from explorl.analysis.statistics import holm
 from explorl.analysis.token_types import LEAST_AT, RESAMPLES, TokenTypes, drawn_effect, token_types
 from explorl.metrics import Cell, Table
@@ -186,7 +186,7 @@ def drop_summary(result: FastestDrop) -> str:
     text = (
         f"Of the {result.fastest} token types (of {result.types}) whose entropy falls fastest, "
         f"{result.negative_share.interval:.1%} of the occurrences are in negative answers: {word} than of all types "
-        f"({result.all_share:.1%}; difference {result.excess.interval:+.1%})."
+        f"({result.all_share:.1%}; difference {in_points(result.excess.interval)})."
     )
     if result.only_negative_slope is None:
         return f"{text} No type that was seen often enough is in negative answers alone."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,6 +87,14 @@ class Drawing:
     draw: Callable[[Any, Any], None]
     size: tuple[float, float] = (4.8, 3.1)
     """Inches."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caption", typeset(self.caption))
+
+
+def typeset(text: str) -> str:
+    """A text whose negative numbers have a minus sign instead of a hyphen."""
+    return re.sub(r"(?<![\w.-])-(?=\.?\d)", "−", text)
 
 
 def _no_drawings(result: Any) -> Sequence[Drawing]:

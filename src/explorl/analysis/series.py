@@ -199,3 +199,8 @@ def binned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:
     starts = np.arange(0, count, every)
     sizes = np.diff(np.append(starts, count))
     return tuple(np.add.reduceat(column, starts) / sizes for column in columns)
+
+
+def in_points(interval: Interval) -> str:
+    """A difference of shares in percentage points: ``+4.1 [+1.2, +7.0] points``."""
+    return f"{Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high):+.1f} points"

@@ -28,11 +28,13 @@ class Palette:
     """Bars that belong to no arm."""
     quiet: str
     """What is less important."""
+    paper: str
+    """What everything is drawn on: letters on a bar."""
     arms: tuple[str, ...]
     """Hues that the colour-blind can tell apart: 0 is blue (positive, before), 1 is orange (negative, after)."""
 
 
-PAGE = Palette(_INK, _LINE, _BAR, _QUIET, tuple(f"#0001{index:02x}" for index in range(_ARM_COLOURS)))
+PAGE = Palette(_INK, _LINE, _BAR, _QUIET, "#000005", tuple(f"#0001{index:02x}" for index in range(_ARM_COLOURS)))
 """Stand-ins, which `study_figures` turns into the page's CSS variables."""
 
 
@@ -62,7 +64,7 @@ def file_png(drawing: Drawing) -> bytes:
 
     light = _themes()[0]
     palette = Palette(
-        light["ink"], light["line"], light["bar"], light["quiet"],
+        light["ink"], light["line"], light["bar"], light["quiet"], light["paper"],
         tuple(light[f"arm-{index}"] for index in range(_ARM_COLOURS)),
     )  # fmt: skip
     buffer = io.BytesIO()
