@@ -73,6 +73,7 @@ def test_what_has_no_tokens_has_no_mean():
     one = cluster_mean(np.array([2.0]))
     assert (one.mean, one.low, one.high) == (2.0, -math.inf, math.inf)
     assert told(None) == "not known"
+    assert told(one) == "+2.000 (of one answer)"
     assert cluster_mean(np.zeros(0)) is None
     with pytest.raises(ValueError, match="contrast of zeros"):
         cluster_means(np.ones((3, 2)), np.ones((3, 2)), [(0, 0)])

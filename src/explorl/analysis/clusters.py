@@ -124,7 +124,8 @@ def told(effect: Effect | Interval | None, spec: str = "+.3f") -> str:
     if effect is None:
         return "not known"
     interval = effect.interval if isinstance(effect, Effect) else effect
-    return format(interval, spec).replace("-", "−")
+    text = format(interval, spec) if math.isfinite(interval.low) else f"{interval.mean:{spec}} (of one answer)"
+    return text.replace("-", "−")
 
 
 def cell(effect: Effect | None) -> Interval | None:
