@@ -27,6 +27,8 @@ Kind = Literal["written out", "packed", "padded", "own logits"]
 
 SCALES = ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 """Names under which configurations of transformers keep a factor, or a divisor, of the logits."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names under which they keep a cap."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,8 @@ def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None) -> R
     if rule is None:
         return Reading("own logits", points=points, why="its logits are not its head's, scaled or capped")
     found = Reading("padded", *rule, points)
-    wrong = _difference(model, found, dtype)
-    if wrong:
-        return Reading("own logits", points=points, why=wrong)
+    if not _same_logits(model, found, dtype):
+        return Reading("own logits", points=points, why="its logits are not those of what its head reads")
     kinds: list[Kind] = ["packed"] if llama_pass(model) is None else ["written out", "packed"]
     for kind in kinds:
         faster = replace(found, kind=kind)
@@ -166,7 +167,7 @@ def _rule(model: Any) -> tuple[float, float | None] | None:
     config, head, said = proof.text_config(model), head_of(model), []
     values = {float(value) for name in SCALES if (value := getattr(config, name, None))}
     scales = [1.0, *(factor for value in values - {1.0} for factor in (value, 1 / value))]
-    caps = [None, getattr(config, "final_logit_softcapping", None)]
+    caps = [None, *(getattr(config, name, None) for name in CAPS)]
     ids = torch.tensor([proof.sequences(model, [])[0][:4]], device=next(model.parameters()).device)
     own = head.forward
 
@@ -178,18 +179,37 @@ def _rule(model: Any) -> tuple[float, float | None] | None:
     try:
         with evaluating(model), _head_aside(model, say):
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    except _FAILURES:
+        return None
+    if len(said) != 1:
+        return None
+    rules = product(scales, dict.fromkeys(caps))
+    return next((rule for rule in rules if _close(adjusted(said[0].clone(), *rule), logits)), None)
+
+
+_FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError)
+
+
+def _close(found: Tensor, wanted: Tensor) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    near = 1e-5 if found.dtype in (torch.float32, torch.float64) else 2e-2
+    apart = (found.to(wanted) - wanted).abs()
+    return bool((apart <= near * (1 + float(wanted.abs().max()))).all())
+
+
+def _same_logits(model: Any, found: Reading, dtype: torch.dtype | None) -> bool:
+    """Whether what is read gives the logits that the model itself gives on the same padded rows."""
+    rows = _proof_rows(model, proof.sequences(model, []))
+    try:
+        with evaluating(model), proof.computing_in(model, dtype):
+            own = model(input_ids=rows.ids, attention_mask=rows.counted.long(), use_cache=False).logits
+            read = states(model, rows, "padded")
+            return _close(adjusted(head_of(model)(read), found.scale, found.softcap), own[:, :-1][rows.predicts])
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError):
-        return None
-    if len(said) != 1 or said[0].shape != logits.shape:
-        return None
-    near = 1e-5 if said[0].dtype in (torch.float32, torch.float64) else 2e-2
-    for scale, cap in product(scales, dict.fromkeys(caps)):
-        wanted = adjusted(said[0].clone(), scale, cap).to(logits)
-        if bool(torch.isclose(logits, wanted, rtol=near, atol=near * float(wanted.abs().max())).all()):
-            return scale, cap
-    return None
+    except _FAILURES:
+        return False
 
 
 def _drops_attention(model: Any, kind: Kind) -> bool:
@@ -257,6 +277,9 @@ def own_logits(
         if hook is not None:
             hook.remove()
     last = read[-1] if read else output.hidden_states[-1]
-    norms = torch.linalg.vector_norm(last[:, -keep:], dim=-1, dtype=torch.float32)
+    if last.shape[:-1] == output.logits.shape[:-1]:
+        norms = torch.linalg.vector_norm(last[:, -keep:], dim=-1, dtype=torch.float32)
+    else:  # a head that reads more than one state a token
+        norms = output.logits.new_full((len(rows.ids), keep), torch.nan, dtype=torch.float32)
     scored = rows.predicts[:, first:]
     return output.logits[:, -keep:], norms, lambda values: values[:, : scored.size(1)][scored]

@@ -181,21 +181,22 @@ def answer_records(
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
     with autocast():
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    found = reading(model, input_ids.size(1), dtype) if len(input_ids) else None
-    at_once = rows or max(len(input_ids), 1)
-    if found is not None and found.kind == "own logits" and not is_sharded(model):
-        vocab = proof.text_config(model).vocab_size
-        fitting = 4 * _bytes(device.type, block) // (4 * vocab * (completion + 1))
-        at_once = max(min(at_once, fitting), 1)
     values = [torch.zeros(len(input_ids), completion, dtype=kind, device=device) for kind in (*_DTYPES, torch.float32)]
+    if not len(input_ids):
+        return AnswerRecords(*values)
+    found, together = reading(model, input_ids.size(1), dtype), is_sharded(model)
+    at_once = rows or len(input_ids)
+    if found.kind == "own logits" and not together:
+        row_bytes = 4 * proof.text_config(model).vocab_size * (completion + 1)
+        at_once = max(min(at_once, 4 * _bytes(device.type, block) // row_bytes), 1)
     for some in torch.arange(len(input_ids), device=device).split(at_once):
         aligned = AlignedRows(input_ids[some], attention_mask[some], completion)
-        if not len(aligned.targets) and not is_sharded(model):
+        if not len(aligned.targets) and not together:
             continue
         row, column = some[aligned.places[0]], aligned.places[1]
         own = temperature.to(device)[row] if isinstance(temperature, Tensor) else temperature
         with autocast():
-            if found is None or found.kind == "own logits":
+            if found.kind == "own logits":
                 records, norms = _from_own_logits(model, aligned, own, mass, block)
             else:
                 read = states(model, aligned, found.kind)

@@ -251,7 +251,8 @@ def _records_kernel(
 
     total = _total(weights)
     mean = _total(firsts) / total
-    tl.store(entropy + row, tl.log(total.to(tl.float32)) - mean.to(tl.float32))
+    spread = tl.log(total.to(tl.float32)) - mean.to(tl.float32)
+    tl.store(entropy + row, tl.where(top > LOWEST, spread, float("nan")))
     own_total = total
     if TEMPERED:
         own_total = _total(own)
@@ -292,11 +293,6 @@ def _records_kernel(
 _SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
-def can_record(logits: Tensor, mass: float) -> bool:
-    """Whether the kernel knows these logits' type and this mass."""
-    return logits.dtype in _SHIFTS and 0 < mass < 1
-
-
 def record(
     logits: Tensor,
     targets: Tensor,
@@ -304,18 +300,18 @@ def record(
     mass: float,
     out: tuple[Tensor, ...],
     *,
-    lanes: int = LANES,
-    warps: int = WARPS,
+    lanes: int | None = None,
+    warps: int | None = None,
 ) -> None:
     """Fills `out`, in the order of `TokenRecords`, for (rows, vocab) logits whose last dimension lies in one piece.
 
     `temperature` has one value a row, None where it is 1.
     """
     rows, vocab = logits.shape
-    lanes = max(lanes, triton.next_power_of_2(triton.cdiv(vocab, 1023)))  # numbers of a lane have 10 bits
+    lanes = max(lanes or LANES, triton.next_power_of_2(triton.cdiv(vocab, 1023)))  # numbers of a lane have 10 bits
     if rows:
         _records_kernel[(rows,)](
             logits, logits.stride(0), targets, targets if temperature is None else temperature, *out, vocab,
             MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=_SHIFTS[logits.dtype], LANES=lanes,
-            TEMPERED=temperature is not None, num_warps=warps,
+            TEMPERED=temperature is not None, num_warps=warps or WARPS,
         )  # fmt: skip
