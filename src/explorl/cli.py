@@ -361,6 +361,35 @@ def quality(
 
 
 @app.command()
+def analyze(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a training run.")] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of a run, a lone checkpoint; with --task.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task that the checkpoint answers.")] = None,
+    only: Annotated[
+        list[str], typer.Option(help="An analysis, or the import path of your own. May be repeated; all by default.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Folder for figures and tables; by default RUN/analysis.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every random draw.")] = 0,
+    option: Annotated[
+        list[str], typer.Option(help="impact.samples=8 is an analysis's, verifier=number the task's. May be repeated.")
+    ] = [],  # noqa: B006
+    samples: Annotated[int, typer.Option(help="Answers of a checkpoint to each problem.", min=1)] = 8,
+    limit: Annotated[int, typer.Option(help="Problems that a checkpoint answers.", min=1)] = 64,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer of a checkpoint.", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of a checkpoint's answers.")] = None,
+    template: Annotated[str | None, typer.Option(help="Prompt template of a checkpoint's task.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; of a checkpoint.")] = "float32",
+) -> None:
+    """Look through the lens: what happened to stages, answers, tokens and positions in a run, or in a checkpoint."""
+    from explorl.analyze_command import analyze_command
+
+    analyze_command(
+        run, model, task, console=console, only=only, out=out, seed=seed, option=option, samples=samples, limit=limit,
+        changes={"max_tokens": max_tokens, "temperature": temperature}, template=template, dtype=dtype,
+    )  # fmt: skip
+
+
+@app.command()
 def watch(
     folder: Annotated[Path, typer.Argument(help="Folder of a study or of a run.")],
     once: Annotated[bool, typer.Option(help="Print it once and return.")] = False,

@@ -42,6 +42,8 @@ class Context:
     """What ``--option impact.samples=8`` gave, by these names."""
     say: Callable[[str], None] = lambda _: None
     """Tells the user what takes long."""
+    asked: set[str] = field(default_factory=set)
+    """The options that an analysis has looked for."""
     _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -67,6 +69,7 @@ class Context:
     def option(self, analysis: str, name: str, default: Any) -> Any:
         """An option of an analysis, as the type of its default."""
         key = f"{analysis}.{name}"
+        self.asked.add(key)
         if key not in self.options:
             return default
         try:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.categories import categories_of
+from explorl.analysis.categories import categories_of, word_lists
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.series import Effect
@@ -92,12 +93,14 @@ def updates(
     table: LensTable,
     context: Context,
     *,
-    categories: Callable[[Sequence[str]], Sequence[str]] = categories_of,
+    categories: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> Updates | Unavailable:
     """Changes of probability on the plateau, against entropy, update size G and token category.
 
-    ``categories`` has a category for each token of an answer.
+    ``categories`` has a category for each token of an answer; by default those of the option ``categories.lists``.
     """
+    lists = word_lists(context.option("categories", "lists", "") or None)
+    categories = categories or partial(categories_of, lists=lists)
     tokens = table.tokens
     change = np.exp(tokens["logp_after"]) - np.exp(tokens["logp"])
     known = np.isfinite(change)
