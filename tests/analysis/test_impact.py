@@ -24,8 +24,10 @@ from explorl.analysis.impact import (
 )
 from explorl.analysis.impact_run import impact, summary, tables
 from explorl.analysis.impact_sampling import Limits, Probe, draw, most_tokens, within_budget
+from explorl.analysis.impact_tokens import longest_answer, problems_by_prompt
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import table_of
+from explorl.rollout import UnsupportedModel
 from explorl.tasks import Problem
 
 from .planted import Planted, planted_policy
@@ -306,7 +308,8 @@ def test_the_deciding_token_of_a_planted_model(policy):
         assert one.other.probability == pytest.approx(0.5, abs=1e-3)
         assert one.entropy == pytest.approx(math.log(2), abs=1e-3)
         assert not by_place[answer, 0].found  # m or n: nothing follows
-        assert by_place[answer, 0].impact.low < 0 < by_place[answer, 0].impact.high
+    neutral = [by_place[answer, 0].impact for answer in range(4)]
+    assert sum(one.low < 0 < one.high for one in neutral) >= 3  # 95 % each
     assert {token.position for token in found.tokens if "first" in token.groups} == {0}
     assert {token.answer for token in found.tokens if "negative" in token.groups} == {1, 3}
     assert "at most" in said[0]
@@ -337,6 +340,34 @@ def test_tokens_by_hand(policy):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             impact(table, context_of(policy, tokens=text))
+
+
+def test_answers_may_be_as_long_as_the_records_tell(policy):
+    whole = planted_table(policy, ["mgr", "nb"])
+    assert longest_answer(whole, (policy.tokenizer.eos_token_id,)) == 8  # none was cut off, so none hit the limit
+    assert longest_answer(whole, (999,)) == 4
+    found = impact(whole, context_of(policy, tokens="0:0", samples=2, max_tokens=1))
+    assert found.longest == 1
+    assert any("2 branches leave no room" in note for note in found.notes)
+
+
+def test_a_model_that_the_engine_cannot_sample_is_said(policy, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise UnsupportedModel(policy.model, "it has no attention")
+
+    monkeypatch.setattr("explorl.rollout.engine.Engine.generate", refuse)
+    found = impact(planted_table(policy, ["mgr"]), context_of(policy))
+    assert isinstance(found, Unavailable)
+    assert "no attention" in found.reason
+
+
+def test_prompts_of_several_turns_are_found():
+    class Chat(Planted):
+        def prompt(self, problem, template=None):
+            return [{"role": "system", "content": "be brief"}, {"role": "user", "content": super().prompt(problem)}]
+
+    found = problems_by_prompt(Chat(), {"q", "be brief\nqq", "other"})
+    assert {text: problem.id for text, (problem, _) in found.items()} == {"q": "one", "be brief\nqq": "two"}
 
 
 def test_stored_prompts_are_used_as_they_were(policy):

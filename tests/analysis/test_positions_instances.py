@@ -13,6 +13,7 @@ from explorl.analysis.instances import answer_perplexity, perplexity_groups, shi
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import table_of
 from explorl.analysis.positions import entropy_by_position
+from explorl.metrics import Interval
 
 
 def lengths_of(rng, answers, low=5, high=60):
@@ -74,6 +75,7 @@ def test_what_has_no_tokens_has_no_mean():
     assert (one.mean, one.low, one.high) == (2.0, -math.inf, math.inf)
     assert told(None) == "not known"
     assert told(one) == "+2.000 (of one answer)"
+    assert told(Interval(-1e-4, -2e-4, 1e-5)) == "−1.0e−04 [−2.0e−04, +1.0e−05]"
     assert cluster_mean(np.zeros(0)) is None
     with pytest.raises(ValueError, match="contrast of zeros"):
         cluster_means(np.ones((3, 2)), np.ones((3, 2)), [(0, 0)])
@@ -110,6 +112,13 @@ def test_no_profile_is_found_where_there_is_none():
         parts = (profile.begin_minus_middle, profile.end_minus_middle, profile.end_negative_minus_positive)
         reports += any(part.found for part in parts)
     assert reports <= 5
+
+
+def test_a_fall_is_told_as_no_u():
+    answer, relative = lengths_of(np.random.default_rng(0), 50)
+    noise = np.random.default_rng(1).normal(size=len(relative)) * 0.1
+    profile = entropy_by_position(1 - relative + noise, relative, answer, np.zeros_like(answer))
+    assert positions.summary(profile).startswith("Entropy over the answer is not U-shaped: the first 20% minus")
 
 
 def test_positions_of_a_run_and_what_it_may_lack():

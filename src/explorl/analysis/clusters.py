@@ -119,11 +119,13 @@ def _effect(mean: float, drawn: Floats, clusters: int) -> Effect | None:
     return Effect(interval.mean, interval.low, interval.high, p)
 
 
-def told(effect: Effect | Interval | None, spec: str = "+.3f") -> str:
-    """A difference with its interval, in words where it is not known."""
+def told(effect: Effect | Interval | None, spec: str = "") -> str:
+    """A difference with its interval, by default with three decimals, more where it is small."""
     if effect is None:
         return "not known"
     interval = effect.interval if isinstance(effect, Effect) else effect
+    ends = [abs(end) for end in (interval.mean, interval.low, interval.high) if math.isfinite(end)]
+    spec = spec or ("+.3f" if max(ends) >= 0.01 or max(ends) == 0 else "+.1e")
     text = format(interval, spec) if math.isfinite(interval.low) else f"{interval.mean:{spec}} (of one answer)"
     return text.replace("-", "−")
 

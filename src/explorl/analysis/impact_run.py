@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from explorl.analysis.clusters import cell, told
 from explorl.analysis.impact import PAIRS, RULES, Comparison, GroupImpact, TokenImpact, grouped
 from explorl.analysis.impact_sampling import Limits, Probe, draw, most_tokens, within_budget
-from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, probes_of
+from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, longest_answer, probes_of
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.metrics import Cell, Table
-from explorl.rollout import Engine, reference
+from explorl.rollout import Engine, UnsupportedModel, reference
 from explorl.text import clean
 
 
@@ -50,10 +50,11 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
             f"the answers have the token id {largest}, and {policy.name} knows ids below {vocabulary}; analyze them "
             "with the model that wrote them"
         )
+    stop_ids = tuple(reference.eos_token_ids(policy.model, policy.tokenizer))
     limits = Limits(
-        settings.max_tokens or int(table.answers.count.max()),
+        settings.max_tokens or longest_answer(table, stop_ids),
         getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None),
-        tuple(reference.eos_token_ids(policy.model, policy.tokenizer)),
+        stop_ids,
     )
     probes = probes_of(table, candidates, policy.model, settings, context.seed)
     if not probes:
@@ -70,10 +71,13 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
         f"{settings.samples} continuations of itself and of its best alternative; at most "
         f"{most_tokens(kept, settings.samples, limits):,} tokens are sampled (impact.budget {settings.budget:,})"
     )
-    drawn = draw(
-        Engine(policy.model, policy.tokenizer), task, kept,
-        samples=settings.samples, limits=limits, temperature=settings.temperature, seed=context.seed,
-    )  # fmt: skip
+    try:
+        drawn = draw(
+            Engine(policy.model, policy.tokenizer), task, kept,
+            samples=settings.samples, limits=limits, temperature=settings.temperature, seed=context.seed,
+        )  # fmt: skip
+    except UnsupportedModel as error:
+        return Unavailable(str(error))
     if not drawn.tokens:
         return Unavailable("every continuation broke off, because the policy's logits are not finite")
     special = {

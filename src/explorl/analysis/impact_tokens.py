@@ -118,6 +118,14 @@ def candidates_of(table: LensTable, tokenizer: Any, task: Task, settings: Settin
     return found
 
 
+def longest_answer(table: LensTable, stop_ids: Sequence[int]) -> int:
+    """Most tokens of an answer, as far as the records tell: the longest where it was cut off, else twice as many."""
+    answers, ids = table.answers, table.tokens["token_ids"]
+    longest = int(answers.count.max())
+    ends = (answers.start + answers.count - 1)[answers.count == longest]
+    return longest if any(int(ids[end]) not in stop_ids for end in ends) else 2 * longest
+
+
 def _check_by_hand(tokens: Sequence[tuple[int, int]], count: NDArray[np.int64], whole: set[int]) -> None:
     for answer, position in tokens:
         if answer >= len(count):
@@ -144,10 +152,17 @@ def problems_by_prompt(task: Task, wanted: set[str]) -> Mapping[str, tuple[Probl
         for problem in problems:
             for template in task.templates or (None,):
                 prompt = task.prompt(problem, template)
-                text = clean(prompt if isinstance(prompt, str) else "\n".join(turn["content"] for turn in prompt))
-                if text in wanted:
-                    found.setdefault(text, (problem, prompt))
+                for text in _texts(prompt):
+                    if text in wanted:
+                        found.setdefault(text, (problem, prompt))
     return found
+
+
+def _texts(prompt: Prompt) -> list[str]:
+    """A prompt as it may have been recorded: itself, all its turns, or its last turn."""
+    if isinstance(prompt, str):
+        return [clean(prompt)]
+    return [clean("\n".join(turn["content"] for turn in prompt)), clean(prompt[-1]["content"])]
 
 
 # ---------------------------------------------------------------------------- tokens

@@ -110,9 +110,12 @@ def signs(table: LensTable) -> NDArray[np.int64]:
 
 def summary(profile: PositionProfile) -> str:
     """What the profile shows, in two sentences."""
-    shape = "U-shaped" if profile.u_shaped else "not U-shaped beyond doubt"
+    shape = "is U-shaped" if profile.u_shaped else "is not U-shaped beyond doubt"
+    found = [0 if one is None else one.found for one in (profile.begin_minus_middle, profile.end_minus_middle)]
+    if -1 in found:
+        shape = "is not U-shaped"
     text = (
-        f"Entropy over the answer is {shape}: the first {EDGE:.0%} minus the middle {told(profile.begin_minus_middle)} "
+        f"Entropy over the answer {shape}: the first {EDGE:.0%} minus the middle {told(profile.begin_minus_middle)} "
         f"nats, the last {EDGE:.0%} minus the middle {told(profile.end_minus_middle)}."
     )
     late = profile.end_negative_minus_positive
