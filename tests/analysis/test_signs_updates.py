@@ -162,6 +162,7 @@ def test_planted_updates(draws: int) -> None:
     kept = [one for one in found if isinstance(one, Updates)]
     assert len(kept) == draws
     for one in kept:
+        assert one.below.mean == pytest.approx(0.95)
         assert one.below.low <= 0.95 <= one.below.high
         assert {bins.name: bins.correlation.found for bins in one.bins} == {"entropy": 1, "update size": 1}
         assert one.positive is not None

@@ -13,6 +13,8 @@ from explorl.store import RunStore, StoreError, file_name, read_json
 
 TAGS = frozenset({"svg", "g", "path", "defs", "use", "text", "tspan", "clipPath", "rect", "circle", "line", "polygon"})
 """What matplotlib makes of our figures."""
+MOST_TOKENS = 1_000_000
+"""Tokens that a page looks at where the run was not analysed before."""
 Section = tuple[str, str, str, list[Picture]]
 """Id, heading, what a picture is called, and the pictures."""
 
@@ -76,11 +78,9 @@ def _made(folder: Path) -> list[dict[str, Any]]:
     from explorl.analyze import analyzed, chosen, entry_of
     from explorl.report.lens_render import page_svg
 
-    if not any((folder / "rollouts").glob("step-*.parquet")):
+    if not _has_tokens(folder):
         return []
-    table = read_run(folder)
-    if not len(table.tokens):
-        return []
+    table = read_run(folder, most_tokens=MOST_TOKENS)
     found = []
     for outcome in analyzed(table, Context(), chosen()):
         entry = entry_of(outcome)
@@ -96,6 +96,18 @@ def _made(folder: Path) -> list[dict[str, Any]]:
             ]
             found.append({"name": file_name(outcome.analysis.name), "title": entry["title"], "pictures": pictures})
     return found
+
+
+def _has_tokens(folder: Path) -> bool:
+    """Whether the latest rollouts that can be read have records of tokens."""
+    import pyarrow.parquet as pq
+
+    for path in sorted((folder / "rollouts").glob("step-*.parquet"), reverse=True)[:3]:
+        try:
+            return "entropy" in pq.read_schema(path).names
+        except Exception:  # pyarrow has many errors for a damaged file
+            continue
+    return False
 
 
 def _element(svg: str) -> str:
