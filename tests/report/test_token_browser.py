@@ -209,3 +209,34 @@ def test_a_run_page_has_what_training_looked_at_closely(tmp_path):
     assert "delta_p" not in other
     assert "other" not in other
     assert "category" in other
+
+
+def test_a_run_page_has_the_impacts_that_were_written(tmp_path):
+    import dataclasses
+    import json
+
+    from explorl.analysis.lens_table import plain, read_run
+    from explorl.report.lens_rollouts import with_impacts
+    from explorl.store import RunStore, write_json
+
+    store = RunStore.create(tmp_path / "run", {"training": {"iterations": 2}})
+    ids = list(range(len(WORDS)))
+    ids[2] = 5  # the token that was replaced
+    columns = {"prompt": ["p", "p"], "completion": ["c"] * 2, "tokens": [WORDS, WORDS], "token_ids": [ids, ids]}
+    store.write_rollouts(4, columns)
+    old = [{"arm": "mine", "seed": 3, "step": 2, "prompt": "p", "answers": [{"tokens": WORDS}, {"tokens": ["z"]}]}]
+    assert with_impacts(old, store.folder) == old
+    path = store.folder / "analysis" / "analysis.json"
+    tokens = [impact_at(2, answer=0), impact_at(2, answer=1), impact_at(1, answer=0), impact_at(2, answer=9)]
+    entry = {"result": plain({"tokens": [dataclasses.asdict(one) for one in tokens]})}
+    write_json(path, {"analyses": {"impact": entry}})
+    (found,) = with_impacts(old, store.folder)
+    assert [list(answer.get("impacts", {})) for answer in found["answers"]] == [[2], [], [2]]  # 1:… is another token
+    assert found["answers"][0]["impacts"][2]["sampled"]["count"] == 12
+    assert "impacts" not in old[0]["answers"][0]
+    (alone,) = with_impacts([], store.folder)
+    assert (alone["arm"], alone["step"], len(alone["answers"])) == ("run", 2, 2)
+    assert len(read_run(store.folder).answers) == 2
+    for damaged in ("{", "[]", json.dumps({"analyses": {"impact": {"result": {"tokens": [{"answer": 0}]}}}})):
+        path.write_text(damaged, encoding="utf-8")
+        assert with_impacts(old, store.folder) == old

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from explorl.analysis.run_results import run_results
+from explorl.report.lens_rollouts import with_impacts
 from explorl.report.lens_sections import lens_results
 from explorl.report.study_page import write_report
 from explorl.store import StoreError, kind_of
@@ -25,7 +26,8 @@ def write_run_report(
                              f"`{command}` shows it")  # fmt: skip
     results = run_results(folders, names=names)
     if len(folders) == 1:
-        results = {**results, "lens": lens_results(folders[0])}
+        rollouts = with_impacts(results.get("rollouts") or [], folders[0])
+        results = {**results, "lens": lens_results(folders[0]), "rollouts": rollouts}
     path = Path(out) if out is not None else Path(folders[0] if len(folders) == 1 else "runs") / "report.html"
     write_report(path, results)
     return path
