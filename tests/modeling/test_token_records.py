@@ -259,6 +259,30 @@ def test_the_kernel_shows_rows_without_a_distribution(kernel: Any) -> None:
     assert kernel(logits, torch.tensor([0, 1, 2])).entropy.isnan().all()
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_kernel_finds_the_other_token_in_the_targets_lane(kernel: Any) -> None:
+    logits = torch.zeros(3, 60)
+    logits[:, 5], logits[:, 21] = 10.0, 9.0  # 16 apart
+    logits[1, 37], logits[2, 20] = 9.0, 9.0  # as likely: there a later token of the lane, here one before it
+    targets = torch.tensor([5, 5, 5])
+    found = kernel(logits, targets)
+    assert found.other_ids.tolist() == [21, 21, 20]
+    agree(found, defined(logits, targets), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_records_by_the_kernel_block_by_block(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("explorl.modeling.token_records._has_kernel", lambda device, dtype: True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    states, weight, targets = (value.to(device) for value in rows(5, 21, 4, 2.0, 0, torch.float32))
+    found = token_records(states, weight, targets, temperature=0.7, block=21 * 4 * 2)
+    agree(TokenRecords(*(value.cpu() for value in found)), defined((states @ weight.T).cpu(), targets.cpu(), 0.7), 1e-5)
+    states[3] = torch.nan
+    with pytest.raises(ValueError, match="no NaN"):
+        token_records(states, weight, targets)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -405,6 +429,32 @@ def test_adapters_act(targets: list[str]) -> None:
     with_adapter = as_alone(model)
     with model.disable_adapter():
         assert not torch.allclose(as_alone(model).logps, with_adapter.logps, atol=1e-2)
+
+
+def test_wrappers_are_looked_through() -> None:
+    model = zoo.build("llama")
+    ids, mask, time = laid_out(50)
+    found = answer_records(torch.compile(model), ids, mask, time)
+    torch.testing.assert_close(found.logps, answer_records(model, ids, mask, time).logps)
+
+
+def test_a_model_compiled_in_place_is_not_touched() -> None:
+    model = zoo.build("llama")
+    model.compile(backend="eager")
+    as_alone(model)
+    assert answer_states.reading(model, 20, None).kind == "own logits"
+
+
+def test_the_head_is_as_it_was_even_after_an_error() -> None:
+    model = zoo.build("llama")
+    ids, mask, time = laid_out(50)
+    wanted = model(ids).logits
+    answer_records(model, ids, mask, time)
+    torch.testing.assert_close(model(ids).logits, wanted)
+    with pytest.raises(IndexError):
+        answer_records(model, ids + 1000, mask, time)
+    torch.testing.assert_close(model(ids).logits, wanted)
+    assert "forward" not in model.lm_head.__dict__
 
 
 def test_each_row_at_its_own_temperature() -> None:

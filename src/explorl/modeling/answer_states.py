@@ -81,6 +81,17 @@ class AlignedRows:
         return shared
 
 
+def unwrapped(model: Any) -> Any:
+    """Without what torch.compile and data parallelism put around a model: nothing of theirs may see the head aside."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
 def head_of(model: Any) -> Any:
     return proof.inner_model(model).get_output_embeddings()
 
@@ -136,6 +147,8 @@ def reading(model: Any, reach: int, dtype: torch.dtype | None) -> Reading:
     """The fastest that is right on sequences of up to ``reach`` tokens; ``dtype`` is that of autocast."""
     if is_sharded(model):
         return Reading("own logits", why="its weights are spread over processes")
+    if any(getattr(module, "_compiled_call_impl", None) is not None for module in {model, proof.inner_model(model)}):
+        return Reading("own logits", why="it is compiled, in place")
     if not isinstance(head_of(model), nn.Module):
         return Reading("own logits", why="it has no module as its head")
     points = proof.reached(proof.inner_model(model).config, reach)

@@ -21,7 +21,16 @@ from torch import Tensor, nn
 
 from explorl.metrics.tokens import branching_factor, token_entropy
 from explorl.modeling import proof
-from explorl.modeling.answer_states import AlignedRows, adjusted, head_of, is_sharded, own_logits, reading, states
+from explorl.modeling.answer_states import (
+    AlignedRows,
+    adjusted,
+    head_of,
+    is_sharded,
+    own_logits,
+    reading,
+    states,
+    unwrapped,
+)
 
 BLOCK = {"cpu": 2**26, "cuda": 2**29}
 """Bytes of the largest tensor over the vocabulary, by default: a GPU needs about a thousand rows to be busy."""
@@ -177,6 +186,7 @@ def answer_records(
     """
     if not 0 < completion <= input_ids.size(1):
         raise ValueError(f"completion is {completion}; rows have {input_ids.size(1)} tokens, so use 1 to that many")
+    model = unwrapped(model)
     device = next(model.parameters()).device
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
     with autocast():
@@ -251,7 +261,7 @@ def _by_blocks(
     """Records of all rows from the logits of some, by Triton's kernel where there is a GPU."""
     device = targets.device
     out = TokenRecords(*(torch.empty(len(targets), dtype=kind, device=device) for kind in _DTYPES))
-    kernel = device.type == "cuda" and find_spec("triton") is not None and mass < 1 and dtype != torch.float64
+    kernel = _has_kernel(device, dtype) and 0 < mass < 1
     warm = temperature if isinstance(temperature, Tensor) else None
     if warm is None and temperature != 1:
         warm = torch.full((len(targets),), float(temperature), device=device)
@@ -270,6 +280,11 @@ def _by_blocks(
     if kernel and bool(out.entropy.isnan().any()):
         raise ValueError("every row needs a probability somewhere and no NaN; one has NaN, +inf or no mass at all")
     return out
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    known = (torch.bfloat16, torch.float16, torch.float32)
+    return device.type == "cuda" and dtype in known and find_spec("triton") is not None
 
 
 def _bytes(device: str, block: int | None) -> int:

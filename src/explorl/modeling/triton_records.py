@@ -3,9 +3,9 @@
 
 The row is read once. Each of `LANES` lanes folds every `LANES`-th logit into its own sums, so that threads meet only at
 the end of the row; the sums are taken relative to the largest of the first logits and the target's, and once more where
-that was far from the largest of all. Each lane also keeps its two largest logits (but for the target's). All that is
-above the largest of the seconds is then known in full: where it has the mass of the branching factor, as in most rows
-of a trained policy, the count is found in registers.
+that was far from the largest of all. Each lane also keeps its two largest logits. All that is above the largest of the
+seconds is then known in full: where it has the mass of the branching factor, as in most rows of a trained policy, the
+count is found in registers.
 
 Else the logit at which the mass is reached is searched over the row: each pass weighs three thresholds, the first
 where a normal distribution of logits would have it, the next by interpolation, until one value is left between. Values
@@ -22,7 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LANES, WARPS = 2048, 8
+LANES, WARPS = 2048, 16
+REGISTERS = 64
+"""Of a thread, so that two programs fit on a multiprocessor; what does not fit is not used in the loops over a row."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
@@ -50,37 +52,29 @@ def _value(key, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _fold(
-    x, tile, at, target, base, rate, weights, firsts, seconds, own, squares, best, second, place, TEMPERED: tl.constexpr
-):  # fmt: skip
-    x = tl.where(x < LOWEST, LOWEST, x)  # which leaves NaN as it is
+def _fold(x, start, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED: tl.constexpr):
+    x = tl.maximum(x, LOWEST, propagate_nan=tl.PropagateNan.ALL)
     y = x - base
     weight = tl.exp2(y * LOG2E)
     weights += weight
-    first = weight * y
-    firsts += first
-    seconds += first * y
+    firsts += weight * y
     if TEMPERED:
         weight = tl.exp2(y * rate)
         own += weight
     squares += weight * weight
-    x = tl.where(at == target, LOWEST, x)
     second = tl.maximum(second, tl.minimum(best, x))
-    better = x > best
-    place = tl.where(better, tile, place)
-    best = tl.where(better, x, best)
-    return weights, firsts, seconds, own, squares, best, second, place
+    place = tl.where(x > best, start, place)
+    best = tl.maximum(best, x)
+    return weights, firsts, own, squares, best, second, place
 
 
 @triton.jit
-def _sums(line, vocab, target, base, rate, LANES: tl.constexpr, TEMPERED: tl.constexpr):
-    """Lane by lane: Σ w, Σ w·y, Σ w·y² at temperature 1, y = x − base, w = exp(y); Σ w and Σ w² at the row's own
-    temperature (the first only where it is another one); the two largest logits but the target's, and where the largest
-    is."""
+def _sums(line, vocab, base, rate, LANES: tl.constexpr, TEMPERED: tl.constexpr):
+    """Lane by lane: Σ w and Σ w·y at temperature 1, y = x − base, w = exp(y); Σ w and Σ w² at the row's own temperature
+    (the first only where it is another one); the two largest logits, and where the largest is, less the lane."""
     lane = tl.arange(0, LANES)
     weights = tl.zeros([LANES], tl.float32)
     firsts = tl.zeros([LANES], tl.float32)
-    seconds = tl.zeros([LANES], tl.float32)
     own = tl.zeros([LANES], tl.float32)
     squares = tl.zeros([LANES], tl.float32)
     best = tl.full([LANES], LOWEST, tl.float32)
@@ -88,33 +82,46 @@ def _sums(line, vocab, target, base, rate, LANES: tl.constexpr, TEMPERED: tl.con
     place = tl.zeros([LANES], tl.int32)
     whole = vocab // (4 * LANES) * (4 * LANES)
     for start in range(0, whole, 4 * LANES):  # four loads are under way at once
-        at = start + lane
-        x0 = tl.load(line + at).to(tl.float32)
-        x1 = tl.load(line + at + LANES).to(tl.float32)
-        x2 = tl.load(line + at + 2 * LANES).to(tl.float32)
-        x3 = tl.load(line + at + 3 * LANES).to(tl.float32)
-        weights, firsts, seconds, own, squares, best, second, place = _fold(
-            x0, start, at, target, base, rate, weights, firsts, seconds, own, squares, best, second, place, TEMPERED
+        at = line + start + lane
+        x0 = tl.load(at).to(tl.float32)
+        x1 = tl.load(at + LANES).to(tl.float32)
+        x2 = tl.load(at + 2 * LANES).to(tl.float32)
+        x3 = tl.load(at + 3 * LANES).to(tl.float32)
+        weights, firsts, own, squares, best, second, place = _fold(
+            x0, start, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
         )
-        weights, firsts, seconds, own, squares, best, second, place = _fold(
-            x1, start + LANES, at + LANES, target, base, rate, weights, firsts, seconds, own, squares, best, second,
-            place, TEMPERED,
-        )  # fmt: skip
-        weights, firsts, seconds, own, squares, best, second, place = _fold(
-            x2, start + 2 * LANES, at + 2 * LANES, target, base, rate, weights, firsts, seconds, own, squares, best,
-            second, place, TEMPERED,
-        )  # fmt: skip
-        weights, firsts, seconds, own, squares, best, second, place = _fold(
-            x3, start + 3 * LANES, at + 3 * LANES, target, base, rate, weights, firsts, seconds, own, squares, best,
-            second, place, TEMPERED,
-        )  # fmt: skip
+        weights, firsts, own, squares, best, second, place = _fold(
+            x1, start + LANES, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
+        )
+        weights, firsts, own, squares, best, second, place = _fold(
+            x2, start + 2 * LANES, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
+        )
+        weights, firsts, own, squares, best, second, place = _fold(
+            x3, start + 3 * LANES, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
+        )
     for start in range(whole, vocab, LANES):
         at = start + lane
         x = tl.load(line + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        weights, firsts, seconds, own, squares, best, second, place = _fold(
-            x, start, at, target, base, rate, weights, firsts, seconds, own, squares, best, second, place, TEMPERED
+        weights, firsts, own, squares, best, second, place = _fold(
+            x, start, base, rate, weights, firsts, own, squares, best, second, place, TEMPERED
         )
-    return weights, firsts, seconds, own, squares, best, second, place
+    return weights, firsts, own, squares, best, second, place
+
+
+@triton.jit
+def _other(line, vocab, target, best, second, place, LANES: tl.constexpr):
+    """The largest logit but the target's, and the lowest id that has it."""
+    lane = tl.arange(0, LANES)
+    targets = place + lane == target  # the lane whose largest is the target
+    others = tl.where(targets, second, best)
+    other = tl.max(others, 0)
+    found = tl.min(tl.where((others == other) & (place + lane != target), place + lane, 0x7FFFFFFF), 0)
+    if tl.max(tl.where(targets, second, float("-inf")), 0) == other:  # where it is in that lane is not known
+        for start in range(0, vocab, LANES * LANES):
+            at = start + target % LANES + lane * LANES
+            x = tl.load(line + at, mask=(at < vocab) & (at != target), other=float("nan")).to(tl.float32)
+            found = tl.minimum(found, tl.min(tl.where(x == other, at, 0x7FFFFFFF), 0))
+    return other, found
 
 
 @triton.jit
@@ -123,24 +130,27 @@ def _total(lanes):
 
 
 @triton.jit
-def _weigh(x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts):
+def _weigh(x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3):
     weight = tl.exp2((x - base) * LOG2E)
-    in_1, in_2, in_3 = x >= least_1, x >= least_2, x >= least_3
-    sum_1 += tl.where(in_1, weight, 0.0)
-    sum_2 += tl.where(in_2, weight, 0.0)
-    sum_3 += tl.where(in_3, weight, 0.0)
-    counts += tl.where(in_3, 0x00100401, tl.where(in_2, 0x00000401, tl.where(in_1, 1, 0)))
-    return sum_1, sum_2, sum_3, counts
+    in_1 = (x >= least_1).to(tl.float32)
+    in_2 = (x >= least_2).to(tl.float32)
+    in_3 = (x >= least_3).to(tl.float32)
+    return (
+        sum_1 + in_1 * weight, sum_2 + in_2 * weight, sum_3 + in_3 * weight,
+        count_1 + in_1, count_2 + in_2, count_3 + in_3,
+    )  # fmt: skip
 
 
 @triton.jit
 def _weighed(line, vocab, base, least_1, least_2, least_3, LANES: tl.constexpr):
-    """Weight and number of the logits that are at least as large as each of three rising thresholds."""
+    """Weight and number of the logits that are at least as large as each of three thresholds."""
     lane = tl.arange(0, LANES)
     sum_1 = tl.zeros([LANES], tl.float32)
     sum_2 = tl.zeros([LANES], tl.float32)
     sum_3 = tl.zeros([LANES], tl.float32)
-    counts = tl.zeros([LANES], tl.int32)  # three of 10 bits each
+    count_1 = tl.zeros([LANES], tl.float32)
+    count_2 = tl.zeros([LANES], tl.float32)
+    count_3 = tl.zeros([LANES], tl.float32)
     whole = vocab // (4 * LANES) * (4 * LANES)
     for start in range(0, whole, 4 * LANES):
         at = line + start + lane
@@ -148,34 +158,42 @@ def _weighed(line, vocab, base, least_1, least_2, least_3, LANES: tl.constexpr):
         x1 = tl.load(at + LANES).to(tl.float32)
         x2 = tl.load(at + 2 * LANES).to(tl.float32)
         x3 = tl.load(at + 3 * LANES).to(tl.float32)
-        sum_1, sum_2, sum_3, counts = _weigh(x0, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
-        sum_1, sum_2, sum_3, counts = _weigh(x1, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
-        sum_1, sum_2, sum_3, counts = _weigh(x2, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
-        sum_1, sum_2, sum_3, counts = _weigh(x3, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
+        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
+            x0, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
+        )
+        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
+            x1, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
+        )
+        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
+            x2, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
+        )
+        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
+            x3, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
+        )
     for start in range(whole, vocab, LANES):
         at = start + lane
         x = tl.load(line + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        sum_1, sum_2, sum_3, counts = _weigh(x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, counts)
+        sum_1, sum_2, sum_3, count_1, count_2, count_3 = _weigh(
+            x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3
+        )
     return (
         _total(sum_1), _total(sum_2), _total(sum_3),
-        tl.sum(counts & 1023, 0).to(tl.int64), tl.sum((counts >> 10) & 1023, 0).to(tl.int64),
-        tl.sum(counts >> 20, 0).to(tl.int64),
+        _total(count_1).to(tl.int64), _total(count_2).to(tl.int64), _total(count_3).to(tl.int64),
     )  # fmt: skip
 
 
 @triton.jit
-def _cut_in_lanes(best, target_logit, base, need, bottom, beyond, SHIFT: tl.constexpr):
-    """The cut, where all logits above it are among the lanes' largest and the target's; see `_cut`."""
+def _cut_in_lanes(best, base, need, bottom, beyond, SHIFT: tl.constexpr):
+    """The cut, where all logits at and above it are the largest of their lanes; see `_cut`."""
     weights = tl.exp2((best - base) * LOG2E).to(tl.float64)
-    own = tl.exp2((target_logit - base) * LOG2E).to(tl.float64)
-    mass = own * 0.0
+    mass = need * 0.0
     count = tl.full((), 0, tl.int64)
     count_bottom = count + 0x7FFFFFFF
     while (beyond - bottom > 1) & (count_bottom - count > 1):
         middle = (bottom + beyond) >> 1
         least = _value(middle, SHIFT)
-        held = tl.sum(tl.where(best >= least, weights, 0.0), 0) + tl.where(target_logit >= least, own, 0.0)
-        many = tl.sum((best >= least).to(tl.int32), 0).to(tl.int64) + (target_logit >= least).to(tl.int64)
+        held = tl.sum(tl.where(best >= least, weights, 0.0), 0)
+        many = tl.sum((best >= least).to(tl.int32), 0).to(tl.int64)
         enough = held >= need
         bottom = tl.where(enough, middle, bottom)
         count_bottom = tl.where(enough, many, count_bottom)
@@ -239,19 +257,15 @@ def _records_kernel(
     base = tl.max(tl.load(line + lane, mask=lane < vocab, other=float("-inf")).to(tl.float32), 0)
     base = tl.maximum(base, target_logit)
     base = tl.where(tl.abs(base) < -LOWEST, base, 0.0)
-    weights, firsts, seconds, own, squares, best, second, place = _sums(
-        line, vocab, target, base, rate, LANES, TEMPERED
-    )
-    top = tl.maximum(tl.max(best, 0), target_logit)
+    weights, firsts, own, squares, best, second, place = _sums(line, vocab, base, rate, LANES, TEMPERED)
+    top = tl.max(best, 0)
     if tl.abs(top - base) * tl.maximum(cooling, 1.0) > FAR:
         base = top
-        weights, firsts, seconds, own, squares, best, second, place = _sums(
-            line, vocab, target, base, rate, LANES, TEMPERED
-        )
+        weights, firsts, own, squares, best, second, place = _sums(line, vocab, base, rate, LANES, TEMPERED)
 
     total = _total(weights)
-    mean = _total(firsts) / total
-    spread = tl.log(total.to(tl.float32)) - mean.to(tl.float32)
+    mean = (_total(firsts) / total).to(tl.float32)
+    spread = tl.log(total.to(tl.float32)) - mean
     tl.store(entropy + row, tl.where(top > LOWEST, spread, float("nan")))
     own_total = total
     if TEMPERED:
@@ -259,26 +273,23 @@ def _records_kernel(
     log_total = tl.log(own_total.to(tl.float32))
     tl.store(logps + row, (target_logit - base) * cooling - log_total)
     tl.store(collision + row, (_total(squares) / (own_total * own_total)).to(tl.float32))
-    other = tl.max(best, 0)
-    other_id = tl.min(tl.where(best == other, place + lane, 0x7FFFFFFF), 0)
+    other, other_id = _other(line, vocab, target, best, second, place, LANES)
     tl.store(other_ids + row, tl.where(other > LOWEST, other_id, 0).to(tl.int64))
     tl.store(other_logps + row, tl.where(other > LOWEST, (other - base) * cooling - log_total, float("-inf")))
 
     need = MASS * total
     bound = tl.max(second, 0)
     known = _total(tl.where(best > bound, tl.exp2((best - base) * LOG2E), 0.0))
-    known += tl.where(target_logit > bound, tl.exp2((target_logit - base) * LOG2E), 0.0).to(tl.float64)
     after = _key(bound, SHIFT) + 1
     if known >= need:
-        cut, mass, count, count_least = _cut_in_lanes(
-            best, target_logit, base, need, after, _key(top, SHIFT) + 1, SHIFT
-        )
+        cut, mass, count, count_least = _cut_in_lanes(best, base, need, after, _key(top, SHIFT) + 1, SHIFT)
     else:
-        many = tl.sum((best > bound).to(tl.int64), 0) + (target_logit > bound).to(tl.int64)
+        many = tl.sum((best > bound).to(tl.int32), 0).to(tl.int64)
         # All tokens below this one together do not have the rest of the mass.
         least = base + tl.log(((0.5 - 0.5 * MASS) * total).to(tl.float32) / vocab)
-        deviation = tl.sqrt(tl.maximum((_total(seconds) / total - mean * mean).to(tl.float32), 0.0))
-        guess = base + mean.to(tl.float32) - QUANTILE * deviation
+        # Of normal logits with variance σ² the weights are normal too, with variance σ² = 2 (ln vocab − entropy).
+        deviation = tl.sqrt(tl.maximum(2 * (tl.log(vocab * 1.0) - spread), 0.0))
+        guess = base + mean - QUANTILE * deviation
         cut, mass, count, count_least = _cut(
             line, vocab, base, need, _key(least, SHIFT), after, total, known, many, guess, NARROW * deviation,
             SHIFT, LANES,
@@ -308,10 +319,10 @@ def record(
     `temperature` has one value a row, None where it is 1.
     """
     rows, vocab = logits.shape
-    lanes = max(lanes or LANES, triton.next_power_of_2(triton.cdiv(vocab, 1023)))  # numbers of a lane have 10 bits
+    most = {} if torch.version.hip else {"maxnreg": REGISTERS}
     if rows:
         _records_kernel[(rows,)](
             logits, logits.stride(0), targets, targets if temperature is None else temperature, *out, vocab,
-            MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=_SHIFTS[logits.dtype], LANES=lanes,
-            TEMPERED=temperature is not None, num_warps=warps or WARPS,
+            MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=_SHIFTS[logits.dtype], LANES=lanes or LANES,
+            TEMPERED=temperature is not None, num_warps=warps or WARPS, **most,
         )  # fmt: skip
