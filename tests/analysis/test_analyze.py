@@ -161,6 +161,10 @@ def test_reading_puts_every_token_in_its_place() -> None:
     assert table.answers.prompt_ids[1] == [7]
     assert table.answers["correct"][0] == 1
     assert table.answers.sign.tolist() == [1, 1, -1]
+    rounding = table_of(
+        "run", {1: {"prompt": ["p"] * 3, "completion": ["a"] * 3, "advantage": [7.4e-5, -7.4e-5, -0.3]}}
+    )
+    assert rounding.answers.sign.tolist() == [0, 0, -1]  # (1.1 − mean of eight 1.1) / 1e-4 is no advantage
     with pytest.raises(NotRecorded, match="update_size"):
         table.tokens["update_size"]
     with pytest.raises(NotRecorded, match="advantage"):

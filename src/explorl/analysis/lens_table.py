@@ -28,6 +28,7 @@ Ints = NDArray[np.int64]
 
 MOST_TOKENS = 20_000_000
 """Tokens that are read; of a run with more, files at even distances."""
+NO_ADVANTAGE = 1e-3
 WHOLE = ("token_ids", "other_ids")
 """Columns of whole numbers; −1 stands for what was not recorded."""
 TEXTS = ("tokens", "other")
@@ -104,10 +105,12 @@ class Answers:
     def sign(self) -> Ints:
         """1 for positive answers, −1 for negative ones, 0 for those that training did not move.
 
-        By the advantage, which is what training rewards or punishes; where there is none, by correctness.
+        By the advantage, which is what training rewards or punishes; where there is none, by correctness. In a group of
+        equal rewards the advantage is what rounding leaves, divided by 1e-4: below `NO_ADVANTAGE`, it is none.
         """
         if "advantage" in self:
-            return np.sign(np.nan_to_num(self["advantage"])).astype(np.int64)
+            advantage = np.nan_to_num(self["advantage"])
+            return np.where(np.abs(advantage) < NO_ADVANTAGE, 0, np.sign(advantage)).astype(np.int64)
         return np.nan_to_num(2 * self["correct"] - 1).astype(np.int64)
 
 

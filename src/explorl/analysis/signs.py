@@ -34,7 +34,7 @@ class SignSplit:
 
 
 def sign_split(table: LensTable, context: Context) -> SignSplit | Unavailable:
-    """Entropy by sign over the steps; as logged, else of the recorded tokens."""
+    """Entropy by sign over the steps."""
     steps, positive, negative = sign_curves(table)
     end = min(rising_end(table, context), float(steps[-1]))
     kept = steps <= end
@@ -50,14 +50,21 @@ def sign_split(table: LensTable, context: Context) -> SignSplit | Unavailable:
 
 
 def sign_curves(table: LensTable) -> tuple[Floats, Floats, Floats]:
-    """Steps that have answers of both signs, and the mean entropy of each."""
-    try:
-        first, positive = table.curve("lens/entropy_positive")
-        second, negative = table.curve("lens/entropy_negative")
-    except NotRecorded:
+    """Steps that have answers of both signs, and the mean entropy of each.
+
+    Of the recorded tokens, where groups of equal rewards are in neither; else as logged.
+    """
+    if "entropy" in table.tokens:
         entropy, signs = table.tokens["entropy"], table.answers.sign[table.tokens.answer]
         first, positive = _means(table, entropy, signs > 0)
         second, negative = _means(table, entropy, signs < 0)
+    else:
+        try:
+            first, positive = table.curve("lens/entropy_positive")
+            second, negative = table.curve("lens/entropy_negative")
+        except NotRecorded:
+            table.tokens["entropy"]  # says what is missing
+            raise
     both = np.intersect1d(first, second)
     if not len(both):
         raise NotRecorded("no step has tokens of both positive and negative answers: all rewards are equal")

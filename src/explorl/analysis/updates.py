@@ -41,6 +41,8 @@ class Bins:
 
     name: str
     unit: str
+    percentile: Floats
+    """Mean percentile of the tokens in each bin; equal values are in one bin."""
     middle: Floats
     """Median of the quantity in each bin."""
     means: tuple[Interval, ...]
@@ -119,7 +121,7 @@ def updates(
     top = size >= np.quantile(size, 1 - TOP)
     quantities = [("entropy", "nats"), ("update_size", "")]
     steps = tokens.step[kept]
-    grid = np.geomspace(max(float(np.quantile(size, 0.02)), 1e-8), float(size.max()), 80)
+    grid = np.geomspace(min(max(float(np.quantile(size, 0.02)), 1e-6), size.max() / 2), float(size.max()), 80)
     return Updates(
         tokens=int(kept.sum()),
         steps=(int(steps.min()), int(steps.max())),
@@ -195,9 +197,10 @@ def _bins(clusters: _Clusters, size: Floats, values: Floats, name: str, unit: st
     rank = _ranks(values[known])
     place = np.full(len(values), -1)
     place[known] = np.minimum((rank * BINS).astype(int), BINS - 1)
-    middle, means = [], []
+    percentile, middle, means = [], [], []
     for index in np.unique(place[known]):
         inside = place == index
+        percentile.append(100 * float(rank[inside[known]].mean()))
         middle.append(float(np.median(values[inside])))
         means.append(_interval(clusters.ratio(size * inside, inside.astype(float))))
     by_value, by_size = np.zeros(len(values)), np.zeros(len(values))
@@ -209,6 +212,7 @@ def _bins(clusters: _Clusters, size: Floats, values: Floats, name: str, unit: st
     return Bins(
         name,
         unit,
+        np.array(percentile),
         np.array(middle),
         tuple(means),
         clusters.effect(correlation),
@@ -254,7 +258,7 @@ def updates_summary(result: Updates) -> str:
     where = "On the plateau" if result.plateau else "Over the whole run"
     text = (
         f"{where} (steps {result.steps[0]}–{result.steps[1]}), {result.below:.2%} of tokens change their probability "
-        f"by less than {SMALL}; the 20 % that change most have {result.concentration:.0%} of all change."
+        f"by less than {SMALL}; the 20 % that change most have {result.concentration:.1%} of all change."
     )
     for one in result.bins:
         how = {1: "goes with", -1: "goes against", 0: "has no relation, as far as can be told, to"}
@@ -279,7 +283,7 @@ def updates_tables(result: Updates) -> dict[str, Table]:
         rows.append([f"Spearman's correlation of |Δp| and {one.name}", one.correlation.interval, one.correlation.p])
         rows.append([f"share of all |Δp| in the top 20 % by {one.name}", one.top_share.interval, None])
     bins: list[list[Cell]] = [
-        [one.name, index + 1, float(one.middle[index]), mean]
+        [one.name, float(one.percentile[index]), float(one.middle[index]), mean]
         for one in result.bins
         for index, mean in enumerate(one.means)
     ]
@@ -289,6 +293,6 @@ def updates_tables(result: Updates) -> dict[str, Table]:
     columns = ["category", "tokens", "mean |Δp|", "difference to all tokens", "p of 0", "share in the top 20 %"]
     return {
         "updates": Table(["measure", "value", "p of 0"], rows, title="changes of probability", number=".4f"),
-        "updates-bins": Table(["by", "bin", "median", "mean |Δp|"], bins, title="|Δp| by bins", number=".4f"),
+        "updates-bins": Table(["by", "percentile", "median", "mean |Δp|"], bins, title="|Δp| by bins", number=".4f"),
         "updates-categories": Table(columns, kinds, title="|Δp| by token category", number=".4f"),
     }

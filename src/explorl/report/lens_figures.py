@@ -167,7 +167,8 @@ def defects_drawings(result: Defects) -> list[Drawing]:
         for place, kind in enumerate(result.kinds):
             dash = ("-", (0, (5, 2)), (0, (1.5, 1.5)))[place % 3]
             _course(axes, result.steps, 100 * kind.shares, palette.arms[place], kind.name, dash)
-        axes.set_ylim(bottom=min(-0.5, axes.get_ylim()[0]))
+        top = max(axes.get_ylim()[1], 1.0)
+        axes.set_ylim(-0.03 * top, top)
         _labels(axes, "training step", "responses (%)")
         axes.legend()
 
@@ -201,7 +202,7 @@ def _spread(result: Updates, where: str) -> Drawing:
     caption = (
         f"{result.below:.2%} of {result.tokens:,} tokens {where} (steps {result.steps[0]}–{result.steps[1]}) change "
         f"their probability by less than {SMALL} in a step's updates; the 20 % that change most have "
-        f"{result.concentration:.0%} of all change."
+        f"{result.concentration:.1%} of all change."
     )
     return Drawing("updates", "How far updates move tokens", caption, draw)
 
@@ -211,15 +212,20 @@ def _binned(bins: Bins, where: str) -> Drawing:
         axes = figure.subplots()
         means = np.array([one.mean for one in bins.means])
         ends = np.abs(np.array([[one.mean - one.low, one.high - one.mean] for one in bins.means]).T)
-        axes.errorbar(
-            bins.middle, means, yerr=ends, color=palette.arms[0], marker="o", markersize=5, linewidth=1.4, capsize=3
-        )
+        style = {"color": palette.arms[0], "marker": "o", "markersize": 5, "linewidth": 1.4, "capsize": 3}
+        axes.errorbar(bins.percentile, means, yerr=ends, **style)
         axes.set_ylim(bottom=0)
-        _labels(axes, f"{bins.name}{f' ({bins.unit})' if bins.unit else ' G'} of the token", "mean |Δp|")
+        shown = [place for place in range(len(means)) if place % 2 != len(means) % 2 or len(means) < 6]
+        axes.set_xticks(
+            [bins.percentile[place] for place in shown],
+            [f"{bins.percentile[place]:.0f}\n{bins.middle[place]:.2g}" for place in shown],
+        )
+        unit = f" ({bins.unit})" if bins.unit else ""
+        _labels(axes, f"tokens by {bins.name}: percentile, below it the value{unit}", "mean |Δp|")
 
     caption = (
-        f"Mean |Δp| by {bins.name}, tokens {where} in tenths: Spearman's correlation {bins.correlation.interval:+.2f}; "
-        f"the 20 % of tokens with the highest {bins.name} have {bins.top_share.interval:.0%} of all change. Bars: 95 % "
+        f"Mean |Δp| by {bins.name}, tokens {where} in tenths (equal values together): Spearman's correlation "
+        f"{bins.correlation.interval:+.2f}; the 20 % of tokens with the highest {bins.name} have {bins.top_share.interval:.0%} of all change. Bars: 95 % "
         "intervals."
     )
     return Drawing(f"updates-{bins.name.replace(' ', '-')}", f"Change by {bins.name}", caption, draw)
@@ -263,6 +269,7 @@ def _dot(axes: Any, place: float, interval: Interval, colour: str, *, filled: bo
         [interval.mean], [place], xerr=ends, color=colour, marker="o", markersize=5.5, markerfacecolor=face,
         linewidth=1.4, capsize=3,
     )  # fmt: skip
+    axes.locator_params(axis="x", nbins=6)
 
 
 def _labels(axes: Any, x: str, y: str) -> None:
