@@ -225,8 +225,8 @@ def _binned(bins: Bins, where: str) -> Drawing:
 
     caption = (
         f"Mean |Δp| by {bins.name}, tokens {where} in tenths (equal values together): Spearman's correlation "
-        f"{bins.correlation.interval:+.2f}; the 20 % of tokens with the highest {bins.name} have {bins.top_share.interval:.0%} of all change. Bars: 95 % "
-        "intervals."
+        f"{bins.correlation.interval:+.2f}; the 20 % of tokens with the highest {bins.name} have "
+        f"{bins.top_share.interval:.0%} of all change. Bars: 95 % intervals."
     )
     return Drawing(f"updates-{bins.name.replace(' ', '-')}", f"Change by {bins.name}", caption, draw)
 
