@@ -334,7 +334,7 @@ def test_tokens_by_hand(policy):
     found = impact(table, context_of(policy, tokens="1:1, 0:3", samples=4))
     assert [(token.answer, token.position) for token in found.tokens] == [(1, 1), (0, 3)]
     assert found.tokens[0].groups == ("by hand",)
-    assert any("end the answer" in note for note in found.notes)  # 0:3 is the end itself
+    assert any("ends the answer" in note for note in found.notes)  # 0:3 is the end itself
     for text, says in (
         ("1-1", "such as 12:3"), ("7:0", "answers 0 to 1"), ("0:9", "it has 0 to 3"), ("-1:0", "such as 12:3")
     ):  # fmt: skip
@@ -348,7 +348,7 @@ def test_answers_may_be_as_long_as_the_records_tell(policy):
     assert longest_answer(whole, (999,)) == 4
     found = impact(whole, context_of(policy, tokens="0:0", samples=2, max_tokens=1))
     assert found.longest == 1
-    assert any("2 branches leave no room" in note for note in found.notes)
+    assert any("no room to go on, and are judged as they stand: 2" in note for note in found.notes)
 
 
 def test_a_model_that_the_engine_cannot_sample_is_said(policy, monkeypatch):

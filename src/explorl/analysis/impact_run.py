@@ -81,11 +81,11 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
     if not drawn.tokens:
         return Unavailable("every continuation broke off, because the policy's logits are not finite")
     special = {
-        f"{drawn.ended} of the {2 * len(kept)} branches end the answer with their token": drawn.ended,
-        f"{drawn.no_room} branches leave no room to go on, and are judged as they stand": drawn.no_room,
-        f"{drawn.cut_off} continuations were cut off at an answer of {limits.max_tokens} tokens": drawn.cut_off,
-        f"{drawn.failed} continuations broke off and do not count": drawn.failed,
-        f"{drawn.left_out} tokens have no continuation on one side and are left out": drawn.left_out,
+        f"branches whose token ends the answer: {drawn.ended} of {2 * len(kept)}": drawn.ended,
+        f"branches that leave no room to go on, and are judged as they stand: {drawn.no_room}": drawn.no_room,
+        f"continuations cut off at an answer of {limits.max_tokens} tokens: {drawn.cut_off}": drawn.cut_off,
+        f"continuations that broke off and do not count: {drawn.failed}": drawn.failed,
+        f"tokens left out for lack of continuations on one side: {drawn.left_out}": drawn.left_out,
     }
     groups, comparisons = grouped(drawn.tokens, (*RULES, "by hand"), PAIRS, seed=context.seed)
     return Impact(

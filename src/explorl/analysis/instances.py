@@ -158,8 +158,9 @@ def summary(found: Instances) -> str:
         verdict = f"are {more} common in answers of low perplexity than in those of high"
     return (
         f"The {TOP:.0%} of tokens with the largest probability shifts {verdict}: "
-        f"{told(found.top_in_low, '.1%')} of the tokens there, {told(found.top_in_high, '.1%')} here, difference "
-        f"{told(found.low_minus_high, '+.1%')}. Mean |Δp| differs by {told(found.shift_low_minus_high)}."
+        f"{told(found.top_in_low, '.1%')} of the tokens of the former and {told(found.top_in_high, '.1%')} of the "
+        f"latter, difference {told(found.low_minus_high, '+.1%')}. Mean |Δp| differs by "
+        f"{told(found.shift_low_minus_high)}."
     )
 
 

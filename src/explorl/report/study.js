@@ -259,7 +259,7 @@
       return panel;
     }
     if (found.own !== null) line.append(`, probability ${number(found.own)}`);
-    line.append("; best alternative ", make("code", "", JSON.stringify(found.token)), `, probability ${number(found.probability)}.`);
+    line.append("; best alternative ", make("code", "", JSON.stringify(found.token)), `, probability ${number(found.probability)}${found.impact ? " (by the policy that went on from both)" : ""}.`);
     if (!found.impact) return panel;
     const { mean, low, high, p, sampled, other } = found.impact;
     const text = make("p", "", "Impact ");
