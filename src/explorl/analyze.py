@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from explorl.analysis.lens import Analysis, Context, Unavailable, find, typeset
 from explorl.analysis.lens_table import LensTable, NotRecorded, plain, read_run
-from explorl.models import Policy, load_policy
+from explorl.models import ModelError, Policy, load_policy
 from explorl.report.lens_analyses import ANALYSES
 from explorl.report.lens_render import file_png, file_svg
 from explorl.store import RunStore, StoreError, atomic_path, cleaned, file_name, read_json, write_json, write_text
@@ -37,7 +37,7 @@ class Outcome:
     analysis: Analysis
     result: Any
     failed: bool = False
-    """Whether it broke, which is a fault of the analysis and not of the run."""
+    """Whether it broke, by a fault of its own or a bad option, and not for want of records."""
 
     @property
     def summary(self) -> str:
@@ -70,7 +70,8 @@ def analyzed(table: LensTable, context: Context, analyses: Iterable[Analysis]) -
             if os.environ.get("EXPLORL_DEBUG"):
                 raise
             text = " ".join(str(error).split()) or "no message"
-            outcome = Outcome(analysis, Unavailable(f"it failed: {type(error).__name__}: {text}"), failed=True)
+            kind = "" if isinstance(error, ValueError | ModelError) else f"it failed: {type(error).__name__}: "
+            outcome = Outcome(analysis, Unavailable(kind + text), failed=True)
         outcomes.append(outcome)
     return outcomes
 

@@ -218,6 +218,16 @@ def test_options_that_nobody_asked_for_are_named(run: RunStore) -> None:
     assert "--option mine.of had no effect; there are mine.off" in said
 
 
+def test_options_have_the_type_of_their_default() -> None:
+    context = Context(options={"a.n": "8", "a.x": 0.5, "a.bad": 2.5, "a.word": "many", "a.yes": True})
+    assert context.option("a", "n", 1) == 8
+    assert context.option("a", "x", 1.0) == 0.5
+    assert context.option("a", "none", 3) == 3
+    for name in ("bad", "word", "yes"):
+        with pytest.raises(ValueError, match=rf"a\.{name} is .*; use a value like 4"):
+            context.option("a", name, 4)
+
+
 def test_the_command(run: RunStore) -> None:
     result = CliRunner().invoke(cli.app, ["analyze", str(run.folder), "--only", "stages", "--only", "law"])
     assert result.exit_code == 0, result.output

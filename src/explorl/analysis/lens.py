@@ -72,10 +72,13 @@ class Context:
         self.asked.add(key)
         if key not in self.options:
             return default
+        value = self.options[key]
         try:
-            return type(default)(self.options[key])
+            if type(default) is int and (isinstance(value, bool) or int(value) != float(value)):
+                raise ValueError
+            return type(default)(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{key} is {self.options[key]!r}; use a value like {default!r}") from None
+            raise ValueError(f"{key} is {value!r}; use a value like {default!r}") from None
 
 
 @dataclass(frozen=True)
