@@ -58,6 +58,7 @@ def test_a_word_in_pieces_is_read_whole():
     assert categories_of(list("<a>2<3")) == [REST] * 3 + [FORMAL] * 3
     assert categories_of([]) == []
     assert categories_of(["", "so", ""]) == [REST, LOGICAL, REST]
+    assert categories_of(["wait 3", ") so"]) == [META, FORMAL]  # by the first part that is named
 
 
 OWN = """

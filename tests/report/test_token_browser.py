@@ -20,13 +20,13 @@ from .test_browser import CONTRAST, HOSTILE, chromium, opened, pytestmark  # noq
 WORDS = ["so", " 12", "+", " wait", " the", "\n", " 3", "=", " 15"]
 
 
-def impact_at(position: int, answer: int = 0, text: str = " 3 = 15") -> TokenImpact:
+def impact_at(position: int, answer: int = 0, text: str = " 3 = 15", p: float = 0.0123) -> TokenImpact:
     def side(token: str, right: int) -> Side:
         return Side(5, token, 0.5, tuple(Continuation(text if i else "", i < right, "stop") for i in range(12)))
 
     counts = (10, 12, 2, 12)
     return TokenImpact(answer, position, len(WORDS), 2, 1, 0.9, 1.5, ("entropy",), side("+", 10), side(HOSTILE, 2),
-                       newcombe(*counts), fisher(*counts), 0.0123)  # fmt: skip
+                       newcombe(*counts), fisher(*counts), p)  # fmt: skip
 
 
 def table(answers: int = 4, hostile: bool = False) -> Any:
@@ -54,7 +54,8 @@ def write(path: Path, rollouts: list[dict[str, Any]]) -> Path:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
-    return write(folder / "tokens.html", lens_rollouts(table(), [impact_at(2, answer=4)]))
+    impacts = [impact_at(2, answer=4), impact_at(7, answer=4, p=1e-9)]
+    return write(folder / "tokens.html", lens_rollouts(table(), impacts))
 
 
 # ---------------------------------------------------------------------------- what it is given
@@ -139,6 +140,8 @@ def test_a_click_shows_the_alternative_and_both_continuations(opened):  # noqa: 
     assert "Impact" not in panel.inner_text()
     page.locator("#wrong .token").first.click()
     assert panel.count() == 0
+    page.locator("#correct .token").nth(7).click()
+    assert "p below 0.001 after correction" in panel.inner_text()
     page.locator("#wrong .token").nth(8).click()
     assert "no alternative was recorded" in panel.inner_text()
 

@@ -263,7 +263,7 @@
     if (!found.impact) return panel;
     const { mean, low, high, p, sampled, other } = found.impact;
     const text = make("p", "", "Impact ");
-    text.append(make("b", "", number(mean)), ` with a 95 % interval from ${number(low)} to ${number(high)}; p ${number(p)} after correction for the number of tokens.`);
+    text.append(make("b", "", number(mean)), ` with a 95 % interval from ${number(low)} to ${number(high)}; p ${p !== null && p < 0.001 ? "below 0.001" : number(p)} after correction for the number of tokens.`);
     const sides = make("div", "sides");
     sides.append(sideOf(sampled), sideOf(other));
     panel.append(text, sides);
