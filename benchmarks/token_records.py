@@ -27,7 +27,8 @@ from rich.table import Table
 from torch import Tensor
 from trl.trainer import utils as trl
 
-from explorl.modeling import token_records as records
+from explorl.modeling.logit_blocks import DTYPES, TokenRecords, block_bytes, defined_records, slices
+from explorl.modeling.token_records import token_records
 
 
 def make_rows(kind: str, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,12 +73,12 @@ def candidates(
         )
 
     def ours(**given: Any) -> Callable[[], Any]:
-        return lambda: records.token_records(states, weight, targets, **given)
+        return lambda: token_records(states, weight, targets, **given)
 
     def set_up(lanes: int, warps: int) -> Callable[[], Any]:
         def call() -> Any:
             with kernel(lanes, warps):
-                return records.token_records(states, weight, targets)
+                return token_records(states, weight, targets)
 
         return call
 
@@ -98,21 +99,19 @@ def candidates(
 
 def parts(states: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Callable[[], Any]]:
     """The product and the kernel alone, on as many rows as one block has, as often as there are blocks."""
-    slices = block_slices(states, weight)
-    some = slices[0]
+    blocks = block_slices(states, weight)
+    some = blocks[0]
     logits = states[some] @ weight.t()
     from explorl.modeling.triton_records import record
 
-    out = records.TokenRecords(
-        *(torch.empty(len(logits), dtype=kind, device=states.device) for kind in records._DTYPES)
-    )
+    out = TokenRecords(*(torch.empty(len(logits), dtype=kind, device=states.device) for kind in DTYPES))
 
     def product_alone() -> None:
-        for _ in slices:
+        for _ in blocks:
             torch.mm(states[some], weight.t(), out=logits)
 
     def kernel_alone() -> None:
-        for _ in slices:
+        for _ in blocks:
             record(logits, targets[some], None, 0.95, out)
 
     return {"  its products alone": product_alone, "  its kernel alone": kernel_alone}
@@ -120,7 +119,7 @@ def parts(states: Tensor, weight: Tensor, targets: Tensor) -> dict[str, Callable
 
 def block_slices(states: Tensor, weight: Tensor) -> list[slice]:
     wide = weight.dtype.itemsize if states.is_cuda else 8
-    return list(records._slices(len(states), records._bytes(states.device.type, None) // (wide * len(weight))))
+    return list(slices(len(states), len(weight), wide, block_bytes(states.device, None)))
 
 
 def measure(call: Callable[[], Any], device: str) -> tuple[float, int]:
@@ -141,11 +140,11 @@ def measure(call: Callable[[], Any], device: str) -> tuple[float, int]:
 def differences(states: Tensor, weight: Tensor, targets: Tensor, rows: int) -> dict[str, float]:
     """Largest difference to the definitions, on the first rows; of `other_ids`, the share that differs."""
     some = block_slices(states, weight)[0]
-    found = records.token_records(states[some], weight, targets[some])
+    found = token_records(states[some], weight, targets[some])
     logits = (states[some] @ weight.t())[:rows]
-    exact = records._reference(logits, targets[some][:rows], None, 0.95)
+    exact = defined_records(logits, targets[some][:rows], None, 0.95)
     result = {}
-    for name, got, wanted in zip(records.TokenRecords._fields, found, exact, strict=True):
+    for name, got, wanted in zip(TokenRecords._fields, found, exact, strict=True):
         apart = (got[:rows].double() - wanted.double()).abs()
         result[name] = float((apart > 0).double().mean() if name == "other_ids" else apart.max())
     result["mean branching"] = float(exact.branching.double().mean())

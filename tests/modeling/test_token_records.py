@@ -137,8 +137,10 @@ def test_of_equal_other_tokens_the_lowest_id_is_named() -> None:
         ({"targets": torch.tensor([0, -100])}, "targets must be in 0 … 4, got -100"),
         ({"targets": torch.tensor([0, 5])}, "targets must be in 0 … 4, got 5"),
         ({"targets": torch.tensor([0])}, r"targets \(N,\) are needed"),
-        ({"temperature": 0.0}, "temperature must be above 0, such as 1.0; got 0.0"),
-        ({"temperature": torch.tensor([1.0, -1.0])}, "temperature must be above 0, such as 1.0; got -1.0"),
+        ({"temperature": 0.0}, "temperature must be above 0, such as 1.0; got 0"),
+        ({"temperature": torch.tensor([1.0, -1.0])}, "temperature must be above 0, such as 1.0; got -1"),
+        ({"temperature": torch.ones(3)}, r"2 tokens need one temperature or one each, got \(3,\)"),
+        ({"temperature": math.nan}, "temperature must be above 0"),
         ({"mass": 0.0}, "mass must be above 0 and at most 1, such as 0.95"),
         ({"states": torch.full((2, 3), torch.nan)}, "no NaN"),
     ],
@@ -273,7 +275,7 @@ def test_the_kernel_finds_the_other_token_in_the_targets_lane(kernel: Any) -> No
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_records_by_the_kernel_block_by_block(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
-        monkeypatch.setattr("explorl.modeling.token_records._has_kernel", lambda device, dtype: True)
+        monkeypatch.setattr("explorl.modeling.logit_blocks.has_kernel", lambda device, dtype: True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     states, weight, targets = (value.to(device) for value in rows(5, 21, 4, 2.0, 0, torch.float32))
     found = token_records(states, weight, targets, temperature=0.7, block=21 * 4 * 2)
@@ -344,11 +346,11 @@ def test_a_certain_token_has_no_update() -> None:
 
 
 def laid_out(vocab: int) -> tuple[Tensor, Tensor, int]:
-    """Padding on the left, on the right and between prompt and answer; two rows with one prompt."""
+    """Padding on the left, on the right and between prompt and answer; two rows with one prompt, a third as long."""
     ids = torch.randint(3, vocab, (5, 20), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     ids[1, :12] = ids[0, :12]
-    mask[:2, :3], mask[2, -2:], mask[3, 8:12], mask[3, :2], mask[4, 12:] = 0, 0, 0, 0, 0
+    mask[:3, :3], mask[2, -2:], mask[3, 8:12], mask[3, :2], mask[4, 12:] = 0, 0, 0, 0, 0
     return ids, mask, 8
 
 
@@ -389,7 +391,7 @@ def as_alone(model: Any, near: float = 2e-5, **given: Any) -> Any:
 )
 def test_records_of_a_model(name: str, kind: str, scale: float, softcap: float | None) -> None:
     model = zoo.build(name)
-    as_alone(model, rows=2, block=64 * 8 * 3)
+    as_alone(model, rows=3, block=64 * 8 * 3)
     found = answer_states.reading(model, 20, None)
     assert (found.kind, found.scale, found.softcap) == (kind, pytest.approx(scale), softcap)
 

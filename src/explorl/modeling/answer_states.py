@@ -7,6 +7,7 @@ pass is used, and whether the logits are those of the head, scaled or capped, is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from explorl.modeling import proof
 from explorl.modeling.attention import AttentionDropout, evaluating
 from explorl.modeling.llama_pass import llama_pass
 from explorl.modeling.packed import PackedRows, packed_rows
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["written out", "packed", "padded", "own logits"]
 
@@ -162,11 +165,11 @@ def reading(model: Any, reach: int, dtype: torch.dtype | None) -> Reading:
 
 def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None) -> Reading:
     rule = _rule(model)
-    if rule is None:
-        return Reading("own logits", points=points, why="its logits are not its head's, scaled or capped")
-    found = Reading("padded", *rule, points)
-    if not _same_logits(model, found, dtype):
-        return Reading("own logits", points=points, why="its logits are not those of what its head reads")
+    found = None if rule is None else Reading("padded", *rule, points)
+    if found is None or not _same_logits(model, found, dtype):
+        why = "its logits are not its head's, scaled or capped"
+        logger.info("token records need all logits of a few rows of %s at once: %s", type(model).__name__, why)
+        return Reading("own logits", points=points, why=why)
     kinds: list[Kind] = ["packed"] if llama_pass(model) is None else ["written out", "packed"]
     for kind in kinds:
         faster = replace(found, kind=kind)
@@ -272,9 +275,9 @@ def is_sharded(model: nn.Module) -> bool:
 
 def own_logits(
     model: Any, rows: AlignedRows
-) -> tuple[Float[Tensor, "rows kept vocab"], Float[Tensor, "rows kept"], Callable[[Tensor], Tensor]]:
-    """The model's own logits from the first place that predicts a scored token on; norms of what its head read there;
-    and a function that picks the values of scored tokens."""
+) -> tuple[Float[Tensor, "rows kept vocab"], Float[Tensor, "rows kept"], Bool[Tensor, "rows kept_less_1"]]:
+    """The model's own logits from the first place that predicts a scored token on, norms of what its head read there,
+    and 1 on the places that predict."""
     first = max(int(rows.prompts.min()) - 1, 0)
     keep = rows.longest - first
     asked: dict[str, Any] = {"logits_to_keep": keep} if proof.keeps_logits(model) else {}
@@ -294,5 +297,4 @@ def own_logits(
         norms = torch.linalg.vector_norm(last[:, -keep:], dim=-1, dtype=torch.float32)
     else:  # a head that reads more than one state a token
         norms = output.logits.new_full((len(rows.ids), keep), torch.nan, dtype=torch.float32)
-    scored = rows.predicts[:, first:]
-    return output.logits[:, -keep:], norms, lambda values: values[:, : scored.size(1)][scored]
+    return output.logits[:, -keep:], norms, rows.predicts[:, first:]

@@ -10,19 +10,18 @@ Nothing here carries gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from explorl.metrics.tokens import branching_factor, token_entropy
 from explorl.modeling import proof
 from explorl.modeling.answer_states import (
     AlignedRows,
+    Reading,
     adjusted,
     head_of,
     is_sharded,
@@ -31,26 +30,9 @@ from explorl.modeling.answer_states import (
     states,
     unwrapped,
 )
+from explorl.modeling.logit_blocks import DTYPES, TokenRecords, block_bytes, by_blocks
 
-BLOCK = {"cpu": 2**26, "cuda": 2**29}
-"""Bytes of the largest tensor over the vocabulary, by default: a GPU needs about a thousand rows to be busy."""
-
-
-class TokenRecords(NamedTuple):
-    """Of N tokens, one value each."""
-
-    logps: Float[Tensor, "*tokens"]
-    """log π of the token, at the temperature."""
-    entropy: Float[Tensor, "*tokens"]
-    """In nats, at temperature 1."""
-    branching: Int[Tensor, "*tokens"]
-    """Size of the smallest set of top tokens with the given mass, at temperature 1."""
-    collision: Float[Tensor, "*tokens"]
-    """Σ_v π(v)², at the temperature."""
-    other_ids: Int[Tensor, "*tokens"]
-    """The most likely token other than this one; of equals, the one with the lowest id."""
-    other_logps: Float[Tensor, "*tokens"]
-    """Its log π, at the temperature; −inf in a vocabulary of one."""
+__all__ = ["AnswerRecords", "TokenRecords", "answer_records", "coefficient", "token_records", "update_size"]
 
 
 class AnswerRecords(NamedTuple):
@@ -88,7 +70,7 @@ def token_records(
         mass: Of the branching factor.
         block: Bytes of the largest tensor over the vocabulary, such as 2**26.
     """
-    _check(states, weight, targets, temperature)
+    _check(states, weight, targets)
     device = states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     states, weight = states.to(dtype), weight.to(dtype)
@@ -109,21 +91,16 @@ def token_records(
         return adjusted(out, 1.0, softcap)
 
     with torch.autocast(device, enabled=False):
-        return _by_blocks(logits, targets, vocab, dtype, temperature, mass, block)
+        return by_blocks(logits, targets, vocab, dtype, temperature, mass, block)
 
 
-def _check(states: Tensor, weight: Tensor, targets: Tensor, temperature: float | Tensor) -> None:
-    if states.ndim != 2 or weight.ndim != 2 or states.shape[1] != weight.shape[1] or len(states) != len(targets):
+def _check(states: Tensor, weight: Tensor, targets: Tensor) -> None:
+    if states.ndim != 2 or weight.ndim != 2 or states.shape[1] != weight.shape[1] or targets.shape != states.shape[:1]:
         shapes = f"{tuple(states.shape)}, {tuple(weight.shape)} and {tuple(targets.shape)}"
         raise ValueError(f"states (N, d), weight (V, d) and targets (N,) are needed, got {shapes}")
-    if not len(targets):
-        return
-    low, high = (int(value) for value in torch.stack(torch.aminmax(targets)))
+    low, high = (int(value) for value in torch.aminmax(targets)) if len(targets) else (0, 0)
     if low < 0 or high >= len(weight):
         raise ValueError(f"targets must be in 0 … {len(weight) - 1}, got {low if low < 0 else high}")
-    least = float(torch.as_tensor(temperature).min())
-    if not least > 0:
-        raise ValueError(f"temperature must be above 0, such as 1.0; got {least}")
 
 
 def coefficient(
@@ -191,14 +168,14 @@ def answer_records(
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
     with autocast():
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    values = [torch.zeros(len(input_ids), completion, dtype=kind, device=device) for kind in (*_DTYPES, torch.float32)]
+    values = [torch.zeros(len(input_ids), completion, dtype=kind, device=device) for kind in (*DTYPES, torch.float32)]
     if not len(input_ids):
         return AnswerRecords(*values)
     found, together = reading(model, input_ids.size(1), dtype), is_sharded(model)
     at_once = rows or len(input_ids)
     if found.kind == "own logits" and not together:
         row_bytes = 4 * proof.text_config(model).vocab_size * (completion + 1)
-        at_once = max(min(at_once, 4 * _bytes(device.type, block) // row_bytes), 1)
+        at_once = max(min(at_once, 4 * block_bytes(device, block) // row_bytes), 1)
     for some in torch.arange(len(input_ids), device=device).split(at_once):
         aligned = AlignedRows(input_ids[some], attention_mask[some], completion)
         if not len(aligned.targets) and not together:
@@ -218,10 +195,17 @@ def answer_records(
 
 
 def _from_head(
-    head: nn.Module, read: Tensor, targets: Tensor, found: Any, temperature: float | Tensor, mass: float, block: Any
+    head: nn.Module,
+    read: Float[Tensor, "tokens width"],
+    targets: Int[Tensor, " tokens"],
+    found: Reading,
+    temperature: float | Tensor,
+    mass: float,
+    block: int | None,
 ) -> TokenRecords:
     """By the head's weight, or by the head itself where more than a weight acts in it."""
-    read, targets = read.to(next(head.parameters()).device), targets.to(next(head.parameters()).device)
+    device = next(head.parameters()).device
+    read, targets = read.to(device), targets.to(device)
     if type(head) is nn.Linear and proof.touched(head) == (0, 0, id(None)) and found.scale == 1:
         given: Any = {"bias": head.bias, "temperature": temperature, "softcap": found.softcap}
         return token_records(read, head.weight, targets, mass=mass, block=block, **given)
@@ -230,86 +214,16 @@ def _from_head(
     def logits(some: slice) -> Tensor:
         return adjusted(head(read[some]), found.scale, found.softcap)
 
-    return _by_blocks(logits, targets, sample.shape[-1], sample.dtype, temperature, mass, block)
+    return by_blocks(logits, targets, sample.shape[-1], sample.dtype, temperature, mass, block)
 
 
 def _from_own_logits(
     model: Any, rows: AlignedRows, temperature: float | Tensor, mass: float, block: int | None
-) -> tuple[TokenRecords, Tensor]:
+) -> tuple[TokenRecords, Float[Tensor, " tokens"]]:
     logits, norms, scored = own_logits(model, rows)
-    vocab = logits.shape[-1]
-    chosen = scored(torch.arange(norms.numel(), device=logits.device).view_as(norms))
-    flat = logits.reshape(-1, vocab)
-    targets = rows.targets.to(logits.device)
-    records = _by_blocks(lambda some: flat[chosen[some]], targets, vocab, flat.dtype, temperature, mass, block)
-    return records, scored(norms)
-
-
-_DTYPES = (torch.float32, torch.float32, torch.int64, torch.float32, torch.int64, torch.float32)
-"""Of the six records."""
-
-
-def _by_blocks(
-    logits: Callable[[slice], Tensor],
-    targets: Tensor,
-    vocab: int,
-    dtype: torch.dtype,
-    temperature: float | Tensor,
-    mass: float,
-    block: int | None,
-) -> TokenRecords:
-    """Records of all rows from the logits of some, by Triton's kernel where there is a GPU."""
-    device = targets.device
-    out = TokenRecords(*(torch.empty(len(targets), dtype=kind, device=device) for kind in _DTYPES))
-    kernel = _has_kernel(device, dtype) and 0 < mass < 1
-    warm = temperature if isinstance(temperature, Tensor) else None
-    if warm is None and temperature != 1:
-        warm = torch.full((len(targets),), float(temperature), device=device)
-    warm = None if warm is None else warm.to(device, torch.float32)
-    wide = dtype.itemsize if kernel else 8  # the reference sums in float64
-    for some in _slices(len(targets), _bytes(device.type, block) // (wide * vocab)):
-        own = None if warm is None else warm[some]
-        into = TokenRecords(*(value[some] for value in out))
-        if kernel:
-            from explorl.modeling.triton_records import record
-
-            record(logits(some), targets[some], own, mass, into)
-        else:
-            for value, found in zip(into, _reference(logits(some), targets[some], own, mass), strict=True):
-                value.copy_(found)
-    if kernel and bool(out.entropy.isnan().any()):
-        raise ValueError("every row needs a probability somewhere and no NaN; one has NaN, +inf or no mass at all")
-    return out
-
-
-def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    known = (torch.bfloat16, torch.float16, torch.float32)
-    return device.type == "cuda" and dtype in known and find_spec("triton") is not None
-
-
-def _bytes(device: str, block: int | None) -> int:
-    return BLOCK.get(device, BLOCK["cpu"]) if block is None else block
-
-
-def _slices(tokens: int, most: int) -> Iterator[slice]:
-    """As few as hold at most so many tokens each, and as equal, in steps of 64 where they are large."""
-    most = max(most if most < 128 else most // 64 * 64, 1)
-    step = -(-tokens // max(-(-tokens // most), 1))
-    step = min(step if step < 128 else -(-step // 64) * 64, most)
-    for start in range(0, tokens, max(step, 1)):
-        yield slice(start, start + step)
-
-
-def _reference(
-    logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"], temperature: Tensor | None, mass: float
-) -> TokenRecords:
-    """The definitions, on whole rows of logits."""
-    vocab = logits.shape[-1]
-    entropy = token_entropy(logits, chunk=logits.numel() or vocab)
-    branching = branching_factor(logits, mass, chunk=logits.numel() or vocab)
-    scaled = logits.float() if temperature is None else logits.float() / temperature.unsqueeze(-1)
-    log_z = scaled.logsumexp(-1)
-    own = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    collision = ((2 * scaled).logsumexp(-1) - 2 * log_z).exp()
-    other = scaled.scatter(-1, targets.unsqueeze(-1), -torch.inf).max(-1)
-    return TokenRecords(own - log_z, entropy, branching, collision, other.indices, other.values - log_z)
+    row, column = scored.to(logits.device).nonzero().unbind(1)
+    targets, vocab = rows.targets.to(logits.device), logits.shape[-1]
+    records = by_blocks(
+        lambda some: logits[row[some], column[some]], targets, vocab, logits.dtype, temperature, mass, block
+    )
+    return records, norms[:, : scored.size(1)][scored.to(norms.device)]

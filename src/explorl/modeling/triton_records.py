@@ -288,7 +288,7 @@ def _records_kernel(
         # All tokens below this one together do not have the rest of the mass.
         least = base + tl.log(((0.5 - 0.5 * MASS) * total).to(tl.float32) / vocab)
         # Of normal logits with variance σ² the weights are normal too, with variance σ² = 2 (ln vocab − entropy).
-        deviation = tl.sqrt(tl.maximum(2 * (tl.log(vocab * 1.0) - spread), 0.0))
+        deviation = tl.sqrt(tl.maximum(2 * (tl.log(base * 0.0 + vocab) - spread), 0.0))
         guess = base + mean - QUANTILE * deviation
         cut, mass, count, count_least = _cut(
             line, vocab, base, need, _key(least, SHIFT), after, total, known, many, guess, NARROW * deviation,
@@ -319,10 +319,11 @@ def record(
     `temperature` has one value a row, None where it is 1.
     """
     rows, vocab = logits.shape
-    most = {} if torch.version.hip else {"maxnreg": REGISTERS}
+    lanes, warps = lanes or LANES, warps or WARPS
+    most = {"maxnreg": REGISTERS} if lanes <= 128 * warps and not torch.version.hip else {}
     if rows:
         _records_kernel[(rows,)](
             logits, logits.stride(0), targets, targets if temperature is None else temperature, *out, vocab,
-            MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=_SHIFTS[logits.dtype], LANES=lanes or LANES,
-            TEMPERED=temperature is not None, num_warps=warps or WARPS, **most,
+            MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=_SHIFTS[logits.dtype], LANES=lanes,
+            TEMPERED=temperature is not None, num_warps=warps, **most,
         )  # fmt: skip
