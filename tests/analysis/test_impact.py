@@ -17,6 +17,7 @@ from explorl.analysis.impact import (
     TokenImpact,
     benjamini_hochberg,
     choose,
+    enough_samples,
     fisher,
     grouped,
     newcombe,
@@ -77,6 +78,13 @@ def test_benjamini_and_hochbergs_rule():
     shuffled = [published[i] for i in (7, 0, 14, 3)]
     assert benjamini_hochberg(shuffled) == pytest.approx([2 * 0.0344 * 2 / 3, 0.0004, 1.0, 0.019])
     assert benjamini_hochberg([]) == []
+
+
+def test_how_many_samples_are_enough():
+    assert enough_samples(1) == 4  # 2 / C(8, 4) = 0.029, and 2 / C(6, 3) = 0.1
+    assert enough_samples(60) == 7  # 60 · 2 / C(14, 7) = 0.035, and 60 · 2 / C(12, 6) = 0.13
+    assert benjamini_hochberg([fisher(7, 7, 0, 7), *[1.0] * 59])[0] < 0.05
+    assert benjamini_hochberg([fisher(6, 6, 0, 6), *[1.0] * 59])[0] > 0.05
 
 
 def test_the_square_has_no_bias():
@@ -334,6 +342,7 @@ def test_tokens_by_hand(policy):
     found = impact(table, context_of(policy, tokens="1:1, 0:3", samples=4))
     assert [(token.answer, token.position) for token in found.tokens] == [(1, 1), (0, 3)]
     assert found.tokens[0].groups == ("by hand",)
+    assert any("impact.samples=5 is enough" in note for note in found.notes)
     assert any("ends the answer" in note for note in found.notes)  # 0:3 is the end itself
     for text, says in (
         ("1-1", "such as 12:3"), ("7:0", "answers 0 to 1"), ("0:9", "it has 0 to 3"), ("-1:0", "such as 12:3")

@@ -163,6 +163,14 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+def enough_samples(tokens: int) -> int:
+    """Continuations a side from which a token that alone decides everything is found among so many tokens."""
+    samples = 2
+    while tokens * fisher(samples, samples, 0, samples) >= LEVEL:
+        samples += 1
+    return samples
+
+
 def square(a: int, n: int, b: int, m: int) -> float | None:
     """Unbiased estimate of I²: (p₁ − p₂)² − p₁(1 − p₁)/(n − 1) − p₂(1 − p₂)/(m − 1); None with one draw."""
     if min(n, m) < 2:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from explorl.analysis.clusters import cell, told
-from explorl.analysis.impact import PAIRS, RULES, Comparison, GroupImpact, TokenImpact, grouped
+from explorl.analysis.impact import PAIRS, RULES, Comparison, GroupImpact, TokenImpact, enough_samples, grouped
 from explorl.analysis.impact_sampling import Limits, Probe, draw, most_tokens, within_budget
 from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, longest_answer, probes_of
 from explorl.analysis.lens import Context, Unavailable
@@ -66,6 +66,12 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
             f"{most_tokens(probes[:1], settings.samples, limits):,}; allow more, or fewer impact.samples"
         )
     notes = _notes(table, candidates, probes, kept)
+    if settings.samples < (enough := enough_samples(len(kept))):
+        notes.append(
+            f"with {settings.samples} continuations a side, a token that alone decides everything would not be found "
+            f"among {len(kept)}; impact.samples={enough} is enough"
+        )
+        context.say(f"impact: {notes[-1]}")
     context.say(
         f"impact: {len(kept)} tokens of {len({probe.answer for probe in kept})} answers, each with "
         f"{settings.samples} continuations of itself and of its best alternative; at most "
