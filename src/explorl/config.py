@@ -139,13 +139,13 @@ class RolloutSettings(Section):
 class LensSettings(Section):
     """What is recorded of a step beside its rewards, under `lens/…` in metrics.jsonl and in the files of rollouts."""
 
-    every: Count = 1
-    """Steps from one that is looked at to the next."""
+    every: Count = 2
+    """Steps from one with answers that are looked at closely to the next."""
     answers: Annotated[int, Field(ge=0)] | None = None
-    """How many answers of a step are looked at closely, by one pass before the update and one after it: the best other
-    token, the size of each token's update, the change of its probability. null is `rate` of them."""
-    rate: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """The share of a step's answers that is looked at closely; 0 is none. Each costs two passes without gradient."""
+    """How many answers of such a step are looked at closely, by one pass before the update and one after it: the best
+    other token, the size of each token's update, the change of its probability. null is `rate` of them."""
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """The share of such a step's answers that is looked at closely; 0 is none."""
     observers: list[str] = []
     """Import paths of your own observers, like my_pkg.watching:Lengths; a class is called without arguments."""
 

@@ -63,7 +63,7 @@ class ExplorationTrainer(WatchingTrainer):
         observers: objects with ``see(step: StepView)`` whose numbers are logged of each generation batch, or their
             import paths (`explorl.training.lens`); `explorl.training.observers.statistics()` is what `explorl train`
             has.
-        lens: which batches the observers see, and how many answers of each are looked at closely.
+        lens: how many answers are looked at closely, and how often.
 
     All other arguments are those of `GRPOTrainer`; docs/trl.md lists what becomes of each of TRL's options.
     """

@@ -36,13 +36,13 @@ class ObserverError(ValueError):
 
 @dataclass(frozen=True)
 class Lens:
-    """Which generation batches are looked at, and how many of their answers closely, by two passes without gradient."""
+    """Which answers are looked at closely: by a pass before the first update on their batch, and one after the last."""
 
-    every: int = 1
-    """Generation batches from one that is looked at to the next."""
+    every: int = 2
+    """Generation batches from one with such answers to the next."""
     answers: int | None = None
-    """Answers of the main process's part of a batch that are looked at closely; None is ``rate`` of them."""
-    rate: float = 0.1
+    """How many of the main process's answers in such a batch; None is ``rate`` of them."""
+    rate: float = 0.05
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -50,10 +50,10 @@ class Lens:
         if self.answers is not None and self.answers < 0:
             raise ValueError(f"answers is {self.answers}; use 0 for none, or a number such as 16")
         if not 0 <= self.rate <= 1:
-            raise ValueError(f"rate is {self.rate}; use a share of the answers from 0 to 1, such as 0.1")
+            raise ValueError(f"rate is {self.rate}; use a share of the answers from 0 to 1, such as 0.05")
 
     def due(self, number: int) -> bool:
-        """Whether the generation batch of this number, from 0, is looked at."""
+        """Whether answers of the generation batch of this number, from 0, are looked at."""
         return number % self.every == 0
 
     def chosen(self, rows: int, number: int) -> list[int]:
@@ -199,17 +199,16 @@ def _checked(found: Any, said: str) -> Observer:
 def observed(observers: Sequence[Observer], view: StepView) -> dict[str, float]:
     """What all observers say of a step, by the name that it is logged under; an error names the observer."""
     said: dict[str, float] = {}
-    for observer in observers:
-        try:
-            with torch.no_grad(), undisturbed(view.mask.device):
-                numbers = {f"lens/{name}": float(value) for name, value in observer.see(view).items()}
-        except Exception as error:
-            raise ObserverError(
-                f"the observer {name_of(observer)} failed at step {view.step}: {type(error).__name__}: {error}; it "
-                "returns numbers by name, like {'mean_length': 12.5}"
-            ) from error
-        said |= {name: value for name, value in numbers.items() if not math.isnan(value)}
-    return said
+    with torch.no_grad(), undisturbed(view.mask.device):
+        for observer in observers:
+            try:
+                said |= {f"lens/{name}": float(value) for name, value in observer.see(view).items()}
+            except Exception as error:
+                raise ObserverError(
+                    f"the observer {name_of(observer)} failed at step {view.step}: {type(error).__name__}: {error}; it "
+                    "returns numbers by name, like {'mean_length': 12.5}"
+                ) from error
+    return {name: value for name, value in said.items() if not math.isnan(value)}
 
 
 @contextmanager

@@ -93,11 +93,11 @@ class WatchingTrainer(ObjectiveTrainer):
     def _watch(self, output: Mapping[str, Any], recorded: Recorded | None, advantage: Tensor, rewards: Tensor) -> None:
         """Tells of a batch that was sampled and shaped; called on every process."""
         number = self.micro_step // self._micro_batches_of_batch
-        due = bool(self.observers or self._listeners_after) and self.lens.due(number)
-        view = self._view(output, recorded, advantage, rewards) if due and self.observers else None
-        if not self.accelerator.is_main_process or not (due or self._listeners):
+        asked = bool(self.observers or self._listeners_after)
+        view = self._view(output, recorded, advantage, rewards) if self.observers else None
+        if not self.accelerator.is_main_process or not (asked or self._listeners):
             return
-        rows = self._rows_to_look_at(output, number) if due else []
+        rows = self._rows_to_look_at(output, number) if asked and self.lens.due(number) else []
         inputs, records = self._looked_at(output, rows) if rows else ({}, None)
         sampled = None if records is None else self._sampled(output, rows, records, inputs["temperature"])
         told = self._listeners or self._listeners_after
