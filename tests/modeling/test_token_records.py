@@ -447,6 +447,20 @@ def test_a_model_compiled_in_place_is_not_touched() -> None:
     assert answer_states.reading(model, 20, None).kind == "own logits"
 
 
+def test_sharded_models_are_called_equally_often_whatever_the_rows_hold() -> None:
+    """Each call is one that all processes take part in."""
+    model = zoo.build("llama")
+    next(model.parameters()).ds_id = 0  # as DeepSpeed marks what it has taken apart
+    ids, mask, time = laid_out(50)
+    mask[:2] = 0
+    calls: list[Any] = []
+    model.register_forward_pre_hook(lambda *inputs: calls.append(inputs))
+    found = answer_records(model, ids, mask, time, rows=2, block=1)
+    assert len(calls) == 3
+    del next(model.parameters()).ds_id
+    torch.testing.assert_close(found.logps, answer_records(model, ids, mask, time).logps, rtol=1e-5, atol=1e-5)
+
+
 def test_the_head_is_as_it_was_even_after_an_error() -> None:
     model = zoo.build("llama")
     ids, mask, time = laid_out(50)

@@ -267,9 +267,9 @@ def _difference(model: Any, found: Reading, dtype: torch.dtype | None) -> str:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether other processes hold parts of the weights, so that all have to call the model equally often."""
-    return any(
-        hasattr(parameter, "ds_id") or "DTensor" in type(parameter.data).__name__ or "Flat" in type(parameter).__name__
-        for parameter in model.parameters()
+    wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    return wrapped or any(
+        hasattr(parameter, "ds_id") or "DTensor" in type(parameter.data).__name__ for parameter in model.parameters()
     )
 
 
