@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -92,6 +92,12 @@ class Sampled:
     def probability_change(self) -> Float[Tensor, "some time"]:
         """π after the updates − π before them."""
         return self.logps_after.exp() - self.logps.exp()
+
+    def padded(self, time: int) -> Sampled:
+        """With zeros on the right: another process may have a longer answer."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "rows"}
+        more = time - self.logps.size(1)
+        return replace(self, **{name: torch.nn.functional.pad(value, (0, more)) for name, value in values.items()})
 
 
 @dataclass(frozen=True)

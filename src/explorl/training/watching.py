@@ -238,7 +238,8 @@ class WatchingTrainer(ObjectiveTrainer):
                 column = spread(lists, look.sampled.rows.tolist(), len(look.columns["completion"]))
                 listener(look.step, {**look.columns, "logp_after": column})
         if look.view is not None:
-            for name, value in observed(self.observers, replace(look.view, sampled=look.sampled)).items():
+            sampled = None if look.sampled is None else look.sampled.padded(look.view.mask.size(1))
+            for name, value in observed(self.observers, replace(look.view, sampled=sampled)).items():
                 self.record_metric(name, value, "train")
 
     def look_again(self, *, all_of_them: bool = False) -> None:
