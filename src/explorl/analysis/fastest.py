@@ -52,7 +52,7 @@ class FastestDrop:
 
 @dataclass(frozen=True)
 class WordChange:
-    """What becomes of a token type from the first to the last third of the rising stage."""
+    """What becomes of a token type from the first to the last third of the steps."""
 
     text: str
     count: int
@@ -68,6 +68,8 @@ class Words:
     """The words whose frequency rises most, and those whose entropy falls most."""
 
     types: int
+    steps: tuple[int, int]
+    """First and last step of the rising stage, or of the run where no breakpoint is seen."""
     risen: tuple[WordChange, ...]
     """Share of all tokens."""
     fallen: tuple[WordChange, ...]
@@ -155,6 +157,7 @@ def words(table: LensTable, context: Context) -> Words | Unavailable:
     fallen = _changes(types, entropy, both, counts, freedom)
     return Words(
         types.count,
+        (int(types.steps[0]), int(types.steps[-1])),
         tuple(sorted((w for w in risen if w.change.mean > 0), key=lambda w: -w.change.mean)[:LISTED]),
         tuple(sorted((w for w in fallen if w.change.mean < 0), key=lambda w: w.change.mean)[:LISTED]),
     )

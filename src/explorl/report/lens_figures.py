@@ -22,6 +22,8 @@ from explorl.text import clean
 
 SHOWN = 12
 """Words in a figure."""
+TICKS_APART = 14
+"""Percentiles between two labels, so that they do not run into each other."""
 MEANS = " Line: running mean; faint points: the steps."
 
 
@@ -134,11 +136,11 @@ def words_drawings(result: Words) -> list[Drawing]:
     ):
         if changes:
             sure = sum(one.corrected is not None and one.corrected < LEVEL for one in changes)
+            most, unit = _times(changes[0].change.interval, scale), x.split("(")[1][:-1]
             caption = (
-                f"{title}, from the first to the last third of the rising stage: first {_word(changes[0].text)} by "
-                f"{_times(changes[0].change.interval, scale):+.2f} {x.split('(')[1][:-1]}; {sure or 'none'} of "
-                f"{len(changes)} beyond doubt (filled; p < {LEVEL} after Holm's correction for all token types). Bars: "
-                "95 % intervals."
+                f"{title}, from the first to the last third of steps {result.steps[0]}–{result.steps[1]}: first "
+                f"{_word(changes[0].text)} by {most:+.2f} {unit}; {sure or 'none'} of {len(changes)} beyond doubt "
+                f"(filled; p < {LEVEL} after Holm's correction for all token types). Bars: 95 % intervals."
             )
             size = (4.8, 0.9 + 0.22 * min(len(changes), SHOWN))
             drawings.append(Drawing(name, title, caption, _word_dots(changes[:SHOWN], x, scale), size))
@@ -215,10 +217,13 @@ def _binned(bins: Bins, where: str) -> Drawing:
         style = {"color": palette.arms[0], "marker": "o", "markersize": 5, "linewidth": 1.4, "capsize": 3}
         axes.errorbar(bins.percentile, means, yerr=ends, **style)
         axes.set_ylim(bottom=0)
-        shown = [place for place in range(len(means)) if place % 2 != len(means) % 2 or len(means) < 6]
+        shown = [len(means) - 1]
+        for place in range(len(means) - 2, -1, -1):
+            if bins.percentile[shown[-1]] - bins.percentile[place] > TICKS_APART:
+                shown.append(place)
         axes.set_xticks(
             [bins.percentile[place] for place in shown],
-            [f"{bins.percentile[place]:.0f}\n{bins.middle[place]:.2g}" for place in shown],
+            [f"{bins.percentile[place]:.0f}\n{bins.middle[place]:.1g}" for place in shown],
         )
         unit = f" ({bins.unit})" if bins.unit else ""
         _labels(axes, f"tokens by {bins.name}: percentile, below it the value{unit}", "mean |Δp|")
