@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 from transformers import TrainerCallback
 
+from explorl.analysis.quality import quality_by_step
+from explorl.config import load_config
+from explorl.store import RunStore
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.lens import Lens, ObserverError, Sampled, StepView, build_observers, observed
 from explorl.training.observers import FastestDrop, position_profile, statistics
 from explorl.training.records import counted_tokens, token_lists, token_texts
+from explorl.training.run import run_grpo
 from tests.training.conftest import PROMPTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -65,10 +72,11 @@ class Restless:
     ("options", "config"),
     [
         ({"strategies": ["ppl_shaping", {"mask_truncated": {}}]}, {}),
-        ({"engine": "generate"}, {"num_iterations": 2, "beta": 0.05}),
-        (
+        pytest.param({"engine": "generate"}, {"num_iterations": 2, "beta": 0.05}, marks=pytest.mark.slow),
+        pytest.param(
             {"strategies": [{"element_wise_temperature": {"solve_rates": dict.fromkeys(PROMPTS, 0.3)}}]},
             {"steps_per_generation": 4},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["engine", "generate", "windows"],
@@ -179,6 +187,7 @@ def test_the_file_is_there_before_the_updates_and_is_completed_after_the_last(ma
     assert order == [("sampled", 1, 0), ("after", 1, 2), ("sampled", 3, 2), ("sampled", 5, 4), ("after", 5, 5)]
 
 
+@pytest.mark.slow
 def test_a_batch_in_use_is_completed_by_the_run_that_goes_on(make_trainer: Make, tmp_path: Path) -> None:
     def make(kept: Kept, **changes: Any) -> Any:
         trainer = make_trainer(
@@ -426,3 +435,63 @@ def test_a_tools_output_has_no_values() -> None:
     assert texts["prompt_ids"] == [[7], [8, 9]]
     assert texts["token_ids"] == [[0, 1, 2, 3], [5, 6]]
     assert texts["tokens"][0] == ["0", "1", "2", "3"]
+
+
+# ---------------------------------------------------------------- a run
+
+
+class Lengths:
+    """An observer that a configuration names."""
+
+    def see(self, step: StepView) -> dict[str, float]:
+        return {"mean_length": step.mask.sum(1).mean().item()}
+
+
+def test_a_run_has_it_all_in_its_folder(small_policy: Path, tmp_path: Path) -> None:
+    """With LoRA, dropout and two updates a batch; made longer from the middle of a batch."""
+    values = {
+        "model": {"name": str(small_policy), "lora": {"rank": 2, "dropout": 0.2}},
+        "task": {"train_problems": 16},
+        "rollout": {"max_tokens": 8},
+        "training": {
+            "steps": 2, "prompts_per_step": 2, "generations": 4, "micro_batch": 4, "iterations": 2,
+            "checkpoint_every": 1, "keep_checkpoints": 9, "learning_rate": 1e-2, "token_records": 1,
+            "lens": {"answers": 2, "observers": ["tests.training.test_lens:Lengths"]},
+        },
+        "evaluation": {"ends": 0},
+        "strategies": ["negative_reinforcement"],  # a gradient, though nothing is right
+    }  # fmt: skip
+    config = load_config(preset="tiny", values=values)
+    store = RunStore.create(tmp_path / "run", config.dump())
+    run_grpo(config, store, console=Console(quiet=True))
+    lines = [line for line in store.metrics() if line["kind"] == "train"]
+    assert [("lens/mean_length" in line, "lens/probability_change_mean_abs" in line) for line in lines] == [
+        (False, False), (True, True), (False, False), (True, False),
+    ]  # fmt: skip
+    first, second = (pq.read_table(store.rollouts / f"step-{step:06d}.parquet") for step in (1, 3))
+    kinds = {name: str(first.schema.field(name).type) for name in first.schema.names}
+    for name in ("entropy", "logp", "logp_after", "collision", "other_logp", "state_norm", "update_size"):
+        assert kinds[name].startswith("list<"), name
+        assert "double" in kinds[name]
+    assert {kinds[name].split(": ")[1] for name in ("prompt_ids", "token_ids", "branching", "other_ids")} == {"int64>"}
+    assert kinds["correct"] == "bool"
+    rows = first.to_pydict()
+    assert [row is not None for row in rows["tokens"]] == [True] * 5 + [False] * 3
+    assert [row is not None for row in rows["logp_after"]] == [True, False, False, False, True, False, False, False]
+    assert rows["logp_after"][0] != rows["logp"][0]
+    assert "logp_after" not in second.schema.names
+
+    (quality, _) = quality_by_step(store)
+    assert lines[1]["lens/quality_format_violations"] == quality.format_violations / quality.responses
+    assert lines[1]["lens/quality_redundancy"] == pytest.approx(quality.redundancy)
+
+    whole = {path.name: path.read_bytes() for path in store.rollouts.iterdir()}
+    for step in (2, 3, 4):  # as if it had been killed in the middle of the first batch
+        shutil.rmtree(store.checkpoints / f"checkpoint-{step}")
+    shutil.rmtree(store.folder / "model")
+    (store.rollouts / "step-000001.parquet").unlink()
+    run_grpo(config, store, console=Console(quiet=True))
+    assert {path.name: path.read_bytes() for path in store.rollouts.iterdir()} == whole
+    again = [line for line in store.metrics() if line["kind"] == "train"]
+    for old, new in zip(lines, again, strict=True):
+        assert {k: v for k, v in old.items() if "lens/" in k} == {k: v for k, v in new.items() if "lens/" in k}
