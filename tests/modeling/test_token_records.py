@@ -262,6 +262,13 @@ def test_the_kernel_shows_rows_without_a_distribution(kernel: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("lanes", [4, 16], ids=["searched", "in the lanes"])
+def test_the_kernel_counts_as_many_equals_as_the_mass_needs(kernel: Any, lanes: int) -> None:
+    logits = torch.tensor([[0.94, 0.015, 0.015, 0.015, 0.015], [0.925, 0.019, 0.019, 0.019, 0.018]]).log()
+    assert kernel(logits, torch.tensor([0, 0]), lanes=lanes).branching.tolist() == [2, 3]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_kernel_finds_the_other_token_in_the_targets_lane(kernel: Any) -> None:
     logits = torch.zeros(3, 60)
     logits[:, 5], logits[:, 21] = 10.0, 9.0  # 16 apart
