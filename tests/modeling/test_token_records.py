@@ -270,7 +270,7 @@ def test_the_kernel_counts_as_many_equals_as_the_mass_needs(kernel: Any, lanes: 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_kernel_finds_the_other_token_in_the_targets_lane(kernel: Any) -> None:
-    logits = torch.zeros(3, 60)
+    logits = torch.full((3, 60), -5.0)
     logits[:, 5], logits[:, 21] = 10.0, 9.0  # 16 apart
     logits[1, 37], logits[2, 20] = 9.0, 9.0  # as likely: there a later token of the lane, here one before it
     targets = torch.tensor([5, 5, 5])
@@ -450,7 +450,6 @@ def test_wrappers_are_looked_through() -> None:
 def test_a_model_compiled_in_place_is_not_touched() -> None:
     model = zoo.build("llama")
     model.compile(backend="eager")
-    as_alone(model)
     assert answer_states.reading(model, 20, None).kind == "own logits"
 
 
