@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from explorl.modeling import answer_states
+from explorl.modeling.logit_blocks import DTYPES
 from explorl.modeling.token_records import TokenRecords, answer_records, coefficient, token_records, update_size
 from explorl.training.batch import by_pass
 
@@ -26,7 +27,7 @@ from . import zoo
 
 
 def defined(logits: Tensor, targets: Tensor, temperature: Any = 1.0, mass: float = 0.95) -> dict[str, np.ndarray]:
-    """The six records of whole rows, in float64."""
+    """The seven records of whole rows, in float64."""
     x = logits.double().numpy()
     target = targets.numpy()
     rows = np.arange(len(x))
@@ -48,6 +49,7 @@ def defined(logits: Tensor, targets: Tensor, temperature: Any = 1.0, mass: float
         "entropy": -terms.sum(-1),
         "branching": (held < mass * np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)).sum(-1) + 1,
         "collision": (np.exp(warm) ** 2).sum(-1),
+        "others_squared": (np.exp(others) ** 2).sum(-1),
         "other_ids": others.argmax(-1),
         "other_logps": others.max(-1),
     }
@@ -111,7 +113,7 @@ def test_half_precision_rounds_logits_as_the_model_does_and_sums_in_float32(dtyp
     assert all(value.dtype in (torch.float32, torch.int64) for value in found)
     whole = torch.nn.functional.linear(states, weight)
     exact = TokenRecords(*(torch.from_numpy(value) for value in defined(whole, targets, 0.7).values()))
-    for name in ("logps", "entropy", "collision", "other_logps"):
+    for name in ("logps", "entropy", "collision", "others_squared", "other_logps"):
         torch.testing.assert_close(getattr(found, name).double(), getattr(exact, name), rtol=1e-2, atol=1e-2)
     assert (found.branching - exact.branching).abs().max() <= 1 + 0.01 * exact.branching.max()
 
@@ -208,8 +210,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TokenRecords]:
     from explorl.modeling.triton_records import record
 
     def call(logits: Tensor, targets: Tensor, temperature: Any = None, mass: float = 0.95, lanes: int = 16) -> Any:
-        kinds = (torch.float32, torch.float32, torch.int64, torch.float32, torch.int64, torch.float32)
-        out = TokenRecords(*(torch.empty(len(logits), dtype=kind, device=device) for kind in kinds))
+        out = TokenRecords(*(torch.empty(len(logits), dtype=kind, device=device) for kind in DTYPES))
         warm = None if temperature is None else torch.as_tensor(temperature).expand(len(logits)).contiguous().to(device)
         record(logits.to(device), targets.to(device), warm, mass, out, lanes=lanes)
         return TokenRecords(*(value.cpu() for value in out))
@@ -321,6 +322,19 @@ def test_the_coefficient_is_the_derivative_of_the_clipped_term(r: float, a: floa
     torch.testing.assert_close(found, logp.grad if a else torch.zeros_like(found))
 
 
+@pytest.mark.parametrize("ahead", [3.0, 8.0, 12.0])
+def test_update_size_of_a_token_that_is_nearly_certain(ahead: float) -> None:
+    logits = torch.zeros(1, 50)
+    logits[0, 7] = ahead
+    logits[0, 9] = ahead / 2
+    target = torch.tensor([7])
+    records = token_records(torch.ones(1, 1), logits.T.contiguous(), target)
+    found = update_size(records.logps, records.others_squared, torch.ones(1), torch.ones(1))
+    exact = torch.softmax(logits.double(), -1)
+    exact[0, 7] -= 1
+    torch.testing.assert_close(found.double(), exact.norm(dim=-1), rtol=0.05, atol=0.0)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_update_size_is_the_norm_of_the_heads_gradient(small_policy: Path, temperature: float) -> None:
     model = AutoModelForCausalLM.from_pretrained(small_policy)
@@ -332,7 +346,7 @@ def test_update_size_is_the_norm_of_the_heads_gradient(small_policy: Path, tempe
     records = answer_records(model, ids, mask, time, temperature=temperature)
     ratio = old_shift.exp()
     alpha = coefficient(ratio, advantages, low, high)
-    found = update_size(records.logps, records.collision, records.state_norms, alpha, temperature=temperature)
+    found = update_size(records.logps, records.others_squared, records.state_norms, alpha, temperature=temperature)
     old = records.logps - old_shift
     logps = torch.log_softmax(model(ids).logits[:, -time - 1 : -1] / temperature, -1)
     ratios = (logps.gather(-1, ids[:, -time:, None]).squeeze(-1) - old).exp()
@@ -345,7 +359,7 @@ def test_update_size_is_the_norm_of_the_heads_gradient(small_policy: Path, tempe
 
 
 def test_a_certain_token_has_no_update() -> None:
-    size = update_size(torch.tensor([0.0]), torch.tensor([1 - 1e-7]), torch.tensor([3.0]), torch.tensor([2.0]))
+    size = update_size(torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([3.0]), torch.tensor([2.0]))
     assert size.tolist() == [0.0]
 
 
@@ -378,7 +392,7 @@ def as_alone(model: Any, near: float = 2e-5, **given: Any) -> Any:
     found = answer_records(model, ids, mask, time, temperature=0.8, **given)
     counted = mask[:, -time:] > 0
     for row, wanted in enumerate(alone(model, ids, mask, time, 0.8)):
-        agree(TokenRecords(*(value[row][counted[row]] for value in found[:6])), wanted, near)
+        agree(TokenRecords(*(value[row][counted[row]] for value in found[:7])), wanted, near)
     assert all(bool((value[~counted] == 0).all()) for value in found)
     assert bool((found.state_norms[counted] > 0).all())
     return found

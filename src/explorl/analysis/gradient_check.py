@@ -66,7 +66,8 @@ def check_gradients(model: Any, sequences: Sequence[tuple[Sequence[int], Sequenc
         ids = torch.tensor([[*prompt, *completion]], device=weight.device)
         mask = torch.ones_like(ids)
         records = answer_records(model, ids, mask, len(completion))
-        sizes = update_size(records.logps, records.collision, records.state_norms, torch.ones_like(records.logps))[0]
+        ones = torch.ones_like(records.logps)
+        sizes = update_size(records.logps, records.others_squared, records.state_norms, ones)[0]
         hook = head.register_forward_hook(apart)
         try:
             with torch.enable_grad():

@@ -30,14 +30,16 @@ class TokenRecords(NamedTuple):
     """Size of the smallest set of top tokens with the given mass, at temperature 1."""
     collision: Float[Tensor, "*tokens"]
     """Σ_v π(v)², at the temperature."""
+    others_squared: Float[Tensor, "*tokens"]
+    """Σ π(v)² over all v but the token: where that has nearly all the mass, Σ_v π(v)² − π(o)² would be rounding."""
     other_ids: Int[Tensor, "*tokens"]
     """The most likely token other than this one; of equals, the one with the lowest id."""
     other_logps: Float[Tensor, "*tokens"]
     """Its log π, at the temperature; −inf in a vocabulary of one."""
 
 
-DTYPES = (torch.float32, torch.float32, torch.int64, torch.float32, torch.int64, torch.float32)
-"""Of the six records."""
+DTYPES = (torch.float32, torch.float32, torch.int64, torch.float32, torch.float32, torch.int64, torch.float32)
+"""Of the seven records."""
 
 
 def by_blocks(
@@ -114,6 +116,8 @@ def defined_records(
     scaled = logits.float() if temperature is None else logits.float() / temperature.unsqueeze(-1)
     log_z = scaled.logsumexp(-1)
     own = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    collision = ((2 * scaled).logsumexp(-1) - 2 * log_z).exp()
-    other = scaled.scatter(-1, targets.unsqueeze(-1), -torch.inf).max(-1)
-    return TokenRecords(own - log_z, entropy, branching, collision, other.indices, other.values - log_z)
+    others = scaled.scatter(-1, targets.unsqueeze(-1), -torch.inf)
+    squared = ((2 * others).logsumexp(-1) - 2 * log_z).exp()
+    collision = squared + (2 * (own - log_z)).exp()
+    best = others.max(-1)
+    return TokenRecords(own - log_z, entropy, branching, collision, squared, best.indices, best.values - log_z)

@@ -42,6 +42,7 @@ class AnswerRecords(NamedTuple):
     entropy: Float[Tensor, "batch time"]
     branching: Int[Tensor, "batch time"]
     collision: Float[Tensor, "batch time"]
+    others_squared: Float[Tensor, "batch time"]
     other_ids: Int[Tensor, "batch time"]
     other_logps: Float[Tensor, "batch time"]
     state_norms: Float[Tensor, "batch time"]
@@ -121,7 +122,7 @@ def coefficient(
 
 def update_size(
     logps: Float[Tensor, "*tokens"],
-    collision: Float[Tensor, "*tokens"],
+    others_squared: Float[Tensor, "*tokens"],
     state_norms: Float[Tensor, "*tokens"],
     coefficient: Float[Tensor, "*tokens"],
     *,
@@ -129,11 +130,12 @@ def update_size(
 ) -> Float[Tensor, "*tokens"]:
     """Frobenius norm of a token's gradient of the LM head, without the matrix.
 
-        G_t = |α_t| · ‖e(o_t) − π‖₂ · ‖h_t‖₂ / τ,   ‖e(o_t) − π‖² = 1 − 2π(o_t) + Σ_v π(v)²
+        G_t = |α_t| · ‖e(o_t) − π‖₂ · ‖h_t‖₂ / τ,   ‖e(o_t) − π‖² = (1 − π(o_t))² + Σ_{v ≠ o_t} π(v)²
 
-    Deng et al. 2025 §3.2; `coefficient` is α_t, `temperature` is τ, at which `logps` and `collision` were taken.
+    Deng et al. 2025 §3.2, who write 1 − 2π(o_t) + Σ_v π(v)², of which float32 leaves nothing for a token that is nearly
+    certain. `coefficient` is α_t, `temperature` is τ, at which `logps` and `others_squared` were taken.
     """
-    distance = (1 - 2 * logps.exp() + collision).clamp(min=0).sqrt()
+    distance = (torch.expm1(logps).square() + others_squared).sqrt()
     return coefficient.abs() * distance * state_norms / temperature
 
 

@@ -130,6 +130,19 @@ def _total(lanes):
 
 
 @triton.jit
+def _others_squared(line, vocab, target, base, rate, squares, LANES: tl.constexpr):
+    """Σ w² over all tokens but the target: its lane is summed again without it."""
+    lane = tl.arange(0, LANES)
+    total = _total(tl.where(lane == target % LANES, 0.0, squares))
+    for start in range(0, vocab, LANES * LANES):
+        at = start + target % LANES + lane * LANES
+        x = tl.load(line + at, mask=(at < vocab) & (at != target), other=float("-inf")).to(tl.float32)
+        weight = tl.exp2((tl.maximum(x, LOWEST) - base) * rate)
+        total += _total(weight * weight)
+    return total
+
+
+@triton.jit
 def _weigh(x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, count_2, count_3):
     weight = tl.exp2((x - base) * LOG2E)
     in_1 = (x >= least_1).to(tl.float32)
@@ -242,7 +255,8 @@ def _cut(
 
 @triton.jit
 def _records_kernel(
-    logits, stride, targets, temperatures, logps, entropy, branching, collision, other_ids, other_logps, vocab,
+    logits, stride, targets, temperatures,
+    logps, entropy, branching, collision, others_squared, other_ids, other_logps, vocab,
     MASS: tl.constexpr, QUANTILE: tl.constexpr, SHIFT: tl.constexpr, LANES: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -273,6 +287,8 @@ def _records_kernel(
     log_total = tl.log(own_total.to(tl.float32))
     tl.store(logps + row, (target_logit - base) * cooling - log_total)
     tl.store(collision + row, (_total(squares) / (own_total * own_total)).to(tl.float32))
+    others = _others_squared(line, vocab, target, base, rate, squares, LANES)
+    tl.store(others_squared + row, (others / (own_total * own_total)).to(tl.float32))
     other, other_id = _other(line, vocab, target, best, second, place, LANES)
     tl.store(other_ids + row, tl.where(other > LOWEST, other_id, 0).to(tl.int64))
     tl.store(other_logps + row, tl.where(other > LOWEST, (other - base) * cooling - log_total, float("-inf")))

@@ -191,7 +191,7 @@ class WatchingTrainer(ObjectiveTrainer):
         chosen = torch.tensor(rows, device=records.logps.device)
         moved = (token_advantages(output) * token_weights(output))[chosen]  # at the first update the ratio is 1
         size = update_size(
-            records.logps, records.collision, records.state_norms, moved, temperature=temperature.unsqueeze(1)
+            records.logps, records.others_squared, records.state_norms, moved, temperature=temperature.unsqueeze(1)
         )
         return Sampled(
             rows=chosen,
