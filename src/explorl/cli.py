@@ -495,6 +495,62 @@ def quality(
 
 
 @app.command()
+def analyze(
+    run: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="A training run.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A checkpoint instead of a run; --task goes with it.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="Task that the checkpoint answers.")] = None,
+    only: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", help="Analysis to run, or the import path of your own. May be repeated; by default all."
+        ),
+    ] = [],  # noqa: B006
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for figures and tables; by default RUN/analysis.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of every random draw.")] = 0,
+    option: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Option of an analysis, impact.samples=8, or of the task, verifier=number. May be repeated.",
+        ),
+    ] = [],  # noqa: B006
+    samples: Annotated[int, typer.Option(metavar="N", help="Answers per problem of a checkpoint.", min=1)] = 8,
+    limit: Annotated[int, typer.Option(metavar="N", help="Problems that a checkpoint answers.", min=1)] = 64,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Longest answer of a checkpoint, in tokens.", min=1)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", help="Temperature of a checkpoint's answers.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Prompt template of a checkpoint's task.")
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Precision of a checkpoint: float32, bfloat16 or float16.",
+            autocompletion=lambda: DTYPES,
+        ),
+    ] = "float32",
+) -> None:
+    """Show what happened to stages, answers and tokens in a run.
+
+    The same for a lone checkpoint, as far as that needs no training.
+    """
+    from explorl.analyze_command import analyze_command
+
+    analyze_command(
+        run, model, task, console=console, only=only, out=out, seed=seed, option=option, samples=samples, limit=limit,
+        changes={"max_tokens": max_tokens, "temperature": temperature}, template=template, dtype=dtype,
+    )  # fmt: skip
+
+
+@app.command()
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A study or a run.")],
     once: Annotated[bool, typer.Option("--once", help="Print the curves once and exit.")] = False,

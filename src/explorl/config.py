@@ -136,6 +136,20 @@ class RolloutSettings(Section):
     `model.generate`, with a warning that says why."""
 
 
+class LensSettings(Section):
+    """What is recorded of a step beside its rewards, under `lens/…` in metrics.jsonl and in the files of rollouts."""
+
+    every: Count = 2
+    """Steps from one with answers that are looked at closely to the next."""
+    answers: Annotated[int, Field(ge=0)] | None = None
+    """How many answers of such a step are looked at closely, by one pass before the update and one after it: the best
+    other token, the size of each token's update, the change of its probability. null is `rate` of them."""
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """The share of such a step's answers that is looked at closely; 0 is none."""
+    observers: list[str] = []
+    """Import paths of your own observers, like my_pkg.watching:Lengths; a class is called without arguments."""
+
+
 class TrainingSettings(Section):
     """GRPO. One step samples `prompts_per_step` × `generations` completions and updates the policy."""
 
@@ -197,6 +211,8 @@ class TrainingSettings(Section):
     """Keep every completion of training, with its rewards, in the run's folder."""
     token_records: Annotated[int, Field(ge=0)] = 4
     """How many prompts of each step are saved with the record of every token."""
+    lens: LensSettings | None = LensSettings()
+    """What is recorded of each step beside its rewards; null records nothing."""
     report_to: list[Tracker] = []
     """Trackers of the transformers Trainer, such as tensorboard (its files go to RUN/tensorboard) or trackio."""
 
@@ -530,7 +546,8 @@ def check_engine(engine: str | None) -> None:
 RESUMABLE = {
     "grpo": (
         "training.steps", "training.checkpoint_every", "training.keep_checkpoints", "training.report_to",
-        "evaluation.every", "evaluation.ends",
+        "training.lens", "training.lens.every", "training.lens.answers", "training.lens.rate",
+        "training.lens.observers", "evaluation.every", "evaluation.ends",
     ),
     "sft": ("sft.epochs", "sft.checkpoint_every", "sft.score"),
     "rft": ("rft.iterations",),

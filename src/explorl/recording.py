@@ -114,7 +114,8 @@ class RunRecorder(TrainerCallback):
     Args:
         folder: A new folder, or that of the run that the trainer resumes.
         rollouts_every: Steps between two generation batches whose answers are kept; 0 keeps none.
-        token_records: Prompts of each batch whose tokens are kept one by one; an `ExplorationTrainer` records them.
+        token_records: Prompts of each batch whose tokens are kept one by one; an `ExplorationTrainer` records them, and
+            looks at some answers closely (its argument ``lens``). 0 keeps none.
 
     Call `watch` with the trainer before it trains.
     """
@@ -136,7 +137,8 @@ class RunRecorder(TrainerCallback):
             raise ValueError(f"{len(scores)} PassAtK callbacks cannot share the folder {self.store.folder}; give one")
         self._config = _config(trainer, scores[0] if scores else None)
         if isinstance(trainer, ExplorationTrainer):
-            trainer.listen(self._keep, self.token_records if self.rollouts_every else 0)
+            records = self.token_records if self.rollouts_every else 0
+            trainer.listen(self._keep, records, after=self._keep if records else None)
         else:
             self._trainer = trainer
         return self

@@ -161,13 +161,24 @@ def write_parquet(
     path: str | Path, columns: Mapping[str, Sequence[Any]], types: Mapping[str, Any] | None = None
 ) -> None:
     """Writes a parquet file whole or not at all, its texts cleaned; ``types`` are pyarrow's, by column."""
+    types = types or {}
+    _write_arrays(path, {name: _array(values, types.get(name)) for name, values in columns.items()})
+
+
+def _array(values: Sequence[Any], kind: Any = None) -> Any:
+    """A column as pyarrow has it, its texts cleaned."""
+    import pyarrow as pa
+
+    return pa.array(cleaned(values), kind)
+
+
+def _write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = types or {}
-    arrays = {cleaned(name): pa.array(cleaned(values), types.get(name)) for name, values in columns.items()}
+    table = pa.table({cleaned(name): array for name, array in arrays.items()})
     with atomic_path(path) as temporary:
-        pq.write_table(pa.table(arrays), temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def cleaned(value: Any) -> Any:
@@ -200,7 +211,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         # safetensors and torch wrap the operating system's error into their own types
         wrapped = (
             "No space left", "File too large", "(os error ", "PytorchStreamWriter failed", "file write failed",
-            "iostream error",
+            "iostream error", "unexpected pos",
         )  # fmt: skip
         if isinstance(error, OSError) or any(phrase in str(error) for phrase in wrapped):
             raise StoreError(f"cannot write {path}: {error}{_free_space(path)}") from error
@@ -220,6 +231,8 @@ class RunStore:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._held: IO[str] | None = None
+        self._written: list[tuple[str, Sequence[Any], Any]] = []
+        """The columns of the latest rollouts: name, values, and those as pyarrow has them."""
 
     # ------------------------------------------------------------------ paths
     @property
@@ -390,8 +403,13 @@ class RunStore:
 
     # ------------------------------------------------------------------ rollouts
     def write_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Writes the completions of one step."""
-        write_parquet(self.rollouts / f"step-{step:06d}.parquet", columns)
+        """Writes the completions of one step; written once more with further columns, only those are converted."""
+        held = {name: (values, array) for name, values, array in self._written}
+        self._written = [
+            (name, values, held[name][1] if name in held and held[name][0] is values else _array(values))
+            for name, values in columns.items()
+        ]
+        _write_arrays(self.rollouts / f"step-{step:06d}.parquet", {name: array for name, _, array in self._written})
 
     # ------------------------------------------------------------------ checkpoints
     def checkpoint_folders(self) -> list[Path]:

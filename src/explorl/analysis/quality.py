@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from explorl.evaluation.scores import REPETITIVE
-from explorl.metrics import Cell, Table, format_violations, language_mixing, trigram_redundancy
+from explorl.metrics import Cell, Table
+from explorl.metrics.quality import Quality, response_quality
 from explorl.store import RunStore, StoreError
 
 FORMAT = "reward/format"
@@ -15,20 +13,10 @@ FORMAT = "reward/format"
 
 
 @dataclass(frozen=True)
-class StepQuality:
+class StepQuality(Quality):
     """Counts over the rollouts of one training step."""
 
     step: int
-    responses: int
-    format_violations: int
-    """Responses that the trainer gave no reward for their form; or, where a mark was asked for, those without exactly
-    one mark."""
-    repetitive: int
-    """Responses whose 3-gram redundancy is above 0.31."""
-    language_mixing: int
-    """Responses with a CJK character."""
-    redundancy: float
-    """Mean 3-gram redundancy."""
 
 
 def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQuality]:
@@ -47,22 +35,9 @@ def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQua
         with pq.ParquetFile(path) as file:
             there = [name for name in ("completion", FORMAT) if name in file.schema_arrow.names]
             rows = file.read(columns=there).to_pydict()
-        texts = rows["completion"]
-        if mark is None and FORMAT in rows:
-            malformed = sum((value or 0.0) < 1 for value in rows[FORMAT])
-        else:
-            malformed = sum(format_violations(text, mark or "<answer>") > 0 for text in texts)
-        redundancy = np.array([trigram_redundancy(text) for text in texts])
-        steps.append(
-            StepQuality(
-                step=int(path.stem.removeprefix("step-")),
-                responses=len(texts),
-                format_violations=malformed,
-                repetitive=int((redundancy > REPETITIVE).sum()),
-                language_mixing=sum(language_mixing(text) > 0 for text in texts),
-                redundancy=float(redundancy.mean()) if len(texts) else 0.0,
-            )
-        )
+        form = rows.get(FORMAT) if mark is None else None
+        found = response_quality(rows["completion"], form, mark=mark or "<answer>")
+        steps.append(StepQuality(**asdict(found), step=int(path.stem.removeprefix("step-"))))
     return steps
 
 

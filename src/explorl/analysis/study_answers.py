@@ -140,10 +140,27 @@ def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
         "tokens": tokens,
         "recorded": recorded,
         **{name: _rounded(row.get(column), len(tokens)) for name, column in TOKEN_COLUMNS.items()},
+        **(_looked_at(row, len(tokens)) if recorded else {}),
         "correct": _is_correct(row, parts),
         "reward": round(reward, 4),
         "finish": None if not recorded else "length" if len(tokens) >= limit else "stop",
     }
+
+
+def _looked_at(row: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What there is of answers that training looked at closely: update size, change of probability, alternative."""
+    found: dict[str, Any] = {
+        name: _rounded(row[name], count) for name in ("update_size", "other_logp") if row.get(name) is not None
+    }
+    if row.get("other") is not None:
+        found["other"] = row["other"]
+    before, after = row.get("logp"), row.get("logp_after")
+    if before is not None and after is not None and len(before) == len(after):
+        pairs = zip(before, after, strict=True)
+        found["delta_p"] = _rounded(
+            [None if None in pair else math.exp(pair[1]) - math.exp(pair[0]) for pair in pairs], count
+        )
+    return found
 
 
 def _is_correct(row: Mapping[str, Any], parts: Mapping[str, float | None]) -> bool | None:

@@ -11,9 +11,7 @@ import numpy as np
 from explorl.evaluation.core import Evaluation, number_of
 from explorl.metrics import Cell, Interval, Table, answer_diversity, bootstrap_mean
 from explorl.metrics.bootstrap import CHUNK
-
-REPETITIVE = 0.31
-"""3-gram redundancy above which a completion counts as repetitive (Deng et al. 2025 §4.4.1)."""
+from explorl.metrics.quality import REPETITIVE
 
 LABELS: Mapping[str, str] = {
     "distinct_answers": "distinct answers per problem",

@@ -75,7 +75,7 @@ class Table:
         table = RichTable(title=Text(self.title) if self.title else None)
         for index, name in enumerate(self.columns):
             table.add_column(Text(name), justify="right" if self._is_numeric(index) else "left")
-        for row in self._texts():
+        for row in self.texts():
             table.add_row(*map(Text, row))  # Text: brackets in a cell are no markup
         return table
 
@@ -123,13 +123,13 @@ class Table:
         layout = "".join("r" if self._is_numeric(index) else "l" for index in range(len(self.columns)))
         lines = [f"% {' '.join(self.title.split())}"] if self.title else []
         lines += [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", _latex_row(self.columns), r"\midrule"]
-        lines += [_latex_row(row) for row in self._texts()]
+        lines += [_latex_row(row) for row in self.texts()]
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def to_markdown(self) -> str:
         """A pipe table, numbers on the right."""
         rules = ["---:" if self._is_numeric(index) else "---" for index in range(len(self.columns))]
-        rows = [self.columns, *self._texts()]
+        rows = [self.columns, *self.texts()]
         lines = ["| " + " | ".join(_markdown(cell) for cell in row) + " |" for row in rows]
         lines.insert(1, f"| {' | '.join(rules)} |")
         return "\n".join([*lines, ""])
@@ -143,7 +143,7 @@ class Table:
         _write_atomically(path, writers[path.suffix]())
         return path
 
-    def _texts(self) -> list[list[str]]:
+    def texts(self) -> list[list[str]]:
         """The cells as people read them."""
         specs = self.row_numbers or [None] * len(self.rows)
         return [

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from explorl.analysis.run_results import run_results
+from explorl.report.lens_rollouts import with_impacts
+from explorl.report.lens_sections import lens_results
 from explorl.report.study_page import write_report
 from explorl.store import StoreError, kind_of
 
@@ -23,6 +25,9 @@ def write_run_report(
             raise StoreError(f"{folder} holds {'a study' if kind == 'study' else 'an evaluation'}, not a run; "
                              f"`{command}` shows it")  # fmt: skip
     results = run_results(folders, names=names)
+    if len(folders) == 1:
+        rollouts = with_impacts(results.get("rollouts") or [], folders[0])
+        results = {**results, "lens": lens_results(folders[0]), "rollouts": rollouts}
     path = Path(out) if out is not None else Path(folders[0] if len(folders) == 1 else "runs") / "report.html"
     write_report(path, results)
     return path

@@ -138,6 +138,7 @@
       const span = make("span", "token");
       span.tabIndex = -1;
       span.place = place;
+      span.classList.toggle("has", Boolean(alternative(answer, place)));
       if (token === "") span.append(make("span", "mark", "∅"));
       token.split(/(\n)/).forEach((part) => {
         if (part === "\n") span.append(make("span", "mark", "↵"), "\n");
@@ -172,9 +173,28 @@
       const t = x === null ? 0 : strength(x, measure);
       const tone = measure.scale !== "diverging" ? "--shade" : t < 0 ? "--below" : "--above";
       span.classList.toggle("none", x === null);
+      if (measure.scale === "nominal" && x !== null) {
+        span.dataset.kind = x;
+        span.style.removeProperty("--tone");
+        span.style.setProperty("--share", 1);
+        return;
+      }
+      delete span.dataset.kind;
       span.style.setProperty("--tone", `var(${tone})`);
       span.style.setProperty("--share", (Math.abs(t) ** 0.7).toFixed(3));
     }));
+    const nominal = measure.scale === "nominal";
+    $("scale").hidden = nominal;
+    $("scale-names").hidden = !nominal;
+    if (nominal) {
+      $("scale-names").replaceChildren(...measure.names.map((name, kind) => {
+        const item = make("li"), sample = make("span", "", name);
+        sample.dataset.kind = kind;
+        item.append(sample);
+        return item;
+      }));
+      return;
+    }
     const unit = measure.unit ? ` ${measure.unit}` : "";
     $("scale-low").textContent = `${measure.label} ${measure.scale === "diverging" ? "≤ " : ""}${brief(measure.low)}`;
     $("scale-high").textContent = `${measure.exponential ? "" : "≥ "}${brief(measure.high)}${unit}`;
@@ -189,10 +209,81 @@
     for (const measure of measures) {
       const x = value(answer, measure, span.place);
       const part = make("span", "", `${measure.label} `);
-      part.append(make("b", "", number(x)), x !== null && measure.unit ? ` ${measure.unit}` : "");
+      const shown = measure.scale === "nominal" && x !== null ? measure.names[x] : number(x);
+      part.append(make("b", "", shown), x !== null && measure.unit ? ` ${measure.unit}` : "");
       parts.push(part);
     }
+    if (alternative(answer, span.place)) parts.push(make("span", "mark", "Enter or a click: its alternative"));
     $("readout").replaceChildren(...parts);
+  }
+
+  // ------------------------------------------------------------------ the best alternative to a token
+  /** The most likely other token, and both sets of continuations where the token was replaced; null where not known. */
+  function alternative(answer, place) {
+    const impact = (answer.impacts || {})[place];
+    if (impact) return { token: impact.other.token, probability: impact.other.probability, own: impact.sampled.probability, impact };
+    const token = (answer.other || [])[place];
+    if (!token) return null;
+    const [logp, own] = [(answer.other_logp || [])[place], Array.isArray(answer.logp) ? answer.logp[place] : answer.logp];
+    const chance = (x) => (x === null || x === undefined ? null : Math.exp(x));
+    return { token, probability: chance(logp), own: chance(own) };
+  }
+
+  /** Opens the panel of a token under its answer, or closes it where it is open. */
+  function look(span) {
+    const box = span.closest(".answer"), was = span.classList.contains("open");
+    close();
+    if (was) return;
+    span.classList.add("open");
+    const panel = panelOf(box.answer, span.place);
+    box.append(panel);
+    panel.scrollIntoView({ block: "nearest" });
+  }
+
+  function close() {
+    const open = browser.querySelector(".alternative");
+    browser.querySelectorAll(".token.open").forEach((span) => span.classList.remove("open"));
+    if (open) open.remove();
+    return Boolean(open);
+  }
+
+  function panelOf(answer, place) {
+    const panel = make("section", "alternative");
+    panel.setAttribute("aria-label", `Alternative to token ${place + 1}`);
+    panel.setAttribute("role", "status");
+    const found = alternative(answer, place), line = make("p");
+    line.append("Token ", make("code", "", JSON.stringify(answer.tokens[place])));
+    panel.append(line);
+    if (!found) {
+      line.append(": no alternative was recorded.");
+      return panel;
+    }
+    if (found.own !== null) line.append(`, probability ${number(found.own)}`);
+    line.append("; best alternative ", make("code", "", JSON.stringify(found.token)), `, probability ${number(found.probability)}${found.impact ? " (by the policy that went on from both)" : ""}.`);
+    if (!found.impact) return panel;
+    const { mean, low, high, p, sampled, other } = found.impact;
+    const text = make("p", "", "Impact ");
+    text.append(make("b", "", number(mean)), ` with a 95 % interval from ${number(low)} to ${number(high)}; p ${p !== null && p < 0.001 ? "below 0.001" : number(p)} after correction for the number of tokens.`);
+    const sides = make("div", "sides");
+    sides.append(sideOf(sampled), sideOf(other));
+    panel.append(text, sides);
+    return panel;
+  }
+
+  function sideOf({ token, correct, count, texts }) {
+    const part = make("section"), list = make("ul");
+    part.append(make("h4", "", `From ${JSON.stringify(token)}: ${correct} of ${count} correct`));
+    texts.forEach(([continuation, right]) => {
+      const item = make("li", right ? "right" : "wrong"), sign = make("b", "", right ? "✓" : "✗");
+      sign.setAttribute("aria-label", right ? "correct" : "wrong");
+      sign.setAttribute("role", "img");
+      item.append(sign, continuation ? make("code", "", continuation) : make("span", "mark", "the answer ends here"));
+      list.append(item);
+    });
+    if (texts.length < count) list.append(make("li", "mark", `and ${count - texts.length} more`));
+    list.tabIndex = 0;
+    part.append(list);
+    return part;
   }
 
   // ------------------------------------------------------------------ the address
@@ -252,6 +343,7 @@
     ArrowRight: () => token(1), ArrowLeft: () => token(-1),
     n: () => want({ prompt: view.prompt + 1 }), p: () => want({ prompt: view.prompt - 1 }),
     "]": () => step(1), "[": () => step(-1), "?": () => $("help").showModal(),
+    Enter: () => (document.activeElement.classList.contains("token") ? look(document.activeElement) : false), Escape: () => close(),
   };
   measures.slice(0, 9).forEach(({ key }, index) => { KEYS[index + 1] = () => want({ by: key }); });
 
@@ -259,7 +351,7 @@
   function listening(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return false;
     if (root.contains(document.activeElement)) {
-      const takes = document.activeElement.matches("select, input, pre");
+      const takes = document.activeElement.matches("select, input, pre, .alternative ul");
       return !(takes && (event.key.startsWith("Arrow") || document.activeElement.matches("select")));
     }
     const { top, bottom } = browser.getBoundingClientRect();
@@ -282,6 +374,10 @@
       if (span) tell(span);
     });
   }
+  browser.addEventListener("click", (event) => {
+    const span = event.target.closest(".token");
+    if (span && !String(getSelection())) look(span); // text can be marked without opening anything
+  });
   $("help-button").addEventListener("click", () => $("help").showModal());
   window.addEventListener("hashchange", () => {
     const wanted = recalled();

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from explorl.report import study_sections as sections
+from explorl.report.lens_sections import lens_sections
 from explorl.report.study_figures import Look, looks, swatch
 from explorl.report.study_numbers import spoken
 from explorl.report.study_rollouts import compact, measures, script_json, trimmed
@@ -76,6 +77,7 @@ def _figures(
         ("unsolvable", "What stays unsolved", "unsolvable set", sections.unsolvable(results, arm_looks)),
         ("errors", "Errors", "error breakdown", sections.errors(arms, arm_looks)),
         ("logs", "Strategy logs", "strategy log", sections.strategy_logs(arms, arm_looks)),
+        *lens_sections(results),
     ]
 
 

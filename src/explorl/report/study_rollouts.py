@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from explorl.analysis.categories import CATEGORIES, categories_of
 from explorl.report.study_numbers import finite
+from explorl.text import clean
 
 
 @dataclass(frozen=True)
@@ -16,18 +18,20 @@ class Measure:
     """A number that every token has, and the scale in which it shades the token.
 
     ``sequential`` shades more the further a value lies above ``low``, ``reversed`` the further it lies below ``high``,
-    ``diverging`` in two colours on both sides of ``centre``.
+    ``diverging`` in two colours on both sides of ``centre``. ``nominal`` numbers are places among ``names``, with a
+    colour and a kind of line each.
     """
 
     key: str
     label: str
     unit: str = ""
-    scale: Literal["sequential", "reversed", "diverging"] = "sequential"
+    scale: Literal["sequential", "reversed", "diverging", "nominal"] = "sequential"
     centre: float = 0.0
     low: float | None = None
     high: float | None = None
     exponential: bool = False
     """The record is a logarithm, shown as what it is the logarithm of."""
+    names: Sequence[str] = ()
 
 
 MEASURES = (
@@ -35,9 +39,15 @@ MEASURES = (
     Measure("logp", "probability", scale="reversed", low=0.0, high=1.0, exponential=True),
     Measure("advantage", "advantage", scale="diverging"),
     Measure("weight", "strategy weight", scale="diverging", centre=1.0),
+    Measure("update_size", "update size G", low=0.0),
+    Measure("delta_p", "probability change Δp", scale="diverging"),
+    Measure("impact", "impact", scale="diverging", low=-1.0, high=1.0),
+    Measure("category", "category", scale="nominal", names=CATEGORIES),
 )
 """Measures in the order of their keys 1, 2, …; a record with another name is shown too, after these."""
-_NOT_MEASURES = ("tokens", "correct", "reward", "finish", "recorded")
+_NOT_MEASURES = ("tokens", "correct", "reward", "finish", "recorded", "other", "other_logp", "impacts")
+CONTINUATIONS, LETTERS = 8, 400
+"""Continuations of a token that the page shows, and letters of each; their number counts all of them."""
 _QUANTILE = 0.98  # a few extreme tokens would leave all others unshaded
 
 
@@ -57,6 +67,8 @@ def measures(rollouts: Sequence[Mapping[str, Any]]) -> list[Measure]:
 
 
 def _ended(measure: Measure, values: list[float]) -> Measure:
+    if measure.scale == "nominal" or (measure.scale == "diverging" and measure.high is not None):
+        return measure
     if measure.scale == "diverging":
         reach = _quantile([abs(value - measure.centre) for value in values]) or 1.0
         low, high = measure.centre - reach, measure.centre + reach
@@ -95,9 +107,47 @@ def _compact(answer: Mapping[str, Any]) -> dict[str, Any]:
     if answer.get("recorded") is False:
         return small | {"recorded": False}
     for key in _records(answer):
-        record = [_short(value) for value in answer[key]]
-        small[key] = record[0] if len(record) > 1 and len(set(record)) == 1 else record
+        small[key] = _once([_short(value) for value in answer[key]])
+    if answer.get("recorded") and "category" not in small:
+        small["category"] = _once([CATEGORIES.index(name) for name in categories_of(small["tokens"])])
+    if any(answer.get("other") or []):
+        small["other"] = ["" if token is None else clean(str(token), 200) for token in answer["other"]]
+        small["other_logp"] = [_short(value) for value in answer.get("other_logp") or [None] * len(small["other"])]
+    if answer.get("impacts"):
+        small["impacts"] = {str(place): _impact(one) for place, one in answer["impacts"].items()}
+        known = {int(place): one["mean"] for place, one in small["impacts"].items()}
+        small["impact"] = [known.get(place) for place in range(len(small["tokens"]))]
     return small
+
+
+def _once(record: list[Any]) -> Any:
+    """A record that never changes as one value."""
+    return record[0] if len(record) > 1 and len(set(record)) == 1 else record
+
+
+def _impact(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A replaced token: its impact, and what both sides went on with."""
+    return {
+        **{key: _short(one.get(key)) for key in ("mean", "low", "high", "p")},
+        **{side: _side(one[side]) for side in ("sampled", "other")},
+    }
+
+
+def _side(side: Mapping[str, Any]) -> dict[str, Any]:
+    texts = side.get("continuations") or []
+    return {
+        "token": clean(str(side.get("token")), 200),
+        "probability": _short(side.get("probability")),
+        "correct": int(side.get("correct") or 0),
+        "count": int(side.get("count") or 0),
+        "texts": [[clean(str(text), LETTERS), bool(correct)] for text, correct in _both(texts, CONTINUATIONS)],
+    }
+
+
+def _both(texts: Sequence[Any], count: int) -> list[Any]:
+    """Up to `count` continuations in their order, right and wrong ones by turns as long as there are both."""
+    kept = _mixed([{"correct": one[1], "one": one} for one in texts], count)
+    return [entry["one"] for entry in kept]
 
 
 def _records(answer: Mapping[str, Any]) -> list[str]:

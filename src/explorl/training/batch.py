@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from explorl.metrics.tokens import branching_factor, token_entropy
+from explorl.modeling.token_records import answer_records
 from explorl.rollout import PaddedRollouts
 from explorl.strategies import Batch, Strategy
 from explorl.training.correct import Correct
@@ -45,24 +45,18 @@ def by_engine(records: PaddedRollouts, length: int) -> Recorded:
     return Recorded(*(padded_to(value, length) for value in values))
 
 
-@torch.no_grad()
 def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
-    """The same by a pass over the batch, after `model.generate`, vLLM or tools."""
-    input_ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-    attention_mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-    length = output["completion_ids"].size(1)
-    parts = []
-    for some in torch.arange(len(input_ids)).split(rows):
-        with autocast():
-            logits = model(
-                input_ids=input_ids[some], attention_mask=attention_mask[some], logits_to_keep=length + 1
-            ).logits[:, -length - 1 : -1]
-        logits = logits.float()
-        tokens = output["completion_ids"][some].unsqueeze(-1)
-        own = torch.log_softmax(logits / temperature, dim=-1).gather(-1, tokens).squeeze(-1)
-        parts.append((own, token_entropy(logits), branching_factor(logits).to(logits.dtype)))
-    logps, entropy, branching = (torch.cat(values) for values in zip(*parts, strict=True))
-    return Recorded(logps, entropy, branching, None)
+    """The same by a pass over the batch, after `model.generate`, vLLM or tools; 0 where the mask is 0."""
+    records = answer_records(
+        model,
+        torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+        torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+        output["completion_ids"].size(1),
+        rows=rows,
+        temperature=temperature,
+        autocast=autocast,
+    )
+    return Recorded(records.logps, records.entropy, records.branching.float(), None)
 
 
 def gathered(

@@ -12,13 +12,13 @@ TRL samples (through our engine), rewards and normalises; the whole generation b
 in `explorl.training.loss`.) With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
 
 The trainer is built up in rooms, each a class on the one before: `trl_trainer` (what is asked of TRL), `sampling`,
-`logps`, `objective`, and this one, which ties them together.
+`logps`, `objective`, `watching` (what is told of a step), and this one, which ties them together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,21 +34,18 @@ from explorl.training.batch import Recorded, by_engine, by_pass, gathered, padde
 from explorl.training.correct import Correct
 from explorl.training.correct import Spec as CorrectSpec
 from explorl.training.dealing import dealt
-from explorl.training.objective import ObjectiveTrainer
-from explorl.training.records import counted_tokens, logged_columns, prompt_text, token_columns
+from explorl.training.lens import Lens, ObserverLike, build_observers
+from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.shaping import shape
 from explorl.training.trl_trainer import IMAGES
+from explorl.training.watching import RolloutListener, WatchingTrainer
 
 StrategyLike = Strategy | str | Mapping[str, Any]
 ENGINES = ("explorl", "generate", "vllm")
 
 
-RolloutListener = Callable[[int, dict[str, list[Any]]], None]
-"""Gets the step that a generation batch is for, and the batch's columns."""
-
-
-class ExplorationTrainer(ObjectiveTrainer):
+class ExplorationTrainer(WatchingTrainer):
     """`trl.GRPOTrainer` with a list of exploration strategies.
 
     Args:
@@ -63,6 +60,10 @@ class ExplorationTrainer(ObjectiveTrainer):
             True insists, False is TRL's padded pass.
         on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
         token_records: so many prompts of each batch come to `on_rollouts` with what was recorded of every token.
+        observers: objects with ``see(step: StepView)`` whose numbers are logged of each generation batch, or their
+            import paths (`explorl.training.lens`); `explorl.training.observers.statistics()` is what `explorl train`
+            has.
+        lens: how many answers are looked at closely, and how often.
 
     All other arguments are those of `GRPOTrainer`; docs/trl.md lists what becomes of each of TRL's options.
     """
@@ -82,11 +83,14 @@ class ExplorationTrainer(ObjectiveTrainer):
         packed: bool | None = None,
         on_rollouts: RolloutListener | None = None,
         token_records: int = 0,
+        observers: Sequence[ObserverLike] = (),
+        lens: Lens | None = None,
         **trl: Any,
     ) -> None:
         if engine not in (None, *ENGINES):
             raise ValueError(f"engine is {engine!r}; use {', '.join(map(repr, ENGINES))}, or None to have one chosen")
         self.strategies: list[Strategy] = build_all(strategies)
+        watching = build_observers(observers)
         self._warned: set[str] = set()
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
@@ -106,11 +110,9 @@ class ExplorationTrainer(ObjectiveTrainer):
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine)
         self._packed = False if self._only_padded() else packed
-        self._listeners: list[RolloutListener] = []
-        self._token_records = token_records
+        self._begin_watching(lens or Lens(), watching, token_records)
         if on_rollouts is not None:
             self.listen(on_rollouts)
-        self._token_texts: dict[int, str] = {}
         self._forget_rollout()
         self._mean_reward = math.nan
         self._reference_moved = bool(args.sync_ref_model)
@@ -167,18 +169,15 @@ class ExplorationTrainer(ObjectiveTrainer):
             output["row_temperature"] = self._row_temperature
         rewards = self._rewards()
         self._mean_reward = rewards.nanmean().item()
+        advantage = output["advantages"]
         if self.strategies:
-            self._shape(output, rewards)
-        if self._listeners and self.accelerator.is_main_process:
-            columns = self._columns(output)
-            for listener in self._listeners:
-                listener(self.now + 1, columns)
+            recorded = self._recorded(output)
+            self._shape(output, recorded, rewards)
+            self._watch(output, recorded, advantage, rewards)
+        else:
+            known = None if self._records is None else by_engine(self._records, output["completion_ids"].size(1))
+            self._watch(output, known, advantage, rewards)
         return output
-
-    def listen(self, listener: RolloutListener, token_records: int = 0) -> None:
-        """Have another function called as ``on_rollouts`` is, with at least so many prompts' token records."""
-        self._listeners.append(listener)
-        self._token_records = max(self._token_records, token_records)
 
     def _rewards(self) -> Tensor:
         """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""
@@ -187,11 +186,11 @@ class ExplorationTrainer(ObjectiveTrainer):
         rewards = (parts * self.reward_weights.to(parts.device)).nansum(dim=1)
         return torch.where(parts.isnan().all(dim=1), torch.nan, rewards)
 
-    def _shape(self, output: dict[str, Any], rewards: Tensor) -> None:
+    def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> None:
         assert self.reward_parts is not None
         batch = gathered(
             self.accelerator,
-            self._recorded(output),
+            recorded,
             output,
             prompts=self._prompts,
             parts=self.reward_parts,
@@ -226,22 +225,6 @@ class ExplorationTrainer(ObjectiveTrainer):
         rows = self.args.per_device_train_batch_size
         autocast = self.accelerator.autocast
         return by_pass(self.model, output, temperature=self.temperature, rows=rows, autocast=autocast)
-
-    def _columns(self, output: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The latest generation batch as TRL logged it, with token records of its first prompts."""
-        count = len(self.reward_parts) if self.reward_parts is not None else 0
-        tokens: dict[str, list[Any]] = {}
-        rows = min(self._token_records * self.num_generations, len(output["completion_ids"]))
-        if rows and self._records is not None:
-            tokens = token_columns(output, self._records, rows, self._token_text)
-        return logged_columns(self.logs, count) | {
-            name: [*values, *[None] * (count - rows)] for name, values in tokens.items()
-        }
-
-    def _token_text(self, token: int) -> str:
-        if token not in self._token_texts:
-            self._token_texts[token] = self.tokenizer.decode([token])
-        return self._token_texts[token]
 
     # ---------------------------------------------------------------- micro-batches
 
@@ -317,6 +300,8 @@ class ExplorationTrainer(ObjectiveTrainer):
     def write_state(self, folder: Path) -> None:
         if self.waiting is not None:
             checkpoints.write_batches(folder, self.accelerator.process_index, self.waiting)
+        if self.accelerator.is_main_process:
+            self._write_looks(folder)
         if not self.args.should_save:
             return
         progress = checkpoints.Progress(self.micro_step, self._mean_reward)
@@ -325,6 +310,7 @@ class ExplorationTrainer(ObjectiveTrainer):
             checkpoints.write_reference(folder, reference_weights(*self._models()))
 
     def read_state(self, folder: Path) -> None:
+        self._read_looks(folder)
         progress = checkpoints.read_progress(folder, self.strategies)
         if progress is None:
             return

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from explorl.rollout import PaddedRollouts
 
 
 def logged_columns(logs: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
@@ -23,30 +21,54 @@ def logged_columns(logs: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
     }
 
 
-def token_columns(
-    output: Mapping[str, Any], records: PaddedRollouts, rows: int, text_of: Callable[[int], str]
-) -> dict[str, list[Any]]:
-    """Tokens, entropy, log π, advantage and weight of the first rows, a list per answer."""
-    mask = counted_tokens(output)[:rows]
-    lengths = mask.sum(1).tolist()
-    advantages = output["advantages"][:rows]
-    advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-    weights = output["token_weights"][:rows] if "token_weights" in output else torch.ones_like(mask, dtype=torch.float)
-    if "loss_mask" in output:
-        weights = weights * output["loss_mask"][:rows]
-    columns = {
-        "entropy": records.entropy[:rows],
-        "logp": records.logps[:rows],
-        "token_advantage": advantages.expand(mask.shape),
-        "token_weight": weights,
-    }
-    ids = output["completion_ids"][:rows].tolist()
-    found: dict[str, list[Any]] = {
-        "tokens": [[text_of(token) for token in row[:length]] for row, length in zip(ids, lengths, strict=True)]
-    }
-    for name, values in columns.items():
-        found[name] = [row[:length] for row, length in zip(values.tolist(), lengths, strict=True)]
-    return found
+def token_texts(
+    output: Mapping[str, Any], rows: Sequence[int], text_of: Callable[[int], str]
+) -> dict[str, list[list[Any]]]:
+    """The tokens of a prompt and of its answer, for these rows of a generation batch.
+
+    A tool's output is among them, since what comes after it was written with it in sight.
+    """
+    chosen = torch.tensor(list(rows), dtype=torch.long, device=output["completion_ids"].device)
+    found: dict[str, list[list[Any]]] = {}
+    for name in ("prompt", "completion"):
+        ids, mask = output[f"{name}_ids"][chosen].cpu(), output[f"{name}_mask"][chosen].cpu() > 0
+        column = "prompt_ids" if name == "prompt" else "token_ids"
+        found[column] = [row[seen].tolist() for row, seen in zip(ids, mask, strict=True)]
+    return {**found, "tokens": [[text_of(token) for token in row] for row in found["token_ids"]]}
+
+
+def token_lists(values: Tensor, completion_mask: Tensor, counted: Tensor) -> list[list[Any]]:
+    """One value per token of each answer, None on a tool's output."""
+    lengths = completion_mask.sum(1).tolist()
+    lists = [row[:length] for row, length in zip(values.tolist(), lengths, strict=True)]
+    if torch.equal(counted > 0, completion_mask > 0):
+        return lists
+    marks = counted.tolist()
+    return [
+        [value if own else None for value, own in zip(row, own_row, strict=False)]
+        for row, own_row in zip(lists, marks, strict=True)
+    ]
+
+
+def spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
+    """Values of some rows as a column of ``count`` rows; None elsewhere."""
+    column: list[Any] = [None] * count
+    for row, value in zip(rows, values, strict=True):
+        column[row] = value
+    return column
+
+
+def token_weights(output: Mapping[str, Any]) -> Tensor:
+    """Factor of each token's policy term: the strategies' weight, 0 where the token is not in the loss."""
+    mask = counted_tokens(output)
+    weights = output.get("token_weights", torch.ones_like(mask, dtype=torch.float))
+    return weights * output.get("loss_mask", mask)
+
+
+def token_advantages(output: Mapping[str, Any]) -> Tensor:
+    """The advantage of each token, also where it is one for all tokens of an answer."""
+    advantages: Tensor = output["advantages"]
+    return advantages.unsqueeze(1).expand(output["completion_mask"].shape) if advantages.dim() == 1 else advantages
 
 
 def prompt_text(prompt: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from rich.console import Console
 from transformers.integrations import TensorBoardCallback
@@ -28,6 +27,8 @@ from explorl.training.common import (
     warn_of_lost_steps,
 )
 from explorl.training.grpo import ExplorationTrainer
+from explorl.training.lens import Lens, build_observers
+from explorl.training.observers import statistics
 from explorl.training.stored import (
     Periodically,
     Recorder,
@@ -119,16 +120,14 @@ def run_grpo(
     check_engine(config.rollout.engine)
     task = get_task(config.task.name, **task_options(config))
     correct = correct_reward(task)
+    lens = config.training.lens
+    observers = [] if lens is None else [*statistics(), *build_observers(lens.observers)]
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
     for row in rows:  # a table would give all problems the keys of each, and all numbers one type
         row["data"] = json_text(task, row["id"], row["data"])
     policy = load_policy(config.model.name, dtype=config.model.training_dtype)
     check_prompts([row["prompt"] for row in rows], policy, task, config.task.template)
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
-
-    def save_rollouts(step: int, columns: dict[str, list[Any]]) -> None:
-        if config.training.save_rollouts:
-            store.write_rollouts(step, columns)
 
     shown = Shown(label, console)
     divergence = StopAtDivergence("training.learning_rate", config.training.learning_rate)
@@ -149,10 +148,13 @@ def run_grpo(
             strategies=config.strategies,
             engine=config.rollout.engine,
             correct=correct,
-            on_rollouts=save_rollouts,
-            token_records=config.training.token_records if config.training.save_rollouts else 0,
+            observers=observers,
+            lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
             callbacks=callbacks,
         )
+        if config.training.save_rollouts:
+            after = None if lens is None else store.write_rollouts
+            trainer.listen(store.write_rollouts, config.training.token_records, after=after)
         trainer.args.output_dir = str(store.checkpoints)
         trainer.keep_checkpoints = config.training.keep_checkpoints
         quiet(trainer)

@@ -1,0 +1,119 @@
+"""What is wrong with responses over the steps of a training: Deng et al. 2025, §3.2.2 and Figure 3d."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.lens_table import LensTable, NotRecorded
+from explorl.analysis.series import Effect, binned, in_points, regression, trend
+from explorl.analysis.stages import LEAST_STEPS
+from explorl.metrics import Cell, Table
+from explorl.metrics.quality import response_quality
+
+Floats = NDArray[np.float64]
+
+DEFECTS = ("format violations", "repetitive", "language mixing")
+FORMAT = "reward/format"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """The share of responses with a defect, by step."""
+
+    name: str
+    shares: Floats
+    change: Effect | None
+    """From the first to the last third of the steps; None where no response has it."""
+
+
+@dataclass(frozen=True)
+class Defects:
+    """Every kind of defect over the steps."""
+
+    steps: Floats
+    kinds: tuple[Defect, ...]
+
+
+def defects(table: LensTable, context: Context) -> Defects | Unavailable:
+    """Shares of malformed and repetitive responses and of those that mix languages; as logged, else counted."""
+    steps, shares = _curves(table)
+    if len(steps) < LEAST_STEPS:
+        return Unavailable(f"the run has responses of {len(steps)} steps; their course needs {LEAST_STEPS} or more")
+    return Defects(
+        steps, tuple(Defect(name, values, _change(steps, values, context.seed)) for name, values in shares.items())
+    )
+
+
+def _change(steps: Floats, values: Floats, seed: int) -> Effect | None:
+    """Mean of the last third − mean of the first third, of a smooth course through the steps."""
+    if values.max() == 0:
+        return None
+    t, shares = binned(steps, values)
+    first, last = np.quantile(t, [1 / 3, 2 / 3])
+    design = trend(t)
+    fit = regression(design, shares, seed)
+    return fit.effect(design[t > last].mean(axis=0) - design[t <= first].mean(axis=0))
+
+
+def _curves(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
+    try:
+        found = {name: table.curve(f"lens/quality_{name.replace(' ', '_')}") for name in DEFECTS}
+    except NotRecorded:
+        return _counted(table)
+    steps = next(iter(found.values()))[0]
+    if any(not np.array_equal(at, steps) for at, _ in found.values()):
+        return _counted(table)
+    return steps, {name: values for name, (_, values) in found.items()}
+
+
+def _counted(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
+    answers = table.answers
+    if not len(answers):
+        raise NotRecorded("the run has no rollouts; they are kept where training.save_rollouts is true")
+    steps = np.unique(answers.step)
+    counts = []
+    for step in steps:
+        places = np.flatnonzero(answers.step == step).tolist()
+        form = list(answers[FORMAT][places]) if FORMAT in answers else None
+        counts.append(response_quality([answers.completion[place] for place in places], form))
+    return steps.astype(float), {
+        name: np.array([getattr(one, name.replace(" ", "_")) / one.responses for one in counts]) for name in DEFECTS
+    }
+
+
+def defects_summary(result: Defects) -> str:
+    """What each defect does over the training."""
+    told = []
+    for kind in result.kinds:
+        if kind.change is None:
+            told.append(f"no response with {kind.name}" if kind.name != "repetitive" else "no repetitive response")
+            continue
+        word = {1: "rise", -1: "fall", 0: "do not change, as far as can be told"}[kind.change.found]
+        noun = "repetitive responses" if kind.name == "repetitive" else kind.name
+        told.append(f"{noun} {word} ({in_points(kind.change.interval)} from the first to the last third)")
+    text = "; ".join(told) + "."
+    return text[0].upper() + text[1:]
+
+
+def defects_tables(result: Defects) -> dict[str, Table]:
+    """The changes, and the shares by step."""
+    rows: list[list[Cell]] = [
+        [kind.name, float(kind.shares.mean()), kind.change.interval if kind.change else None,
+         kind.change.p if kind.change else None]
+        for kind in result.kinds
+    ]  # fmt: skip
+    points: list[list[Cell]] = [
+        [float(step), *(float(kind.shares[place]) for kind in result.kinds)] for place, step in enumerate(result.steps)
+    ]
+    return {
+        "defects": Table(
+            ["defect", "mean share", "last third − first third", "p of 0"], rows, title="defects of responses"
+        ),
+        "defects-curve": Table(
+            ["step", *(f"{kind.name} (share)" for kind in result.kinds)], points, title="defects of responses by step"
+        ),
+    }

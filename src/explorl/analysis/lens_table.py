@@ -1,0 +1,338 @@
+"""What a run has recorded of its answers and their tokens, in flat columns that every analysis of the lens reads.
+
+    table = read_run("runs/mine")
+    table.tokens["entropy"]             one value a token, NaN where it was not recorded
+    table.tokens.answer                 the answer that each token belongs to
+    table.answers["advantage"]          one value an answer
+    table.curve("reward")               steps and values of a key of metrics.jsonl
+
+What a run lacks raises `NotRecorded` where it is asked for, so that an analysis need not ask first. A file that cannot
+be read is left out and named in `notes`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorl.store import RunStore, StoreError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_TOKENS = 20_000_000
+"""Tokens that are read; of a run with more, files at even distances."""
+NO_ADVANTAGE = 1e-3
+WHOLE = ("token_ids", "other_ids")
+"""Columns of whole numbers; −1 stands for what was not recorded."""
+TEXTS = ("tokens", "other")
+NUMBERS = (
+    "entropy", "logp", "branching", "collision", "other_logp", "state_norm", "update_size", "logp_after",
+    "token_advantage", "token_weight",
+)  # fmt: skip
+"""Columns with a number a token."""
+_PLACES = ("tokens", "token_ids", "entropy")
+"""Columns that say how many tokens an answer has: the first that a file has."""
+
+
+class NotRecorded(ValueError):
+    """What an analysis needs and the run has not recorded; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One entry a token, answer after answer in the order of the steps."""
+
+    answer: Ints
+    """Which answer a token belongs to."""
+    position: Ints
+    """Its place in the answer, from 0."""
+    length: Ints
+    """How many tokens that answer has."""
+    step: Ints
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.columns:
+            raise NotRecorded(_missing(name, bool(len(self))))
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+    @property
+    def relative_position(self) -> Floats:
+        """Place in the answer ÷ its length, in [0, 1)."""
+        return self.position / np.maximum(self.length, 1)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One entry an answer."""
+
+    step: Ints
+    prompt: Sequence[str]
+    completion: Sequence[str]
+    start: Ints
+    """Where its tokens begin in `Tokens`."""
+    count: Ints
+    """How many of its tokens are recorded; 0 where none is."""
+    columns: Mapping[str, Floats] = field(default_factory=dict)
+    """``advantage``, ``correct`` (1 or 0) and ``reward/<name>``, NaN where not known."""
+    prompt_ids: Sequence[Sequence[int] | None] = ()
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self.columns:
+            raise NotRecorded(f"the rollouts have no column {name!r}; they have {', '.join(self.columns) or 'none'}")
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def sign(self) -> Ints:
+        """1 for positive answers, −1 for negative ones, 0 for those that training did not move.
+
+        By the advantage, which is what training rewards or punishes; where there is none, by correctness. In a group of
+        equal rewards the advantage is what rounding leaves, divided by 1e-4: below `NO_ADVANTAGE`, it is none.
+        """
+        if "advantage" in self:
+            advantage = np.nan_to_num(self["advantage"])
+            return np.where(np.abs(advantage) < NO_ADVANTAGE, 0, np.sign(advantage)).astype(np.int64)
+        return np.nan_to_num(2 * self["correct"] - 1).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class LensTable:
+    """A run, or the answers of a lone checkpoint."""
+
+    name: str
+    answers: Answers
+    tokens: Tokens
+    lines: Sequence[Mapping[str, Any]] = ()
+    """The training steps' lines of metrics.jsonl."""
+    evaluations: Mapping[int, float] = field(default_factory=dict)
+    """Held-out pass@1 by update."""
+    notes: Sequence[str] = ()
+    """What could not be read."""
+
+    def curve(self, *keys: str) -> tuple[Floats, Floats]:
+        """Steps and values of the first of these keys that any line has a finite value of."""
+        for key in keys:
+            found = {line["step"]: line[key] for line in self.lines if _is_number(line.get(key))}
+            if found:
+                steps = sorted(found)
+                return np.array(steps, dtype=float), np.array([found[step] for step in steps], dtype=float)
+        raise NotRecorded(f"metrics.jsonl has no line with {' or '.join(keys)}")
+
+
+def read_run(folder: str | Path, *, most_tokens: int = MOST_TOKENS) -> LensTable:
+    """Reads what a run has recorded; `StoreError` where the folder holds no run."""
+    store = RunStore.open(folder)
+    lines = [line for line in store.metrics() if line.get("kind") == "train" and "step" in line]
+    scores = {
+        int(line["step"]): float(line["pass@1"])
+        for line in store.metrics()
+        if line.get("kind") == "evaluation" and _is_number(line.get("pass@1"))
+    }
+    found, notes = _files(store, most_tokens)
+    parts: list[_Part] = []
+    for path in found:
+        try:
+            parts.append(_read(path))
+        except Exception as error:  # pyarrow has many errors for a damaged file, and a bug must not hide the others
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            notes.append(f"{path.name} cannot be read and is left out: {why}")
+    answers, tokens = _joined(parts, notes)
+    return LensTable(store.folder.name, answers, tokens, lines, scores, tuple(notes))
+
+
+def table_of(name: str, steps: Mapping[int, Mapping[str, Sequence[Any]]], **more: Any) -> LensTable:
+    """The table of rollouts in memory: their columns by step, as a run writes them."""
+    import pyarrow as pa
+
+    notes: list[str] = []
+    parts = [_part(step, pa.table(dict(columns)), f"step {step}") for step, columns in steps.items()]
+    answers, tokens = _joined(parts, notes)
+    return LensTable(name, answers, tokens, notes=tuple(notes), **more)
+
+
+def _files(store: RunStore, most: int) -> tuple[list[Path], list[str]]:
+    """The rollout files to read, and what to say of the others."""
+    import pyarrow.parquet as pq
+
+    found = sorted(path for path in store.rollouts.glob("step-*.parquet") if path.stem[5:].isdecimal())
+    sizes = []
+    for path in found:
+        try:
+            with pq.ParquetFile(path) as file:
+                parts = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+                columns = [part.column(place) for part in parts for place in range(part.num_columns)]
+                sizes.append(sum(c.num_values for c in columns if c.path_in_schema.startswith("entropy.")))
+        except Exception:  # said when it is read
+            sizes.append(0)
+    every = -(-sum(sizes) // most) if sizes else 1
+    if every <= 1:
+        return found, []
+    kept = found[::every]
+    return kept, [f"{len(kept)} of {len(found)} rollout files are read, at even distances: {sum(sizes):,} tokens"]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file."""
+
+    step: int
+    count: Ints
+    texts: Mapping[str, list[Any]]
+    numbers: Mapping[str, Floats]
+    tokens: Mapping[str, NDArray[Any]]
+    notes: Sequence[str]
+
+
+def _read(path: Path) -> _Part:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        return _part(int(path.stem.removeprefix("step-")), file.read(), path.name)
+
+
+def _part(step: int, table: Any, where: str) -> _Part:
+    rows = table.num_rows
+    names = table.column_names
+    blank: list[Any] = [None] * rows
+    texts = {key: table[key].to_pylist() if key in names else blank for key in ("prompt", "completion", "prompt_ids")}
+    numbers = {
+        name: _floats(table[name]) for name in names if name in ("advantage", "correct") or name.startswith("reward/")
+    }
+    place = next((name for name in _PLACES if name in names), None)
+    count = _lengths(table[place]) if place else np.zeros(rows, dtype=np.int64)
+    notes: list[str] = []
+    tokens: dict[str, NDArray[Any]] = {}
+    for name in (*NUMBERS, *WHOLE, *TEXTS):
+        if name in names:
+            values, wrong = _flat(table[name], count, name)
+            if wrong:
+                notes.append(f"{where}: {name} of {wrong} answers has another length than {place}, and is left out")
+            tokens[name] = values
+    return _Part(step, count, texts, numbers, tokens, notes)
+
+
+def _floats(column: Any) -> Floats:
+    values = column.to_pylist()
+    return np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
+
+
+def _lengths(column: Any) -> Ints:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return np.zeros(len(column), dtype=np.int64)
+    return np.asarray(pc.fill_null(pc.list_value_length(column), 0).to_numpy(), dtype=np.int64)
+
+
+def _flat(column: Any, count: Ints, name: str) -> tuple[NDArray[Any], int]:
+    """The values of a column of lists one after the other, blank where a list is not there, and how many lists have
+    the wrong length."""
+    import pyarrow.compute as pc
+
+    total, own = int(count.sum()), _lengths(column)
+    fits = (own == count) & (count > 0)
+    if name in TEXTS:
+        flat: NDArray[Any] = np.full(total, "", dtype=object)
+    else:
+        flat = np.full(total, -1, dtype=np.int64) if name in WHOLE else np.full(total, np.nan)
+    if fits.any():
+        values = pc.list_flatten(column)
+        if name in TEXTS:
+            found: NDArray[Any] = np.array([value or "" for value in values.to_pylist()], dtype=object)
+        elif name in WHOLE:
+            found = np.asarray(pc.fill_null(values, -1).to_numpy(), dtype=np.int64)
+        else:
+            found = np.asarray(values.cast("float64").to_numpy(), dtype=np.float64)
+        flat[np.repeat(fits, count)] = found[np.repeat(fits, own)]
+    return flat, int(((own != count) & (own > 0)).sum())
+
+
+def _joined(parts: Sequence[_Part], notes: list[str]) -> tuple[Answers, Tokens]:
+    notes += [note for part in parts for note in part.notes]
+    parts = sorted(parts, key=lambda part: part.step)
+    counts = [part.count for part in parts]
+    count = np.concatenate(counts) if counts else np.zeros(0, dtype=np.int64)
+    step = np.repeat([part.step for part in parts], [len(part.count) for part in parts]).astype(np.int64)
+    start = np.concatenate([[0], np.cumsum(count)])[:-1].astype(np.int64)
+    columns = {
+        name: np.concatenate([part.numbers.get(name, np.full(len(part.count), np.nan)) for part in parts])
+        for name in dict.fromkeys(name for part in parts for name in part.numbers)
+    }
+    if "correct" not in columns and "reward/correctness" in columns:
+        known = columns["reward/correctness"]
+        columns["correct"] = np.where(np.isfinite(known), known >= 1 - 1e-6, np.nan)
+    columns = {name: values for name, values in columns.items() if np.isfinite(values).any()}
+    texts = {
+        key: [value for part in parts for value in part.texts[key]] for key in ("prompt", "completion", "prompt_ids")
+    }
+    answers = Answers(
+        step, [value or "" for value in texts["prompt"]], [value or "" for value in texts["completion"]],
+        start, count, columns, texts["prompt_ids"],
+    )  # fmt: skip
+    answer = np.repeat(np.arange(len(count)), count)
+    position = np.arange(int(count.sum())) - start[answer]
+    tokens = {
+        name: np.concatenate([part.tokens.get(name, _blank(name, int(part.count.sum()))) for part in parts])
+        for name in dict.fromkeys(name for part in parts for name in part.tokens)
+    }
+    tokens = {name: values for name, values in tokens.items() if _any(values)}
+    return answers, Tokens(answer, position, count[answer], step[answer], tokens)
+
+
+def _blank(name: str, count: int) -> NDArray[Any]:
+    if name in TEXTS:
+        return np.full(count, "", dtype=object)
+    return np.full(count, -1, dtype=np.int64) if name in WHOLE else np.full(count, np.nan)
+
+
+def _any(values: NDArray[Any]) -> bool:
+    """Whether anything was recorded."""
+    if values.dtype == object:
+        return bool((values != "").any())
+    return bool((values >= 0).any() if values.dtype == np.int64 else np.isfinite(values).any())
+
+
+def _missing(name: str, has_tokens: bool) -> str:
+    if not has_tokens:
+        return "no token is recorded; training.token_records says of how many prompts a step the tokens are, such as 4"
+    return f"the tokens have no record of {name!r}; train with this version of Explorl and training.token_records ≥ 1"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def plain(value: Any) -> Any:
+    """A result as values that JSON has: arrays as lists, NaN as None."""
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else json.dumps(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+__all__ = ["Answers", "LensTable", "NotRecorded", "StoreError", "Tokens", "plain", "read_run", "table_of"]

@@ -1,0 +1,101 @@
+"""The tokens of the vocabulary over the steps of a training: how often each is seen, in which answers, and its entropy.
+
+What is counted over tokens gets its interval from steps drawn with replacement, because the answers of a step have
+their prompts and the policy in common.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorl.analysis.lens import Context
+from explorl.analysis.lens_table import LensTable, NotRecorded
+from explorl.analysis.series import Effect
+from explorl.analysis.stages import LEAST_STEPS, rising_end
+
+Floats = NDArray[np.float64]
+
+LEAST_SEEN = 12
+"""Times that a token type must be recorded, over at least `LEAST_AT` steps."""
+LEAST_AT = 5
+RESAMPLES = 200
+_CHUNK = 2_000_000
+"""Steps × token types that are held at once."""
+
+
+class TokenTypes:
+    """Token types over steps: how often each is in positive and negative answers, and its entropy."""
+
+    def __init__(self, table: LensTable, end: float) -> None:
+        tokens = table.tokens
+        entropy = tokens["entropy"]
+        keys = tokens["token_ids"] if "token_ids" in tokens else _codes(tokens["tokens"])
+        kept = np.isfinite(entropy) & (tokens.step <= end) & (keys >= 0)
+        self.steps, step = np.unique(tokens.step[kept], return_inverse=True)
+        if len(self.steps) < LEAST_STEPS:
+            raise NotRecorded(
+                f"tokens are recorded at {len(self.steps)} steps of the rising stage; their courses need {LEAST_STEPS}"
+            )
+        self.keys, kind, counts = np.unique(keys[kept], return_inverse=True, return_counts=True)
+        pairs = np.unique(kind * len(self.steps) + step) // len(self.steps)
+        self.often = (counts >= LEAST_SEEN) & (np.bincount(pairs, minlength=len(self.keys)) >= LEAST_AT)
+        if self.often.sum() < 5:
+            raise NotRecorded(
+                f"{self.often.sum()} token types are recorded {LEAST_SEEN} times or more; their courses need 5 types"
+            )
+        signs = table.answers.sign[tokens.answer][kept]
+        places = np.cumsum(self.often) - 1
+        chosen = self.often[kind]
+        self._kind, self._step = places[kind[chosen]], step[chosen]
+        self._sums = {
+            "n": np.ones(chosen.sum()),
+            "y": entropy[kept][chosen],
+            "positive": (signs[chosen] > 0).astype(float),
+            "negative": (signs[chosen] < 0).astype(float),
+        }
+        self.count = int(self.often.sum())
+        texts = np.full(len(self.keys), "", dtype=object)
+        texts[kind] = tokens["tokens"][kept] if "tokens" in tokens else [str(key) for key in keys[kept]]
+        self.texts = texts[self.often]
+        self.totals = np.bincount(step, minlength=len(self.steps)).astype(float)
+        """Recorded tokens of each step, the rare types included."""
+
+    def weighted(self, weights: Floats, moments: dict[str, tuple[str, Floats]]) -> dict[str, Floats]:
+        """draws × types: of each moment, Σ_step weight · factor(step) · Σ of a column over the type's tokens."""
+        found = {name: np.empty((len(weights), self.count)) for name in moments}
+        width = max(1, _CHUNK // len(self.steps))
+        for start in range(0, self.count, width):
+            inside = (self._kind >= start) & (self._kind < start + width)
+            size = min(width, self.count - start)
+            place = self._step[inside] * size + self._kind[inside] - start
+            cells = {
+                name: np.bincount(place, values[inside], minlength=len(self.steps) * size).reshape(-1, size)
+                for name, values in self._sums.items()
+                if name in {column for column, _ in moments.values()}
+            }
+            for name, (column, factor) in moments.items():
+                found[name][:, start : start + size] = (weights * factor) @ cells[column]
+        return found
+
+    def drawn(self, seed: int, resamples: int) -> Floats:
+        """1 for every step in the first row; how often each was drawn in the others."""
+        count = len(self.steps)
+        rng = np.random.default_rng(seed)
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
+        return np.concatenate([np.ones((1, count)), drawn])
+
+
+def _codes(texts: NDArray[np.object_]) -> NDArray[np.int64]:
+    return np.unique(texts.astype(str), return_inverse=True)[1].astype(np.int64)
+
+
+def drawn_effect(draws: Floats, freedom: int) -> Effect:
+    """The first value, with the spread of the others as its error."""
+    return Effect.of(float(draws[0]), float(draws[1:].std(ddof=1)), freedom)
+
+
+def token_types(table: LensTable, context: Context) -> TokenTypes:
+    """Those of the rising stage, or of the whole run where no breakpoint is seen; computed once."""
+    found: TokenTypes = context.once("types", lambda: TokenTypes(table, rising_end(table, context)))
+    return found
