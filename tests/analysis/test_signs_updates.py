@@ -39,7 +39,7 @@ def parity(texts: Any) -> list[str]:
 
 
 def split_of(rng: np.random.Generator, negative: float, apart: float, seed: int) -> SignSplit:
-    """A run whose negatives have ``apart`` nats more and fall by ``negative`` a 100 steps, positives by 0.1."""
+    """A run whose negatives have ``apart`` nats more and fall by ``negative`` per 100 steps, positives by 0.1."""
     curves = lines(
         lens__entropy_positive=1 - 0.1 * T / 100 + noise(100, 0.05, rng),
         lens__entropy_negative=1 + apart - negative * T / 100 + noise(100, 0.05, rng),

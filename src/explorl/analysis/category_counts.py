@@ -128,7 +128,7 @@ def summary(found: CategoryCounts) -> str:
     if not moved:
         return f"{text} From the first to the last fifth of the steps none of these changes beyond doubt."
     each = ", ".join(f"{one.name} {told(one.change, '+.1f')}" for one in moved)
-    return f"{text} From the first to the last fifth of the steps these change: {each} tokens an answer."
+    return f"{text} From the first to the last fifth of the steps these change: {each} tokens per answer."
 
 
 def tables(found: CategoryCounts) -> dict[str, Table]:

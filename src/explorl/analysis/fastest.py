@@ -41,10 +41,10 @@ class FastestDrop:
     only_negative: int
     """Types that are in no positive answer."""
     only_negative_slope: Effect | None
-    """Mean slope of those − mean slope of the others, over occurrences (nats a 100 steps)."""
+    """Mean slope of those − mean slope of the others, over occurrences (nats per 100 steps)."""
     texts: tuple[str, ...]
     slopes: Floats
-    """Nats a 100 steps, the fastest first, of the types in `texts`."""
+    """Nats per 100 steps, the fastest first, of the types in `texts`."""
     negatives: Floats
     """Share of each type's occurrences in negative answers."""
     counts: Floats
@@ -79,7 +79,7 @@ class Words:
 def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailable:
     """The 20 % of token types with the fastest entropy drop.
 
-    The slope of a type is that of least squares over its occurrences, in nats a 100 steps. Types that rise are never
+    The slope of a type is that of least squares over its occurrences, in nats per 100 steps. Types that rise are never
     among the fastest.
     """
     if not (np.any(table.answers.sign > 0) and np.any(table.answers.sign < 0)):
@@ -197,7 +197,7 @@ def drop_summary(result: FastestDrop) -> str:
     how = {-1: "faster", 1: "more slowly", 0: "no faster, as far as can be told,"}[slope.found]
     return (
         f"{text} The entropy of the {result.only_negative} types in negative answers alone falls {how} than that of "
-        f"the others ({slope.interval:+.3f} nats a 100 steps)."
+        f"the others ({slope.interval:+.3f} nats per 100 steps)."
     )
 
 
@@ -210,13 +210,13 @@ def drop_tables(result: FastestDrop) -> dict[str, Table]:
         ["types in negative answers alone", result.only_negative, None],
     ]
     if result.only_negative_slope is not None:
-        rows.append(["their slope − that of the others (nats a 100 steps)", result.only_negative_slope.interval,
+        rows.append(["their slope − that of the others (nats per 100 steps)", result.only_negative_slope.interval,
                      result.only_negative_slope.p])  # fmt: skip
     listed: list[list[Cell]] = [
         [repr(text), float(slope), float(share), int(count)]
         for text, slope, share, count in zip(result.texts, result.slopes, result.negatives, result.counts, strict=True)
     ]
-    columns = ["token", "slope (nats a 100 steps)", "share in negatives", "seen"]
+    columns = ["token", "slope (nats per 100 steps)", "share in negatives", "seen"]
     return {
         "fastest": Table(["measure", "value", "p of 0"], rows, title="tokens with the fastest entropy drop"),
         "fastest-tokens": Table(columns, listed, title="the token types whose entropy falls fastest"),

@@ -241,7 +241,7 @@ def choose(
 ) -> Mapping[int, tuple[str, ...]]:
     """Which tokens each rule chooses, up to `each`: places of tokens with the rules that chose them, in their order.
 
-    All arrays have one value a token. Answers take turns: first the token of highest entropy of each answer, those of
+    All arrays have one value per token. Answers take turns: first the token of highest entropy of each answer, those of
     higher entropy before others, then the second of each, so that a group does not consist of one answer.
     """
     wanted: dict[str, NDArray[np.bool_]] = {

@@ -1,9 +1,9 @@
 """What a run has recorded of its answers and their tokens, in flat columns that every analysis of the lens reads.
 
     table = read_run("runs/mine")
-    table.tokens["entropy"]             one value a token, NaN where it was not recorded
+    table.tokens["entropy"]             one value per token, NaN where it was not recorded
     table.tokens.answer                 the answer that each token belongs to
-    table.answers["advantage"]          one value an answer
+    table.answers["advantage"]          one value per answer
     table.curve("reward")               steps and values of a key of metrics.jsonl
 
 What a run lacks raises `NotRecorded` where it is asked for, so that an analysis need not ask first. A file that cannot
@@ -314,7 +314,9 @@ def _any(values: NDArray[Any]) -> bool:
 
 def _missing(name: str, has_tokens: bool) -> str:
     if not has_tokens:
-        return "no token is recorded; training.token_records says of how many prompts a step the tokens are, such as 4"
+        return (
+            "no token is recorded; set training.token_records, the number of prompts per step that have them, to 4, say"
+        )
     return f"the tokens have no record of {name!r}; train with this version of Explorl and training.token_records ≥ 1"
 
 

@@ -27,7 +27,7 @@ class SignSplit:
     difference: Effect
     """Mean of negative − positive (nats)."""
     positive_slope: Effect
-    """Nats a 100 steps."""
+    """Nats per 100 steps."""
     negative_slope: Effect
     slope_difference: Effect
     """Negative − positive; below 0, the entropy of negatives falls faster."""
@@ -86,7 +86,7 @@ def split_summary(result: SignSplit) -> str:
             0: "whose falls faster cannot be told"}[result.slope_difference.found]  # fmt: skip
     return (
         f"{level} (negative − positive {result.difference.interval:+.3f} nats until step {result.rising_end:.0f}); "
-        f"{pace} (slopes a 100 steps: negative {result.negative_slope.interval:+.3f}, positive "
+        f"{pace} (slopes per 100 steps: negative {result.negative_slope.interval:+.3f}, positive "
         f"{result.positive_slope.interval:+.3f}, difference {result.slope_difference.interval:+.3f})."
     )
 
@@ -97,8 +97,8 @@ def split_tables(result: SignSplit) -> dict[str, Table]:
         [name, effect.interval, effect.p]
         for name, effect in (
             ("negative − positive (nats)", result.difference),
-            ("slope of positive (nats a 100 steps)", result.positive_slope),
-            ("slope of negative (nats a 100 steps)", result.negative_slope),
+            ("slope of positive (nats per 100 steps)", result.positive_slope),
+            ("slope of negative (nats per 100 steps)", result.negative_slope),
             ("slope of negative − positive", result.slope_difference),
         )
     ]

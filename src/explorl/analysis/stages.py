@@ -43,7 +43,7 @@ class Stages:
     breakpoint: Interval | None
     """The step where the rise ends; None where a single line does as well, or the slope does not fall there."""
     before: Interval
-    """Slope of the first piece, a 100 steps; that of the line where there is no breakpoint."""
+    """Slope of the first piece, per 100 steps; that of the line where there is no breakpoint."""
     after: Interval | None
     rises: bool
     """Whether the curve rises in its first piece, or along the line, beyond doubt."""
@@ -248,15 +248,15 @@ def stages_summary(result: Stages) -> str:
     if result.breakpoint is None and result.after is not None:
         return (
             f"The {result.measure} bends (p = {result.p:.3f}), but not from a rise to a flatter stage: "
-            f"{result.before:+.3f} a 100 steps, then {result.after:+.3f}."
+            f"{result.before:+.3f} per 100 steps, then {result.after:+.3f}."
         )
     if result.breakpoint is None:
         return (
             f"No breakpoint: a single line does as well (p = {result.p:.2f}); the {result.measure} changes by "
-            f"{result.before:+.3f} a 100 steps."
+            f"{result.before:+.3f} per 100 steps."
         )
     return (
-        f"The {result.measure} rises until step {result.breakpoint:.0f} by {result.before:+.3f} a 100 steps, "
+        f"The {result.measure} rises until step {result.breakpoint:.0f} by {result.before:+.3f} per 100 steps, "
         f"then changes by {result.after:+.3f} (p of a single line {_p(result.p)})."
     )
 
@@ -270,8 +270,8 @@ def stages_tables(result: Stages) -> dict[str, Table]:
     rows: list[list[Cell]] = [
         ["breakpoint (step)", result.breakpoint],
         ["p of a single line", result.p],
-        ["slope before (a 100 steps)" if result.after else "slope of the line (a 100 steps)", result.before],
-        ["slope after (a 100 steps)", result.after],
+        ["slope before (per 100 steps)" if result.after else "slope of the line (per 100 steps)", result.before],
+        ["slope after (per 100 steps)", result.after],
     ]
     points: list[list[Cell]] = [
         [float(step), float(value), float(fit)]

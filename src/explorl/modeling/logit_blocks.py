@@ -94,8 +94,8 @@ def block_bytes(device: torch.device, block: int | None) -> int:
 
 
 def slices(tokens: int, vocab: int, wide: int, block: int) -> Iterator[slice]:
-    """As few as fit into a block with `wide` bytes a logit (the definitions sum in float64), and as equal, in steps of
-    64 rows where they are many."""
+    """As few as fit into a block with `wide` bytes per logit (the definitions sum in float64), and as equal, in steps
+    of 64 rows where they are many."""
     most = max(block // (wide * vocab), 1)
     most = most if most < 128 else most // 64 * 64
     step = -(-tokens // max(-(-tokens // most), 1))

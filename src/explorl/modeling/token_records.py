@@ -67,7 +67,7 @@ def token_records(
     softcap · tanh(logits / softcap). All sums run in float32, those of the branching factor in float64.
 
     Args:
-        temperature: One for all tokens or one a token, for all but entropy and branching factor.
+        temperature: One for all tokens or one per token, for all but entropy and branching factor.
         mass: Of the branching factor.
         block: Bytes of the largest tensor over the vocabulary, such as 2**26.
     """
@@ -160,7 +160,7 @@ def answer_records(
 
     Args:
         rows: How many rows the model sees at once; all by default.
-        temperature: One for all rows or one a row.
+        temperature: One for all rows or one per row.
         autocast: Makes the context in which the model is called.
     """
     if not 0 < completion <= input_ids.size(1):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
-"""Token records of a block of logits as one Triton kernel, one program a row.
+"""Token records of a block of logits as one Triton kernel, one program per row.
 
 The row is read once. Each of `LANES` lanes folds every `LANES`-th logit into its own sums, so that threads meet only at
 the end of the row; the sums are taken relative to the largest of the first logits and the target's, and once more where
@@ -332,7 +332,7 @@ def record(
 ) -> None:
     """Fills `out`, in the order of `TokenRecords`, for (rows, vocab) logits whose last dimension lies in one piece.
 
-    `temperature` has one value a row, None where it is 1.
+    `temperature` has one value per row, None where it is 1.
     """
     rows, vocab = logits.shape
     lanes, warps = lanes or LANES, warps or WARPS
