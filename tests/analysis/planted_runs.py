@@ -44,8 +44,8 @@ def token_table(
     """Answers of ± sign, half and half, over ``TYPES`` token types.
 
     The first ``FAST`` types change by ``fast_slope`` nats per 100 steps and are in negative answers with this share;
-    the others keep their entropy and are in either. Of each answer's tokens a share ``large`` moves by 0.2 in probability:
-    with ``link`` those of the largest entropy and in the direction of the sign, else any in any direction.
+    the others keep their entropy and are in either. Of each answer's tokens a share ``large`` moves by 0.2 in
+    probability: with ``link`` those of the largest entropy and in the direction of the sign, else any in any direction.
     """
     shape = (steps * answers, length)
     sign = np.tile([-1, 1], steps * answers // 2)[:, None]

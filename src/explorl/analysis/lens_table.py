@@ -314,9 +314,7 @@ def _any(values: NDArray[Any]) -> bool:
 
 def _missing(name: str, has_tokens: bool) -> str:
     if not has_tokens:
-        return (
-            "no token is recorded; set training.token_records, the number of prompts per step that have them, to 4, say"
-        )
+        return "no token is recorded; set training.token_records, the prompts per step that have them, to 4, say"
     return f"the tokens have no record of {name!r}; train with this version of Explorl and training.token_records ≥ 1"
 
 
