@@ -188,6 +188,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=Lens().every, help="steps from one with such answers to the next")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.steps < 3 * args.every:
+        parser.error(f"--steps is {args.steps}; with --every {args.every} give {3 * args.every} or more")
     turns, failures = Turns(2), list[BaseException]()
     clocks = [Clock(player, turns) for player in range(2)]
     with tempfile.TemporaryDirectory() as temporary, disabled_progress():

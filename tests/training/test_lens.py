@@ -72,7 +72,7 @@ class Restless:
     ("options", "config"),
     [
         ({"strategies": ["ppl_shaping", {"mask_truncated": {}}]}, {}),
-        pytest.param({"engine": "generate"}, {"num_iterations": 2, "beta": 0.05}, marks=pytest.mark.slow),
+        ({"engine": "generate"}, {"num_iterations": 2, "beta": 0.05}),
         pytest.param(
             {"strategies": [{"element_wise_temperature": {"solve_rates": dict.fromkeys(PROMPTS, 0.3)}}]},
             {"steps_per_generation": 4},

@@ -31,11 +31,11 @@ CLOSE = ("lens/update_size", "lens/probability_change")
 def logged(folder: Path, name: str, *, processes: int) -> list[dict[str, float]]:
     """What is logged under lens/ at each step."""
     watched: Any = partial(ExplorationTrainer, observers=statistics(), lens=Lens(every=1, rate=0.5))
-    two.ExplorationTrainer = watched  # type: ignore[misc]
+    vars(two)["ExplorationTrainer"] = watched
     try:
         outcome, _ = two.train(folder, two.CASES[name], processes=processes)
     finally:
-        two.ExplorationTrainer = ExplorationTrainer  # type: ignore[misc]
+        vars(two)["ExplorationTrainer"] = ExplorationTrainer
     return [{key: value for key, value in line.items() if key.startswith("lens/")} for line in outcome.logs]
 
 
