@@ -41,7 +41,7 @@ def written(folder: Path, values: dict[str, Any]) -> Path:
 
 
 def test_the_study_of_table_3_has_its_five_arms() -> None:
-    study = load_study(ROOT / "studies" / "rft.yaml")
+    study = load_study("rft")
     chosen = {arm.name: (arm.config["rft"]["selector"], arm.config["rft"]["noise"]) for arm in study.arms}
     assert chosen == {
         "rule-filtered only": ("random", 0.0),
