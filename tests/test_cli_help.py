@@ -167,7 +167,7 @@ COMPLETIONS: list[tuple[tuple[str, ...], set[str]]] = [
     (("explorl", "study", "deng", "--profile", ""), {"tiny", "gpu"}),
     (("explorl", "study", "--profile", ""), set()),
     (("explorl", "study", "./nowhere.yaml", "--profile", ""), set()),
-    (("explorl", "train", "--preset", ""), {"tiny", "mecklenburg"}),
+    (("explorl", "train", "--preset", ""), {"tiny", "tiny-rft", "mecklenburg", "deng-table3"}),
     (("explorl", "quickstart", "--st"), {"--steps"}),
 ]
 
@@ -208,6 +208,7 @@ def test_completion_installs_itself_into_bash(tmp_path: Path) -> None:
         "explorl --install-completion; source ~/.bashrc\n"
         "COMP_WORDS=(explorl qual); COMP_CWORD=1; _explorl_completion explorl; echo offered ${COMPREPLY[*]}\n"
         "explorl --show-completion\n"
+        "true\n"  # else bash is gone when its last command asks which shell there is
     )
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
     assert "bash completion installed" in done.stdout, done.stderr
