@@ -117,10 +117,10 @@ def said_in_words(kind: str, name: str) -> Iterator[None]:
     """An error in somebody else's function becomes one that names it, and the line."""
     try:
         yield
-    except ValueError:
-        raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, ValueError) and Path(frame.filename).parent == Path(__file__).parent:
+            raise  # in our own words
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise ValueError(f"the {kind} {name!r} failed: {type(error).__name__}: {error} ({place})") from error
 
@@ -130,6 +130,9 @@ def _kept(name: str, given: object, before: dict[tuple[str, int], Sample]) -> li
     kept = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if kept is None or not all(isinstance(sample, Sample) for sample in kept):
         raise ValueError(f"the filter {name!r} gave {given!r:.80}; give a list of the samples that it keeps")
+    wordless = next((sample for sample in kept if not isinstance(sample.text, str)), None)
+    if wordless is not None:
+        raise ValueError(f"the filter {name!r} gave {wordless!r:.160}; give each sample a text")
     keys = [sample.key for sample in kept]
     if len(set(keys)) < len(keys) or not before.keys() >= set(keys):
         raise ValueError(f"the filter {name!r} gave a sample twice, or one that it had not got; give each once")
