@@ -67,6 +67,17 @@ def dedupe(samples: Sequence[Sample]) -> list[Sample]:
     return kept
 
 
+def no_special_tokens(samples: Sequence[Sample], *, tokens: Sequence[str]) -> list[Sample]:
+    """Keeps responses that do not write a special token out, as which it would be learnt: an end in the middle, say.
+
+    The special tokens that a model samples are not in its text, so that those in a text are imitations.
+    """
+    if not tokens:
+        return list(samples)
+    found = re.compile("|".join(map(re.escape, tokens)))
+    return [sample for sample in samples if not found.search(sample.text)]
+
+
 def normalised(text: str) -> str:
     """A text in Unicode's form NFKC, with one blank for any white space between words and none around them."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
