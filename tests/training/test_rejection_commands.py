@@ -204,7 +204,7 @@ def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
     assert "no right response to learn from in iteration 1: 24 sampled, 0 right; has_digit dropped " in err
     pool = run / "iterations/iteration-01/pool.parquet"
     assert str(pool) in err
-    assert "raise rft.samples" in err
+    assert "start a new run with more rft.samples" in err
     assert pool.exists()
     monkeypatch.setattr(sampling.Sampler, "draw", lambda *_: pytest.fail("sampled again"))
     code, _, again = command("rft", "--resume", run, capsys=capsys)
@@ -213,7 +213,9 @@ def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
 
 def test_right_responses_that_filters_drop_are_told_apart(small_policy: Path, tmp_path: Path) -> None:
     config = made(small_policy, filters=[{"max_redundancy": 0.0}, {"max_length": 1}])
-    with pytest.raises(loop.NothingToLearn, match=r"max_length dropped .* right\).*leave out the filter"):
+    with pytest.raises(
+        loop.NothingToLearn, match=r"max_length dropped .* right\).*leave out the filter .* in a new run"
+    ):
         run_rft(config, RunStore(tmp_path / "run"), console=QUIET)
 
 

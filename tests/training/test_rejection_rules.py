@@ -281,6 +281,8 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    return torch.ones(len(samples), requires_grad=True).bfloat16()\n"
         "def wordless(samples):\n    from dataclasses import replace\n"
         "    return [replace(sample, text=None) for sample in samples]\n"
+        "def judging(samples):\n    from dataclasses import replace\n"
+        "    return [replace(sample, correct='yes') for sample in samples]\n"
         "def misread(samples):\n    return [sample for sample in samples if int(sample.text)]\n"
         "number = 3\n"
     )
@@ -320,6 +322,7 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
             lambda: filters.apply(build_filters(["own_rules:broken"]), POOL),
             r"'own_rules:broken' failed: KeyError.*line",
         ),
+        (lambda: filters.apply(build_filters(["own_rules:judging"]), POOL), "'own_rules:judging' gave .*correct='yes'"),
         (lambda: filters.apply(build_filters(["own_rules:wordless"]), POOL), "'own_rules:wordless' gave .*text=None"),
         (
             lambda: filters.apply(build_filters(["own_rules:misread"]), POOL),

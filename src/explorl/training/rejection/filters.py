@@ -141,9 +141,9 @@ def _kept(name: str, given: object, before: dict[tuple[str, int], Sample]) -> li
     kept = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if kept is None or not all(isinstance(sample, Sample) for sample in kept):
         raise ValueError(f"the filter {name!r} gave {given!r:.80}; give a list of the samples that it keeps")
-    wordless = next((sample for sample in kept if not isinstance(sample.text, str)), None)
-    if wordless is not None:
-        raise ValueError(f"the filter {name!r} gave {wordless!r:.160}; give each sample a text")
+    odd = next((one for one in kept if not isinstance(one.text, str) or one.correct not in (True, False)), None)
+    if odd is not None:
+        raise ValueError(f"the filter {name!r} gave {odd!r:.160}; give each a text, and True or False as correct")
     keys = [sample.key for sample in kept]
     if len(set(keys)) < len(keys) or not before.keys() >= set(keys):
         raise ValueError(f"the filter {name!r} gave a sample twice, or one that it had not got; give each once")
