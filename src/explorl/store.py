@@ -359,7 +359,10 @@ class RunStore:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration that the run was created with."""
-        loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        try:
+            loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self.config_path} is damaged: {str(error).splitlines()[0]}; restore it") from error
         if not isinstance(loaded, dict):
             raise StoreError(f"{self.config_path} is not a mapping like `training: {{steps: 100}}`; restore it")
         return loaded

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +204,7 @@ def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
     assert "no right response to learn from in iteration 1: 24 sampled, 0 right; has_digit dropped " in err
     pool = run / "iterations/iteration-01/pool.parquet"
     assert str(pool) in err
-    assert "raise rft.samples" in err
+    assert "start a new run with more rft.samples" in err
     assert pool.exists()
     monkeypatch.setattr(sampling.Sampler, "draw", lambda *_: pytest.fail("sampled again"))
     code, _, again = command("rft", "--resume", run, capsys=capsys)
@@ -211,7 +213,9 @@ def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
 
 def test_right_responses_that_filters_drop_are_told_apart(small_policy: Path, tmp_path: Path) -> None:
     config = made(small_policy, filters=[{"max_redundancy": 0.0}, {"max_length": 1}])
-    with pytest.raises(loop.NothingToLearn, match=r"max_length dropped .* right\).*leave out the filter"):
+    with pytest.raises(
+        loop.NothingToLearn, match=r"max_length dropped .* right\).*leave out the filter .* in a new run"
+    ):
         run_rft(config, RunStore(tmp_path / "run"), console=QUIET)
 
 
@@ -292,3 +296,84 @@ def test_what_follows_the_first_answer_is_cut_and_averaged_away(small_policy: Pa
     assert sample.cut.entropy == pytest.approx(np.arange(count).mean())
     assert sample.cut.branching == pytest.approx(np.arange(count).mean())
     assert (sample.finished, sample.cut.finished) == (False, True)
+
+
+# ---------------------------------------------------------------------------- folders that others have been in
+@pytest.fixture(scope="module")
+def before_the_fit(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was ended when it was about to fit."""
+    place, run = tmp_path_factory.mktemp("task"), tmp_path_factory.mktemp("ended") / "run"
+    (place / "own_even.py").write_text(TASK + MORE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        sys.modules.pop("own_even", None)
+        patch.setattr(loop, "fit", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_rft(made(small_policy, iterations=1), RunStore(run), console=QUIET)
+    return run
+
+
+@pytest.mark.parametrize("name", ["selected.parquet", "dropped.parquet", "selection.json"])
+def test_what_is_removed_is_made_again(
+    name: str, before_the_fit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(before_the_fit, run)
+    place = IterationFolder(RunStore(run), 1)
+    before = place.selected()
+    (place.folder / name).unlink()
+    monkeypatch.setattr(loop, "fit", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_rft(load_config(run / "config.yaml"), RunStore(run), console=QUIET)
+    assert (place.folder / name).exists()
+    assert place.selected() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('f"{split}-{n}"', 'f"{split}-new-{n}"', "has no problem 'train-"),
+        ("+1=", "+2=", "now asks otherwise for problem 'train-"),
+    ],
+)
+def test_a_task_whose_problems_have_changed_is_said(
+    old: str, new: str, words: str, before_the_fit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(before_the_fit, run)
+    task = Path(sys.path[0]) / "own_even.py"
+    task.write_text(task.read_text().replace(old, new))
+    code, _, err = command("rft", "--resume", run, capsys=capsys)
+    assert code == 2
+    assert words in err
+    assert "own_even:Even" in err
+
+
+def test_a_damaged_configuration_is_said(
+    before_the_fit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(before_the_fit, run)
+    for damage in (b"\x00garbage", b"rft: [1,\n a: b", b"\xff\xfe\x00"):
+        (run / "config.yaml").write_bytes(damage)
+        code, _, err = command("rft", "--resume", run, capsys=capsys)
+        assert (code, "config.yaml" in err) == (2, True), err
+
+
+# ---------------------------------------------------------------------------- responses that imitate special tokens
+def test_responses_that_write_special_tokens_out_are_not_learnt(small_policy: Path, tmp_path: Path) -> None:
+    """As text they would be learnt as the tokens themselves: ends in the middle, turns of others."""
+    end = load_policy(str(small_policy), device="cpu").tokenizer.eos_token
+    judged = sampling.Sampler._judged
+
+    def imitated(self: Any, *args: Any) -> Any:
+        found = judged(self, *args)
+        return [replace(one, text=f"12{end}34", correct=True) if one.sample == 0 else one for one in found]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling.Sampler, "_judged", imitated)
+        run_rft(made(small_policy, iterations=1, filters=[], budget=50), RunStore(tmp_path / "run"), console=QUIET)
+    place = IterationFolder(RunStore(tmp_path / "run"), 1)
+    assert not any(end in text for text in place.selected()["text"])
+    (rule,) = place.selection()["filters"]
+    assert (rule["name"], rule["dropped"], rule["dropped_correct"]) == ("no_special_tokens", 6, 6)

@@ -219,8 +219,14 @@ def test_budget_caps_and_noise_hold_for_any_pool(
         sample for sample in pool
         if not sample.correct and sample not in chosen and (cap is None or counts[sample.problem] < cap)
     ]  # fmt: skip
-    if room:
-        assert found.noise >= share - 1, "there were more wrong ones to take"
+    takeable = {sample.problem for sample in chosen if sample.correct} | {sample.problem for sample in room}
+    if any(not sample.correct and sample not in chosen and sample.problem in takeable for sample in pool):
+        assert found.noise >= share - 1, "there were more wrong ones to take, if need be in place of right ones"
+    if any(sample.correct for sample in pool):
+        assert any(sample.correct for sample in chosen), "wrong ones are never learnt alone"
+    for kind in (True, False):
+        scores = [score for sample, score in zip(chosen, found.scores, strict=True) if sample.correct is kind]
+        assert scores == sorted(scores, reverse=True)
     right = [
         sample for sample in pool
         if sample.correct and sample not in chosen and (cap is None or counts[sample.problem] < cap)
@@ -244,6 +250,18 @@ def test_noise_is_what_there_is_and_right_ones_take_the_place_of_what_is_not() -
     assert (len(found.samples), found.noise, found.wanted_noise) == (20, 1, 10)
 
 
+def test_caps_that_right_ones_fill_leave_room_for_noise() -> None:
+    pool = [Sample(f"p{problem}", place, "t", place < 4) for problem in range(10) for place in range(8)]
+    found = select(pool, selectors.random, budget=100, per_prompt=4, noise=0.2)
+    assert (len(found.samples), found.noise, found.wanted_noise) == (40, 8, 8)
+    assert set(Counter(sample.problem for sample in found.samples).values()) == {4}
+
+
+def test_a_budget_of_one_is_a_right_response() -> None:
+    pool = [Sample("p", 0, "t", False), Sample("p", 1, "t", True)]
+    assert keys(select(pool, selectors.random, budget=1, noise=0.9).samples) == [("p", 1)]
+
+
 # ---------------------------------------------------------------------------- names and import paths
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +276,14 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def endless(samples, rng):\n    return [float('inf')] * len(samples)\n"
         "def broken(samples):\n    return [{}[sample.text] for sample in samples]\n"
         "def torn(samples, rng):\n    return 1 / 0\n"
+        "def huge(samples, rng):\n    return [10**400 for _ in samples]\n"
+        "def tensor(samples, rng):\n    import torch\n"
+        "    return torch.ones(len(samples), requires_grad=True).bfloat16()\n"
+        "def wordless(samples):\n    from dataclasses import replace\n"
+        "    return [replace(sample, text=None) for sample in samples]\n"
+        "def judging(samples):\n    from dataclasses import replace\n"
+        "    return [replace(sample, correct='yes') for sample in samples]\n"
+        "def misread(samples):\n    return [sample for sample in samples if int(sample.text)]\n"
         "number = 3\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -270,6 +296,7 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
     assert keys(kept) == [("b", 0)]
     assert done.name == "own_rules:polite"
     assert pick("own_rules:longest") == [("a", 0), ("a", 2)]
+    assert len(pick("own_rules:tensor")) == 2
 
 
 @pytest.mark.usefixtures("own_module")
@@ -295,7 +322,14 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
             lambda: filters.apply(build_filters(["own_rules:broken"]), POOL),
             r"'own_rules:broken' failed: KeyError.*line",
         ),
+        (lambda: filters.apply(build_filters(["own_rules:judging"]), POOL), "'own_rules:judging' gave .*correct='yes'"),
+        (lambda: filters.apply(build_filters(["own_rules:wordless"]), POOL), "'own_rules:wordless' gave .*text=None"),
+        (
+            lambda: filters.apply(build_filters(["own_rules:misread"]), POOL),
+            r"'own_rules:misread' failed: ValueError: invalid literal.*own_rules.py, line",
+        ),
         (lambda: pick("own_rules:endless"), "and none infinite"),
+        (lambda: pick("own_rules:huge"), "for 6 samples; give one number for each"),
         (lambda: pick("own_rules:torn"), r"'torn' failed: ZeroDivisionError: .*own_rules.py, line"),
         (lambda: pick("own_rules:short"), "for 6 samples; give one number for each"),
         (lambda: pick("random", noise=1.0), "noise is 1.0; use a share from 0 to less than 1"),

@@ -361,6 +361,28 @@ def test_options_that_need_trls_own_pass(option: str, make: Callable[..., Any]) 
         ours.get_train_dataloader()
 
 
+class Weighted(PackedSFTTrainer):
+    """A stranger's loss, which reads labels and logits as TRL documents them."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), inputs["labels"][:, 1:])
+        return (loss, None) if return_outputs else loss
+
+
+def test_a_loss_of_the_users_own_gets_padded_rows(make: Callable[..., Any]) -> None:
+    trainer = make(Weighted, ready(text_rows(8)), max_steps=1)
+    with pytest.warns(UserWarning, match="compute_loss is overridden"):
+        train(trainer)
+    assert trainer.watch.steps
+    put_in_place = make(PackedSFTTrainer, ready(text_rows(8)), max_steps=1)
+    put_in_place.compute_loss = Weighted.compute_loss.__get__(put_in_place)
+    with pytest.warns(UserWarning, match="compute_loss is overridden"):
+        train(put_in_place)
+
+
 def test_switched_off_it_is_trl(make: Callable[..., Any]) -> None:
     ours = make(PackedSFTTrainer, ready(text_rows(12)), options={"packed": False})
     theirs = make(SFTTrainer, ready(text_rows(12)))

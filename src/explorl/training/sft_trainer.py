@@ -142,6 +142,9 @@ class PackedSFTTrainer(SFTTrainer):
             "the rows have images": self._is_vision_dataset,
             "label_smoothing_factor is set": args.label_smoothing_factor > 0,
             "compute_loss_func is set": self.compute_loss_func is not None,
+            "compute_loss is overridden": (
+                getattr(self.compute_loss, "__func__", None) is not PackedSFTTrainer.compute_loss
+            ),
             f"router_aux_loss_coef is {self.router_aux_loss_coef}": self.aux_loss_enabled,
             "torch_compile is set": args.torch_compile,
             "use_liger_kernel is set": args.use_liger_kernel,

@@ -67,6 +67,17 @@ def dedupe(samples: Sequence[Sample]) -> list[Sample]:
     return kept
 
 
+def no_special_tokens(samples: Sequence[Sample], *, tokens: Sequence[str]) -> list[Sample]:
+    """Keeps responses that do not write a special token out, as which it would be learnt: an end in the middle, say.
+
+    The special tokens that a model samples are not in its text, so that those in a text are imitations.
+    """
+    if not tokens:
+        return list(samples)
+    found = re.compile("|".join(map(re.escape, tokens)))
+    return [sample for sample in samples if not found.search(sample.text)]
+
+
 def normalised(text: str) -> str:
     """A text in Unicode's form NFKC, with one blank for any white space between words and none around them."""
     return " ".join(unicodedata.normalize("NFKC", text).split())
@@ -117,10 +128,10 @@ def said_in_words(kind: str, name: str) -> Iterator[None]:
     """An error in somebody else's function becomes one that names it, and the line."""
     try:
         yield
-    except ValueError:
-        raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, ValueError) and Path(frame.filename).parent == Path(__file__).parent:
+            raise  # in our own words
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise ValueError(f"the {kind} {name!r} failed: {type(error).__name__}: {error} ({place})") from error
 
@@ -130,6 +141,9 @@ def _kept(name: str, given: object, before: dict[tuple[str, int], Sample]) -> li
     kept = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if kept is None or not all(isinstance(sample, Sample) for sample in kept):
         raise ValueError(f"the filter {name!r} gave {given!r:.80}; give a list of the samples that it keeps")
+    odd = next((one for one in kept if not isinstance(one.text, str) or one.correct not in (True, False)), None)
+    if odd is not None:
+        raise ValueError(f"the filter {name!r} gave {odd!r:.160}; give each a text, and True or False as correct")
     keys = [sample.key for sample in kept]
     if len(set(keys)) < len(keys) or not before.keys() >= set(keys):
         raise ValueError(f"the filter {name!r} gave a sample twice, or one that it had not got; give each once")

@@ -41,7 +41,7 @@ class IterationFolder:
         """What is to be done next; None where all is done. ``is_scored``: the iteration's policy is evaluated."""
         if not self.pool_path.exists():
             return "sampling"
-        if not self.selection_path.exists():
+        if not self.is_chosen:
             return "filtering"
         if not self.model.is_dir():
             return "fitting"
@@ -70,6 +70,12 @@ class IterationFolder:
         return from_columns(columns), columns
 
     # ------------------------------------------------------------------ filtering
+    @property
+    def is_chosen(self) -> bool:
+        """Whether all that `write_selection` writes is there."""
+        names = ("dropped.parquet", "selected.parquet")
+        return self.selection_path.exists() and all((self.folder / name).exists() for name in names)
+
     def write_selection(self, dropped: Columns, selected: Columns, facts: Mapping[str, Any]) -> None:
         """Keeps what was chosen; the facts last, which tell that all is there."""
         write_raw(self.folder / "dropped.parquet", dropped)

@@ -11,6 +11,7 @@ import gc
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from explorl.config import Config, ConfigError, check_precision, rft_config
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy
 from explorl.store import RunStore, read_json, write_json
-from explorl.tasks import get_task
+from explorl.tasks import Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.terminal import ProgressLines, literal
 from explorl.training.common import evaluate_holdout, task_options
@@ -148,15 +149,15 @@ class _Loop:
         number = place.number
         if not place.pool_path.exists():
             self._sample(place)
-        if not place.selection_path.exists():
+        if not place.is_chosen:
             self._choose(place)
         if not place.model.is_dir():
             self._held = None
             gc.collect()  # the fit needs the memory
             selected = place.selected()
             examples = [
-                {"prompt": self.prompts[problem], "completion": text}
-                for problem, text in zip(selected["problem"], selected["text"], strict=True)
+                {"prompt": self._prompt(problem, asked), "completion": text}
+                for problem, asked, text in zip(selected["problem"], selected["prompt"], selected["text"], strict=True)
             ]
             start = self.config.model.name if self.config.rft.from_ == "base" else self._model(number - 1)
             seed = derived_seed(self.config.seed, number, "fit")
@@ -166,6 +167,17 @@ class _Loop:
         self._log(place)
         if is_scored(self.config, number):
             self._score(number)
+
+    def _prompt(self, problem: str, asked: str | None = None) -> Prompt:
+        """How a problem is asked; an error where the task has changed since it was: ``asked`` is how it was then."""
+        prompt = self.prompts.get(problem)
+        if prompt is None or (asked is not None and prompt_text(prompt) != asked):
+            what = "has no problem" if prompt is None else "now asks otherwise for problem"
+            raise ConfigError(
+                f"the task {self.config.task.name!r} {what} {problem!r}, to which this run has sampled responses; "
+                "restore the task and its files, or start a new run"
+            )
+        return prompt
 
     def _model(self, number: int) -> str:
         """The policy after so many iterations."""
@@ -227,7 +239,11 @@ class _Loop:
     def _choose(self, place: IterationFolder) -> None:
         settings = self.config.rft
         pool, _ = place.pool()
-        kept, passes = rules.apply(build_filters(settings.filters), pool)
+        special = self._policy(self._model(place.number - 1)).tokenizer.all_special_tokens
+        last = "no_special_tokens", partial(rules.no_special_tokens, tokens=special)
+        kept, passes = rules.apply([*build_filters(settings.filters), last], pool)
+        if not passes[-1].dropped:
+            passes.pop()
         if not any(sample.correct for sample in kept):
             raise NothingToLearn(nothing_text(place, pool, kept, passes))
         name, selector = build_selector(settings.selector)
@@ -251,7 +267,7 @@ class _Loop:
 
     def _selected(self, found: Selection) -> Columns:
         columns = {name: values for name, values in to_columns(found.samples).items() if not name.startswith("cut_")}
-        prompts = [prompt_text(self.prompts[sample.problem]) for sample in found.samples]
+        prompts = [prompt_text(self._prompt(sample.problem)) for sample in found.samples]
         return {"prompt": prompts, **columns, "score": list(found.scores)}
 
     # ------------------------------------------------------------------ metrics and scores
@@ -271,7 +287,7 @@ class _Loop:
         self.store.write_rollouts(
             place.number,
             {
-                "prompt": [prompt_text(self.prompts[sample.problem]) for sample in some],
+                "prompt": [prompt_text(self._prompt(sample.problem)) for sample in some],
                 "completion": [sample.text for sample in some],
                 "correct": [sample.correct for sample in some],
                 "reward/correctness": [float(sample.correct) for sample in some],

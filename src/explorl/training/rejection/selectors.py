@@ -7,7 +7,7 @@ one problem, and a share `noise` of them wrong (Deng et al. 2025, §4.4.1).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,7 +109,8 @@ def select(
 
     At most ``per_prompt`` of one problem, right and wrong together. Equal scores are taken in an order drawn by the
     seed. Where right ones are fewer than the budget wants, so are wrong ones; where wrong ones are fewer than the share
-    wants, right ones take their place.
+    wants, right ones take their place. Where right ones fill the caps of their problems, those with the lowest scores
+    give way. Wrong ones are never selected alone.
     """
     check(budget, per_prompt, noise)
     rng = np.random.default_rng(seed)
@@ -120,7 +121,7 @@ def select(
     right = [index for index in order if samples[index].correct]
     wrong = [index for index in order if not samples[index].correct] if noise > 0 else []
 
-    wanted = round(noise * budget)
+    wanted = min(round(noise * budget), budget - 1)
     taken: Counter[str] = Counter()
     chosen = _take(right, samples, budget - wanted, per_prompt, taken)
     if len(chosen) < budget - wanted:
@@ -131,6 +132,11 @@ def select(
         chosen += _take(
             [i for i in right if i not in left], samples, budget - len(chosen) - len(noisy), per_prompt, taken
         )
+        together = len(chosen) + len(noisy)
+        wanted = min(round(noise * together), max(together - 1, 0))
+        chosen, noisy = _exchanged(chosen, noisy, [i for i in wrong if i not in set(noisy)], samples, wanted)
+        place = {index: number for number, index in enumerate(order)}
+        chosen, noisy = sorted(chosen, key=place.__getitem__), sorted(noisy, key=place.__getitem__)
     picked = [*chosen, *noisy]
     return Selection(
         tuple(samples[index] for index in picked),
@@ -165,14 +171,31 @@ def _take(
     return found
 
 
+def _exchanged(
+    chosen: list[int], noisy: list[int], others: Sequence[int], samples: Sequence[Sample], wanted: int
+) -> tuple[list[int], list[int]]:
+    """Puts other wrong responses in the place of right ones to the same problem, the last first, as many as lack."""
+    spare: dict[str, list[int]] = {}
+    for index in reversed(others):
+        spare.setdefault(samples[index].problem, []).append(index)
+    kept, noisy = [], list(noisy)
+    for index in reversed(chosen):
+        instead = spare.get(samples[index].problem)
+        if instead and len(noisy) < wanted:
+            noisy.append(instead.pop())
+        else:
+            kept.append(index)
+    return kept[::-1], noisy
+
+
 def _checked(scores: object, samples: Sequence[Sample]) -> list[float]:
     """What a selector gave, if it is a number for each: a selector may be somebody else's."""
     try:
-        found = np.asarray(scores, dtype=float)
-    except (TypeError, ValueError):
-        found = np.zeros(0)
-    if found.shape != (len(samples),) or not np.isfinite(found).all():
+        found = [float(score) for score in scores] if isinstance(scores, Iterable) else []
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        found = []
+    if len(found) != len(samples) or not np.isfinite(found).all():
         raise ValueError(
             f"the selector gave {scores!r:.80} for {len(samples)} samples; give one number for each, and none infinite"
         )
-    return found.tolist()
+    return found

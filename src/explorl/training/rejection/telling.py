@@ -68,9 +68,9 @@ def choice_text(facts: dict[str, Any]) -> str:
 def nothing_text(place: IterationFolder, pool: Sequence[Sample], kept: Sequence[Sample], passes: Sequence[Pass]) -> str:
     correct = sum(sample.correct for sample in pool)
     dropped = ", ".join(f"{one.name} dropped {len(one.dropped):,} ({one.dropped_correct:,} right)" for one in passes)
-    advice = "raise rft.samples, or begin with a policy that solves some: `explorl sft` makes one"
+    advice = "start a new run with more rft.samples, or with a policy that solves some: `explorl sft` makes one"
     if correct:
-        advice = "leave out the filter that drops the right ones"
+        advice = "leave out the filter that drops the right ones, in a new run"
     return (
         f"no right response to learn from in iteration {place.number}: {len(pool):,} sampled, {correct:,} right"
         f"{f'; {dropped}' if dropped else ''}; {len(kept):,} left, none of them right; the pool is kept in "
