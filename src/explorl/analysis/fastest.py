@@ -83,7 +83,7 @@ def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailabl
     among the fastest.
     """
     if not (np.any(table.answers.sign > 0) and np.any(table.answers.sign < 0)):
-        return Unavailable("no answer is positive and none negative: all rewards are equal")
+        return Unavailable("no answer is positive, or none is negative: all rewards may be equal")
     types = token_types(table, context)
     weights = types.drawn(context.seed, RESAMPLES)
     t = (types.steps - types.steps.mean()) / 100

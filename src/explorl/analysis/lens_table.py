@@ -37,6 +37,8 @@ NUMBERS = (
     "token_advantage", "token_weight",
 )  # fmt: skip
 """Columns with a number a token."""
+CLOSE = ("logp_after", "update_size", "collision", "state_norm", "other", "other_ids", "other_logp")
+"""Columns of the answers that the lens looks at closely."""
 _PLACES = ("tokens", "token_ids", "entropy")
 """Columns that say how many tokens an answer has: the first that a file has."""
 
@@ -111,6 +113,8 @@ class Answers:
         if "advantage" in self:
             advantage = np.nan_to_num(self["advantage"])
             return np.where(np.abs(advantage) < NO_ADVANTAGE, 0, np.sign(advantage)).astype(np.int64)
+        if "correct" not in self:
+            raise NotRecorded("the answers have neither an advantage nor correctness, so none is positive or negative")
         return np.nan_to_num(2 * self["correct"] - 1).astype(np.int64)
 
 
@@ -315,6 +319,8 @@ def _any(values: NDArray[Any]) -> bool:
 def _missing(name: str, has_tokens: bool) -> str:
     if not has_tokens:
         return "no token is recorded; set training.token_records, the prompts per step that have them, to 4, say"
+    if name in CLOSE:
+        return f"the tokens have no record of {name!r}; train with training.lens, which looks at some answers closely"
     return f"the tokens have no record of {name!r}; train with this version of Explorl and training.token_records ≥ 1"
 
 
@@ -323,7 +329,7 @@ def _is_number(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A result as values that JSON has: arrays as lists, NaN as None."""
+    """A result as values that JSON has: arrays as lists, NaN as None, anything else as its text."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, np.generic):
@@ -332,7 +338,9 @@ def plain(value: Any) -> Any:
         return {key if isinstance(key, str) else json.dumps(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 __all__ = ["Answers", "LensTable", "NotRecorded", "StoreError", "Tokens", "plain", "read_run", "table_of"]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable, NotRecorded
+from explorl.analysis.positions import signs
 from explorl.analysis.series import Effect
 from explorl.analysis.stages import LEAST_STEPS, rising_end
 
@@ -44,15 +45,15 @@ class TokenTypes:
             raise NotRecorded(
                 f"{self.often.sum()} token types are recorded {LEAST_SEEN} times or more; their courses need 5 types"
             )
-        signs = table.answers.sign[tokens.answer][kept]
+        sign = signs(table)[tokens.answer][kept]
         places = np.cumsum(self.often) - 1
         chosen = self.often[kind]
         self._kind, self._step = places[kind[chosen]], step[chosen]
         self._sums = {
             "n": np.ones(chosen.sum()),
             "y": entropy[kept][chosen],
-            "positive": (signs[chosen] > 0).astype(float),
-            "negative": (signs[chosen] < 0).astype(float),
+            "positive": (sign[chosen] > 0).astype(float),
+            "negative": (sign[chosen] < 0).astype(float),
         }
         self.count = int(self.often.sum())
         texts = np.full(len(self.keys), "", dtype=object)
