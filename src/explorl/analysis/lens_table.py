@@ -13,7 +13,7 @@ be read is left out and named in `notes`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ Ints = NDArray[np.int64]
 MOST_TOKENS = 20_000_000
 """Tokens that are read; of a run with more, files at even distances."""
 NO_ADVANTAGE = 1e-3
+LEAST_TOGETHER = 10
+"""Prompts from which an interval can be drawn over prompts."""
 WHOLE = ("token_ids", "other_ids")
 """Columns of whole numbers; −1 stands for what was not recorded."""
 TEXTS = ("tokens", "other")
@@ -116,6 +118,18 @@ class Answers:
         if "correct" not in self:
             raise NotRecorded("the answers have neither an advantage nor correctness, so none is positive or negative")
         return np.nan_to_num(2 * self["correct"] - 1).astype(np.int64)
+
+    @property
+    def together(self) -> Ints:
+        """A number for the answers to one prompt, which are alike: what an interval over answers draws together.
+
+        Where a run has fewer than 10 prompts, those to one prompt in one step; with fewer of these too, each is alone.
+        """
+        for keys in (self.prompt, zip(self.step.tolist(), self.prompt, strict=True)):
+            found = numbered(keys)
+            if len(np.unique(found)) >= LEAST_TOGETHER:
+                return found
+        return np.arange(len(self), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -232,6 +246,12 @@ def _part(step: int, table: Any, where: str) -> _Part:
                 notes.append(f"{where}: {name} of {wrong} answers has another length than {place}, and is left out")
             tokens[name] = values
     return _Part(step, count, texts, numbers, tokens, notes)
+
+
+def numbered(keys: Iterable[Any]) -> Ints:
+    """The same number for the same key, from 0 in the order in which they first come."""
+    known: dict[Any, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
 def _floats(column: Any) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context
-from explorl.analysis.lens_table import LensTable, NotRecorded
+from explorl.analysis.lens_table import LensTable, NotRecorded, numbered
 from explorl.analysis.positions import signs
 from explorl.analysis.series import Effect
 from explorl.analysis.stages import LEAST_STEPS, rising_end
@@ -31,7 +31,7 @@ class TokenTypes:
     def __init__(self, table: LensTable, end: float) -> None:
         tokens = table.tokens
         entropy = tokens["entropy"]
-        keys = tokens["token_ids"] if "token_ids" in tokens else _codes(tokens["tokens"])
+        keys = tokens["token_ids"] if "token_ids" in tokens else numbered(tokens["tokens"])
         kept = np.isfinite(entropy) & (tokens.step <= end) & (keys >= 0)
         self.steps, step = np.unique(tokens.step[kept], return_inverse=True)
         if len(self.steps) < LEAST_STEPS:
@@ -85,10 +85,6 @@ class TokenTypes:
         rng = np.random.default_rng(seed)
         drawn = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
         return np.concatenate([np.ones((1, count)), drawn])
-
-
-def _codes(texts: NDArray[np.object_]) -> NDArray[np.int64]:
-    return np.unique(texts.astype(str), return_inverse=True)[1].astype(np.int64)
 
 
 def drawn_effect(draws: Floats, freedom: int) -> Effect:
