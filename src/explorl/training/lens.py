@@ -145,7 +145,7 @@ class StepView:
 
     @property
     def sign(self) -> Int[Tensor, " batch"]:
-        """1 for positive answers, −1 for negative ones, by their advantage; 0 where a group's rewards are equal, and the
+        """1 for positive answers, −1 for negative ones, by their advantage; 0 where a group's rewards are equal and the
         advantage is what rounding leaves."""
         advantage = self.advantage.nan_to_num()
         return torch.where(advantage.abs() < NO_ADVANTAGE, 0.0, advantage.sign()).long()

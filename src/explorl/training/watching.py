@@ -26,7 +26,18 @@ from explorl.modeling.token_records import AnswerRecords, answer_records, update
 from explorl.training.batch import Recorded, padded_to
 from explorl.training.columns import token_columns
 from explorl.training.correct import Correct
-from explorl.training.lens import Lens, Observer, Sampled, StepView, dump, load, name_of, observed, remembered, undisturbed
+from explorl.training.lens import (
+    Lens,
+    Observer,
+    Sampled,
+    StepView,
+    dump,
+    load,
+    name_of,
+    observed,
+    remembered,
+    undisturbed,
+)
 from explorl.training.objective import ObjectiveTrainer
 from explorl.training.records import (
     counted_tokens,
