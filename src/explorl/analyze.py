@@ -21,7 +21,17 @@ from explorl.analysis.lens_table import LensTable, NotRecorded, plain, read_run
 from explorl.models import ModelError, Policy, load_policy
 from explorl.report.lens_analyses import ANALYSES
 from explorl.report.lens_render import file_png, file_svg
-from explorl.store import RunStore, StoreError, atomic_path, cleaned, file_name, read_json, write_json, write_text
+from explorl.store import (
+    RunStore,
+    StoreError,
+    atomic_path,
+    cleaned,
+    file_name,
+    read_json,
+    storage_errors,
+    write_json,
+    write_text,
+)
 from explorl.tasks import Task, get_task
 
 FOLDER = "analysis"
@@ -67,13 +77,18 @@ def analyzed(table: LensTable, context: Context, analyses: Iterable[Analysis]) -
             if not isinstance(outcome.result, Unavailable):  # what is shown must be there too
                 _ = outcome.summary, analysis.tables(outcome.result), analysis.drawings(outcome.result)
         except Exception as error:
-            if os.environ.get("EXPLORL_DEBUG"):
-                raise
-            text = " ".join(str(error).split()) or "no message"
-            kind = "" if isinstance(error, ValueError | ModelError) else f"it failed: {type(error).__name__}: "
-            outcome = Outcome(analysis, Unavailable(kind + text), failed=True)
+            outcome = _failure(analysis, error)
         outcomes.append(outcome)
     return outcomes
+
+
+def _failure(analysis: Analysis, error: Exception) -> Outcome:
+    """What an analysis that broke gave; in debugging, the error itself."""
+    if os.environ.get("EXPLORL_DEBUG"):
+        raise error
+    text = " ".join(str(error).split()) or "no message"
+    kind = "" if isinstance(error, ValueError | ModelError) else f"it failed: {type(error).__name__}: "
+    return Outcome(analysis, Unavailable(kind + text), failed=True)
 
 
 def run_context(folder: str | Path, **more: Any) -> Context:
@@ -111,8 +126,9 @@ def analyze_run(
     """Analyses a run into ``RUN/analysis`` or ``out``; what earlier calls found of other analyses stays there."""
     analyses = chosen(only)
     table = read_run(folder)
+    place = _folder(Path(out) if out else Path(folder) / FOLDER)
     context = run_context(folder, seed=seed, options=options or {}, say=say)
-    return _finished(Path(out) if out else Path(folder) / FOLDER, table, context, analyses)
+    return _finished(place, table, context, analyses)
 
 
 def analyze_checkpoint(
@@ -140,6 +156,7 @@ def analyze_checkpoint(
 
     analyses = chosen(only, lone=True)
     asked = get_task(task, **(task_options or {}))
+    place = _folder(Path(out) if out else Path("runs") / f"analysis-{file_name(model)}-{file_name(task)}")
     policy = load_policy(model, dtype=dtype)
     how = named(protocol, samples=samples, **(changes or {}))
     say(f"sampling {samples} answers to {'every problem' if limit is None else f'{limit} problems'} of {task}")
@@ -147,7 +164,6 @@ def analyze_checkpoint(
         policy, asked, how, limit=limit, split=split, template=template, seed=seed, batch_size=batch_size
     )
     context = Context(seed, lambda: policy, lambda: asked, options or {}, say)
-    place = Path(out) if out else Path("runs") / f"analysis-{file_name(model)}-{file_name(task)}"
     return _finished(place, table, context, analyses)
 
 
@@ -161,18 +177,28 @@ def _finished(
         known = sorted(name for name in context.asked if name.split(".")[0] == key.split(".")[0])
         offer = f"; there are {', '.join(known)}" if known else "; no analysis that ran has such an option"
         context.say(f"--option {key} had no effect{offer}")
-    write_outcomes(place, table, outcomes, seed=context.seed)
-    return place, outcomes
+    return place, write_outcomes(place, table, outcomes, seed=context.seed)
 
 
 # ---------------------------------------------------------------------------- writing
-def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *, seed: int) -> None:
-    """Writes figures, tables and analysis.json; entries of analyses that did not run now are kept."""
-    held = _held(place)
-    entries: dict[str, Any] = dict(held.get("analyses") or {})
+def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *, seed: int) -> list[Outcome]:
+    """Writes figures, tables and analysis.json; entries of analyses that did not run now are kept.
+
+    Returns the outcomes; one whose figures cannot be drawn is a failed one.
+    """
+    entries = _held(place)
+    written = []
     for outcome in outcomes:
-        old = _files(entries.get(outcome.analysis.name) or {})
-        entries[outcome.analysis.name] = entry = _written(place, outcome)
+        old = _files(entries.get(outcome.analysis.name, {}))
+        try:
+            entry = _written(place, outcome)
+        except StoreError:
+            raise
+        except Exception as error:
+            outcome = _failure(outcome.analysis, error)
+            entry = entry_of(outcome)
+        written.append(outcome)
+        entries[outcome.analysis.name] = entry
         for name in old - _files(entry):
             (place / name).unlink(missing_ok=True)
     steps = [line["step"] for line in table.lines] or table.answers.step.tolist()
@@ -191,22 +217,34 @@ def write_outcomes(place: Path, table: LensTable, outcomes: Sequence[Outcome], *
             }
         ),
     )
+    return written
 
 
-def _held(place: Path) -> dict[str, Any]:
-    """What an earlier call has written; nothing where it cannot be read."""
+def _folder(place: Path) -> Path:
+    """The folder to write to, made before anything is computed: `StoreError` where it cannot be."""
     if place.exists() and not place.is_dir():
         raise StoreError(f"cannot write {place}: it is a file; name a folder with --out")
+    with storage_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _held(place: Path) -> dict[str, dict[str, Any]]:
+    """The entries that an earlier call has written; none where they cannot be read."""
     try:
         held = read_json(place / FILE) if (place / FILE).is_file() else {}
-    except StoreError:
+    except (StoreError, OSError):
         return {}
-    return held if isinstance(held, dict) else {}
+    entries = held.get("analyses") if isinstance(held, dict) else None
+    return {name: one for name, one in entries.items() if isinstance(one, dict)} if isinstance(entries, dict) else {}
 
 
 def _files(entry: Mapping[str, Any]) -> set[str]:
-    figures = {file for one in entry.get("figures") or [] for file in (one.get("svg"), one.get("png")) if file}
-    return figures | {one["csv"] for one in (entry.get("tables") or {}).values() if one.get("csv")}
+    """The files of an entry. It may be a stranger's: a name that leaves the folder is none."""
+    figures, tables = entry.get("figures"), entry.get("tables")
+    parts = [*(figures if isinstance(figures, list) else []), *(tables.values() if isinstance(tables, dict) else [])]
+    names = [one.get(kind) for one in parts if isinstance(one, dict) for kind in ("svg", "png", "csv")]
+    return {name for name in names if isinstance(name, str) and name == Path(name).name and name != ".."}
 
 
 def _written(place: Path, outcome: Outcome) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def analyze_command(
         if model or task or of_task:
             given = "--model" if model else "--task" if task else f"--option {next(iter(of_task))}"
             raise ConfigError(f"{given} is for a lone checkpoint; give a run alone, or --model with --task")
-        if (kind := kind_of(run)) in ("study", "evaluation", "sft"):
+        if (kind := kind_of(run)) in ("study", "evaluation", "sft", "rft"):
             raise ConfigError(
                 f"{run} is of kind {kind}; `explorl analyze` looks at a GRPO run, such as an arm's seed-0"
             )

@@ -127,7 +127,7 @@ def test_tokens_in_negatives_alone() -> None:
 @pytest.mark.parametrize("draws", DRAWS)
 def test_words(draws: int) -> None:
     rng = np.random.default_rng(7)
-    planted = words(token_table(rng, fast_slope=-2.0), Context())
+    planted = words(token_table(rng, steps=80, fast_slope=-2.0), Context())
     assert isinstance(planted, Words)
     sure = {one.text for one in planted.fallen if one.corrected is not None and one.corrected < LEVEL}
     assert sure == {str(i) if i % 2 else f" t{i}" for i in range(FAST)}

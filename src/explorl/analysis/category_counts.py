@@ -56,11 +56,13 @@ def count_categories(
     steps: Sequence[int] | None = None,
     lists: WordLists | None = None,
     *,
+    together: NDArray[np.int64] | None = None,
     seed: int = 0,
 ) -> CategoryCounts:
     """Counts over answers, each a list of its tokens' texts, with intervals over answers.
 
-    With the step of each answer, the first and the last fifth of the steps are compared.
+    With the step of each answer, the first and the last fifth of the steps are compared. `together` has a number for
+    the answers that are drawn together; by default each is drawn alone.
     """
     lists = lists or word_lists()
     category = [CATEGORIES.index(name) for name, _ in lists.groups]
@@ -73,7 +75,7 @@ def count_categories(
             row[1 + (rest if group is None else category[group])] += 1
         row[[1 + len(CATEGORIES) + group for group in set(found) if group is not None]] = 1
     names = ["tokens", *CATEGORIES, *(f"{name}: {group}" for name, group in lists.groups)]
-    counts = _compared(names, values, _part(steps), seed)
+    counts = _compared(names, values, _part(steps), np.arange(len(answers)) if together is None else together, seed)
     kinds = 1 + len(CATEGORIES)
     return CategoryCounts(counts[0], tuple(counts[1:kinds]), tuple(counts[kinds:]), len(answers), lists.source)
 
@@ -88,20 +90,32 @@ def _part(steps: Sequence[int] | None) -> NDArray[np.int64] | None:
 
 
 def _compared(
-    names: Sequence[str], values: NDArray[np.float64], part: NDArray[np.int64] | None, seed: int
+    names: Sequence[str],
+    values: NDArray[np.float64],
+    part: NDArray[np.int64] | None,
+    together: NDArray[np.int64],
+    seed: int,
 ) -> list[Count]:
-    ones = np.ones((len(values), 1))
+    parts = [np.ones(len(values))] + ([] if part is None else [part == 0, part == 1])
+    inside = np.stack(parts).astype(np.float64)  # parts × answers
+    sums = _summed(np.hstack([values * one[:, None] for one in inside]), together)
+    counts = _summed(np.hstack([np.broadcast_to(one[:, None], values.shape) for one in inside]), together)
     if part is None:
-        means, _ = cluster_means(values, np.broadcast_to(ones, values.shape), seed=seed)
+        means, _ = cluster_means(sums, counts, seed=seed)
         return [Count(name, mean) for name, mean in zip(names, means, strict=True)]
-    inside = np.stack([np.ones(len(values)), part == 0, part == 1]).astype(np.float64)  # 3 parts × answers
-    sums = np.hstack([values * one[:, None] for one in inside])
-    counts = np.hstack([np.broadcast_to(one[:, None], values.shape) for one in inside])
     width = values.shape[1]
     contrasts = np.hstack([np.zeros((width, width)), -np.eye(width), np.eye(width)])
     means, changes = cluster_means(sums, counts, contrasts.tolist(), seed=seed)
     columns = zip(names, means, means[width:], means[2 * width :], changes, strict=False)
     return [Count(*column) for column in columns]
+
+
+def _summed(values: NDArray[np.float64], together: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Sums of the rows that belong together."""
+    names, cluster = np.unique(together, return_inverse=True)
+    found = np.zeros((len(names), values.shape[1]))
+    np.add.at(found, cluster, values)
+    return found
 
 
 def category_counts(table: LensTable, context: Context) -> CategoryCounts | Unavailable:
@@ -115,7 +129,9 @@ def category_counts(table: LensTable, context: Context) -> CategoryCounts | Unav
         return Unavailable("fewer than 2 answers have recorded tokens, which leaves no interval; record 2 or more")
     start, count = table.answers.start[kept], table.answers.count[kept]
     answers = [texts[a : a + n].tolist() for a, n in zip(start, count, strict=True)]
-    return count_categories(answers, table.answers.step[kept].tolist(), lists, seed=context.seed)
+    return count_categories(
+        answers, table.answers.step[kept].tolist(), lists, together=table.answers.together[kept], seed=context.seed
+    )
 
 
 def summary(found: CategoryCounts) -> str:

@@ -1,5 +1,9 @@
 """Means over tokens whose interval counts answers: tokens of one answer are no independent draws.
 
+Nor are the answers to one prompt: where there are 10 prompts or more, all answers to a prompt are one g, here called an
+answer. With groups of 8 answers whose length is mostly the prompt's, drawing answers alone told of a change in 28 of
+100 runs that had none, and its 95 % interval covered the mean length in 54; drawing prompts, in 1 and 92.
+
 An answer g has the sum s_g over its tokens and their number n_g. The mean of all tokens is Σ s_g / Σ n_g, and its
 interval comes from drawing answers with replacement (Efron 1979). With G answers a percentile interval is too narrow by
 about sqrt((G − 1)/G) and by the normal's place in Student's tail, so the quantiles are taken further out (Hesterberg

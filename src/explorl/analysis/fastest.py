@@ -83,7 +83,7 @@ def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailabl
     among the fastest.
     """
     if not (np.any(table.answers.sign > 0) and np.any(table.answers.sign < 0)):
-        return Unavailable("no answer is positive and none negative: all rewards are equal")
+        return Unavailable("no answer is positive, or none is negative, as where all rewards are equal")
     types = token_types(table, context)
     weights = types.drawn(context.seed, RESAMPLES)
     t = (types.steps - types.steps.mean()) / 100
@@ -105,18 +105,18 @@ def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailabl
         return Unavailable("no token type that was seen often enough has an entropy that falls in answers with a sign")
     shares = negative / np.maximum(positive + negative, 1e-9)
     everything = sums["negative"].sum(1) / np.maximum(sums["negative"].sum(1) + sums["positive"].sum(1), 1e-9)
-    freedom = len(types.steps) - 1
+    blocks = types.blocks
     only = (sums["positive"][0] == 0) & (sums["negative"][0] > 0)
     first = order[0][falling[0]]
     signed = np.maximum(sums["positive"][0] + sums["negative"][0], 1e-9)
     return FastestDrop(
         types=types.count,
         fastest=len(first),
-        negative_share=drawn_effect(shares, freedom),
+        negative_share=drawn_effect(shares, blocks),
         all_share=float(everything[0]),
-        excess=drawn_effect(shares - everything, freedom),
+        excess=drawn_effect(shares - everything, blocks),
         only_negative=int(only.sum()),
-        only_negative_slope=_slope_of(only, slopes, sums["n"], freedom),
+        only_negative_slope=_slope_of(only, slopes, sums["n"], blocks),
         texts=tuple(types.texts[first]),
         slopes=slopes[0, first],
         negatives=sums["negative"][0, first] / signed[first],
@@ -124,7 +124,7 @@ def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailabl
     )
 
 
-def _slope_of(only: NDArray[np.bool_], slopes: Floats, counts: Floats, freedom: int) -> Effect | None:
+def _slope_of(only: NDArray[np.bool_], slopes: Floats, counts: Floats, blocks: float) -> Effect | None:
     """Mean slope of some types − mean slope of the others, over occurrences."""
     if not only.any() or only.all():
         return None
@@ -133,7 +133,7 @@ def _slope_of(only: NDArray[np.bool_], slopes: Floats, counts: Floats, freedom: 
     means = [
         (known[:, side] * weight[:, side]).sum(1) / np.maximum(weight[:, side].sum(1), 1e-9) for side in (only, ~only)
     ]
-    return drawn_effect(means[0] - means[1], freedom)
+    return drawn_effect(means[0] - means[1], blocks)
 
 
 def words(table: LensTable, context: Context) -> Words | Unavailable:
@@ -147,14 +147,14 @@ def words(table: LensTable, context: Context) -> Words | Unavailable:
     })  # fmt: skip
     totals = {name: np.maximum((weights * part) @ types.totals, 1e-9) for name, part in
               (("early", early), ("late", late))}  # fmt: skip
-    freedom = len(types.steps) - 1
+    blocks = types.blocks
     frequency = [sums[f"n {part}"] / totals[part][:, None] for part in ("early", "late")]
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = [sums[f"y {part}"] / sums[f"n {part}"] for part in ("early", "late")]
     counts = (sums["n early"] + sums["n late"])[0]
     both = (sums["n early"][0] >= LEAST_AT) & (sums["n late"][0] >= LEAST_AT)
-    risen = _changes(types, frequency, np.ones(types.count, dtype=bool), counts, freedom)
-    fallen = _changes(types, entropy, both, counts, freedom)
+    risen = _changes(types, frequency, np.ones(types.count, dtype=bool), counts, blocks)
+    fallen = _changes(types, entropy, both, counts, blocks)
     return Words(
         types.count,
         (int(types.steps[0]), int(types.steps[-1])),
@@ -164,7 +164,7 @@ def words(table: LensTable, context: Context) -> Words | Unavailable:
 
 
 def _changes(
-    types: TokenTypes, values: list[Floats], chosen: NDArray[np.bool_], counts: Floats, freedom: int
+    types: TokenTypes, values: list[Floats], chosen: NDArray[np.bool_], counts: Floats, blocks: float
 ) -> list[WordChange]:
     before, after = values
     found = {}
@@ -172,7 +172,7 @@ def _changes(
         draws = after[:, place] - before[:, place]
         known = np.isfinite(draws)
         if known[0] and known.sum() > RESAMPLES // 2:
-            found[int(place)] = drawn_effect(np.concatenate([draws[:1], draws[1:][known[1:]]]), freedom)
+            found[int(place)] = drawn_effect(np.concatenate([draws[:1], draws[1:][known[1:]]]), blocks)
     corrected = holm({str(place): effect.p for place, effect in found.items()})
     return [
         WordChange(

@@ -87,9 +87,12 @@ def perplexity_groups(perplexity: Floats, step: Ints, share: float = GROUP) -> I
 
 
 def shifts_by_perplexity(
-    logps: Floats, after: Floats, answer: Ints, step: Ints, answers: int, *, seed: int = 0
+    logps: Floats, after: Floats, answer: Ints, step: Ints, answers: int, together: Ints | None = None, *, seed: int = 0
 ) -> Instances | None:
-    """The analysis of tokens with log π before and after an update; `step` is of answers. None without such tokens."""
+    """The analysis of tokens with log π before and after an update. None without such tokens.
+
+    Of answers are `step`, and `together`, a number for those that are drawn together; by default each is drawn alone.
+    """
     perplexity = answer_perplexity(logps, answer, answers)
     group = perplexity_groups(perplexity, step)
     known = np.isfinite(logps) & np.isfinite(after) & np.isfinite(perplexity[answer])
@@ -99,7 +102,7 @@ def shifts_by_perplexity(
     shift = np.abs(np.exp(after[known]) - np.exp(logps[known]))
     top = _largest(shift, TOP)
     column = np.select([group[of] == -1, group[of] == 1], [0, 1], -1)
-    _, cluster = np.unique(of, return_inverse=True)
+    _, cluster = np.unique(of if together is None else together[of], return_inverse=True)
     shape = (int(cluster.max()) + 1, 2)
     counts = sums_by(cluster, column, np.ones(len(of)), shape)
     found = [
@@ -115,7 +118,7 @@ def shifts_by_perplexity(
         _shares(perplexity[of][top], edges),
         _shares(perplexity[of], edges),
         low, high, difference, shift_low, shift_high, shift_difference,
-        (middles[0], middles[1]), len(of), shape[0],
+        (middles[0], middles[1]), len(of), len(np.unique(of)),
     )  # fmt: skip
 
 
@@ -142,7 +145,10 @@ def instances(table: LensTable, context: Context) -> Instances | Unavailable:
     """The analysis of a run's recorded tokens."""
     tokens = table.tokens
     logps, after = tokens["logp"], tokens["logp_after"]
-    found = shifts_by_perplexity(logps, after, tokens.answer, table.answers.step, len(table.answers), seed=context.seed)
+    answers = table.answers
+    found = shifts_by_perplexity(
+        logps, after, tokens.answer, answers.step, len(answers), answers.together, seed=context.seed
+    )
     if found is None:
         return Unavailable("no token has a log-probability before and after an update")
     if found.answers < 10:

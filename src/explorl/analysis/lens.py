@@ -77,7 +77,7 @@ class Context:
             if type(default) is int and (isinstance(value, bool) or int(value) != float(value)):
                 raise ValueError
             return type(default)(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"{key} is {value!r}; use a value like {default!r}") from None
 
 
@@ -99,8 +99,8 @@ class Drawing:
 
 
 def typeset(text: str) -> str:
-    """A text whose negative numbers have a minus sign instead of a hyphen."""
-    return re.sub(r"(?<![\w.-])-(?=\.?\d)", "−", text)
+    """A text whose negative numbers have a minus sign instead of a hyphen; what is quoted stays as it is."""
+    return re.sub(r"(?<![\w.'\"“-])-(?=\.?\d)", "−", text)
 
 
 def _no_drawings(result: Any) -> Sequence[Drawing]:
@@ -144,8 +144,8 @@ def find(name: str, known: Sequence[Analysis]) -> Analysis:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot load the analysis {name!r}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"cannot load the analysis {name!r}: {type(error).__name__}: {error}") from error
     if not isinstance(found, Analysis):
         raise ValueError(f"{name} is {type(found).__name__}; an analysis is explorl.analysis.lens.Analysis(name, …)")
     return found

@@ -13,7 +13,7 @@ be read is left out and named in `notes`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ Ints = NDArray[np.int64]
 MOST_TOKENS = 20_000_000
 """Tokens that are read; of a run with more, files at even distances."""
 NO_ADVANTAGE = 1e-3
+LEAST_TOGETHER = 10
+"""Prompts from which an interval can be drawn over prompts."""
 WHOLE = ("token_ids", "other_ids")
 """Columns of whole numbers; −1 stands for what was not recorded."""
 TEXTS = ("tokens", "other")
@@ -37,6 +39,8 @@ NUMBERS = (
     "token_advantage", "token_weight",
 )  # fmt: skip
 """Columns with a number a token."""
+CLOSE = ("logp_after", "update_size", "collision", "state_norm", "other", "other_ids", "other_logp")
+"""Columns of the answers that the lens looks at closely."""
 _PLACES = ("tokens", "token_ids", "entropy")
 """Columns that say how many tokens an answer has: the first that a file has."""
 
@@ -111,7 +115,21 @@ class Answers:
         if "advantage" in self:
             advantage = np.nan_to_num(self["advantage"])
             return np.where(np.abs(advantage) < NO_ADVANTAGE, 0, np.sign(advantage)).astype(np.int64)
+        if "correct" not in self:
+            raise NotRecorded("the answers have neither an advantage nor correctness, so none is positive or negative")
         return np.nan_to_num(2 * self["correct"] - 1).astype(np.int64)
+
+    @property
+    def together(self) -> Ints:
+        """A number for the answers to one prompt, which are alike: what an interval over answers draws together.
+
+        Where a run has fewer than 10 prompts, those to one prompt in one step; with fewer of these too, each is alone.
+        """
+        for keys in (self.prompt, zip(self.step.tolist(), self.prompt, strict=True)):
+            found = numbered(keys)
+            if len(np.unique(found)) >= LEAST_TOGETHER:
+                return found
+        return np.arange(len(self), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -230,6 +248,12 @@ def _part(step: int, table: Any, where: str) -> _Part:
     return _Part(step, count, texts, numbers, tokens, notes)
 
 
+def numbered(keys: Iterable[Any]) -> Ints:
+    """The same number for the same key, from 0 in the order in which they first come."""
+    known: dict[Any, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+
+
 def _floats(column: Any) -> Floats:
     values = column.to_pylist()
     return np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
@@ -315,6 +339,8 @@ def _any(values: NDArray[Any]) -> bool:
 def _missing(name: str, has_tokens: bool) -> str:
     if not has_tokens:
         return "no token is recorded; set training.token_records, the prompts per step that have them, to 4, say"
+    if name in CLOSE:
+        return f"the tokens have no record of {name!r}; train with training.lens, which looks at some answers closely"
     return f"the tokens have no record of {name!r}; train with this version of Explorl and training.token_records ≥ 1"
 
 
@@ -323,7 +349,7 @@ def _is_number(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A result as values that JSON has: arrays as lists, NaN as None."""
+    """A result as values that JSON has: arrays as lists, NaN as None, anything else as its text."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, np.generic):
@@ -332,7 +358,9 @@ def plain(value: Any) -> Any:
         return {key if isinstance(key, str) else json.dumps(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 __all__ = ["Answers", "LensTable", "NotRecorded", "StoreError", "Tokens", "plain", "read_run", "table_of"]

@@ -52,17 +52,19 @@ def entropy_by_position(
     answer: NDArray[np.int64],
     sign: NDArray[np.int64],
     *,
+    together: NDArray[np.int64] | None = None,
     bins: int = BINS,
     seed: int = 0,
 ) -> PositionProfile:
     """The profile of tokens: one value of each a token, `sign` that of its answer (1, −1, or 0 for neither).
 
+    `together` has, by answer, a number for those that are drawn together; by default each is drawn alone.
     A token at place t of an answer of L tokens has the relative position t / L, and falls into bin ⌊bins · t / L⌋.
     """
     known = np.isfinite(entropy)
     entropy, relative, answer, sign = entropy[known], relative[known], answer[known], sign[known]
     place = np.minimum((relative * bins).astype(np.int64), bins - 1)
-    _, cluster = np.unique(answer, return_inverse=True)
+    _, cluster = np.unique(answer if together is None else together[answer], return_inverse=True)
     part = np.where(relative < EDGE, 0, np.where(relative >= 1 - EDGE, 2, 1))
     layers = [
         place,
@@ -72,9 +74,9 @@ def entropy_by_position(
         np.where((part == 2) & (sign != 0), (sign < 0).astype(np.int64), -1),
     ]
     widths = [bins, bins, bins, 3, 2]
-    answers = int(cluster.max()) + 1 if len(cluster) else 0
+    clusters = int(cluster.max()) + 1 if len(cluster) else 0
     sums, counts = (
-        np.hstack([sums_by(cluster, layer, values, (answers, w)) for layer, w in zip(layers, widths, strict=True)])
+        np.hstack([sums_by(cluster, layer, values, (clusters, w)) for layer, w in zip(layers, widths, strict=True)])
         for values in (entropy, np.ones_like(entropy))
     )
     first = 3 * bins
@@ -84,7 +86,7 @@ def entropy_by_position(
     contrasts[2, [first + 4, first + 3]] = 1, -1
     means, (begin, end, wrong) = cluster_means(sums, counts, contrasts.tolist(), seed=seed)
     every, positive, negative = (tuple(means[start : start + bins]) for start in (0, bins, 2 * bins))
-    return PositionProfile(every, positive, negative, begin, end, wrong, len(entropy), answers)
+    return PositionProfile(every, positive, negative, begin, end, wrong, len(entropy), len(np.unique(answer)))
 
 
 def positions(table: LensTable, context: Context) -> PositionProfile | Unavailable:
@@ -92,7 +94,9 @@ def positions(table: LensTable, context: Context) -> PositionProfile | Unavailab
     tokens = table.tokens
     entropy = tokens["entropy"]
     sign = signs(table)[tokens.answer]
-    profile = entropy_by_position(entropy, tokens.relative_position, tokens.answer, sign, seed=context.seed)
+    profile = entropy_by_position(
+        entropy, tokens.relative_position, tokens.answer, sign, together=table.answers.together, seed=context.seed
+    )
     if not profile.tokens:
         return Unavailable("no token has a finite entropy")
     if profile.answers < 2:

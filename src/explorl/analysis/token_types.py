@@ -1,16 +1,22 @@
 """The tokens of the vocabulary over the steps of a training: how often each is seen, in which answers, and its entropy.
 
 What is counted over tokens gets its interval from steps drawn with replacement, because the answers of a step have
-their prompts and the policy in common.
+their prompts and the policy in common. Neighbouring steps have nearly the same policy, so blocks of them are drawn
+(Politis and Romano 1992). Where the entropy of 20 words wanders by 0.1 nats around a level that does not change, runs
+of 40 in which some word is told as changed, each step drawn alone and in blocks: 10 and 0 (60 steps, correlation 0.5
+from step to step), 26 and 4 (60 steps, 0.8), 6 and 1 (300 steps, 0.5).
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context
-from explorl.analysis.lens_table import LensTable, NotRecorded
+from explorl.analysis.lens_table import LensTable, NotRecorded, numbered
+from explorl.analysis.positions import signs
 from explorl.analysis.series import Effect
 from explorl.analysis.stages import LEAST_STEPS, rising_end
 
@@ -30,7 +36,7 @@ class TokenTypes:
     def __init__(self, table: LensTable, end: float) -> None:
         tokens = table.tokens
         entropy = tokens["entropy"]
-        keys = tokens["token_ids"] if "token_ids" in tokens else _codes(tokens["tokens"])
+        keys = tokens["token_ids"] if "token_ids" in tokens else numbered(tokens["tokens"])
         kept = np.isfinite(entropy) & (tokens.step <= end) & (keys >= 0)
         self.steps, step = np.unique(tokens.step[kept], return_inverse=True)
         if len(self.steps) < LEAST_STEPS:
@@ -44,15 +50,15 @@ class TokenTypes:
             raise NotRecorded(
                 f"{self.often.sum()} token types are recorded {LEAST_SEEN} times or more; their courses need 5 types"
             )
-        signs = table.answers.sign[tokens.answer][kept]
+        sign = signs(table)[tokens.answer][kept]
         places = np.cumsum(self.often) - 1
         chosen = self.often[kind]
         self._kind, self._step = places[kind[chosen]], step[chosen]
         self._sums = {
             "n": np.ones(chosen.sum()),
             "y": entropy[kept][chosen],
-            "positive": (signs[chosen] > 0).astype(float),
-            "negative": (signs[chosen] < 0).astype(float),
+            "positive": (sign[chosen] > 0).astype(float),
+            "negative": (sign[chosen] < 0).astype(float),
         }
         self.count = int(self.often.sum())
         texts = np.full(len(self.keys), "", dtype=object)
@@ -79,20 +85,31 @@ class TokenTypes:
         return found
 
     def drawn(self, seed: int, resamples: int) -> Floats:
-        """1 for every step in the first row; how often each was drawn in the others."""
-        count = len(self.steps)
+        """1 for every step in the first row; how often each was drawn in the others, within thirds of the steps.
+
+        Neighbours are drawn together: a third of T steps in blocks of √T, on a circle.
+        """
         rng = np.random.default_rng(seed)
-        drawn = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
-        return np.concatenate([np.ones((1, count)), drawn])
+        drawn = np.zeros((1 + resamples, len(self.steps)))
+        drawn[0] = 1
+        for third in np.array_split(np.arange(len(self.steps)), 3):
+            count, length = len(third), round(len(third) ** 0.5)
+            starts = rng.integers(0, count, (resamples, -(-count // length)))
+            places = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :count] % count
+            drawn[1:, third] = [np.bincount(row, minlength=count) for row in places]
+        return drawn
+
+    @property
+    def blocks(self) -> float:
+        """How many blocks of steps a third has."""
+        third = len(self.steps) / 3
+        return third / round(third**0.5)
 
 
-def _codes(texts: NDArray[np.object_]) -> NDArray[np.int64]:
-    return np.unique(texts.astype(str), return_inverse=True)[1].astype(np.int64)
-
-
-def drawn_effect(draws: Floats, freedom: int) -> Effect:
-    """The first value, with the spread of the others as its error."""
-    return Effect.of(float(draws[0]), float(draws[1:].std(ddof=1)), freedom)
+def drawn_effect(draws: Floats, blocks: float) -> Effect:
+    """The first value, with the spread of the others as its error: of two thirds with so many blocks each."""
+    error = float(draws[1:].std(ddof=1)) * math.sqrt(blocks / (blocks - 1))
+    return Effect.of(float(draws[0]), error, 2 * (blocks - 1))
 
 
 def token_types(table: LensTable, context: Context) -> TokenTypes:

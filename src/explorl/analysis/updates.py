@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from explorl.analysis.categories import categories_of, word_lists
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
+from explorl.analysis.positions import signs
 from explorl.analysis.series import Effect
 from explorl.analysis.stages import rising_end
 from explorl.analysis.statistics import student_quantile
@@ -117,7 +118,7 @@ def updates(
     clusters = _Clusters(table, kept, context.seed)
     if clusters.count < LEAST_CLUSTERS:
         return Unavailable(f"the tokens are of {clusters.count} answers; intervals need {LEAST_CLUSTERS} or more")
-    signs = table.answers.sign[tokens.answer][kept]
+    sign = signs(table)[tokens.answer][kept]
     top = size >= np.quantile(size, 1 - TOP)
     quantities = [("entropy", "nats"), ("update_size", "")]
     steps = tokens.step[kept]
@@ -128,8 +129,8 @@ def updates(
         plateau=plateau,
         below=_share(clusters, size < SMALL),
         concentration=_interval(clusters.ratio(size * top, size)),
-        positive=_signed(clusters, change[kept], signs > 0),
-        negative=_signed(clusters, change[kept], signs < 0),
+        positive=_signed(clusters, change[kept], sign > 0),
+        negative=_signed(clusters, change[kept], sign < 0),
         grid=grid,
         above=1 - np.searchsorted(np.sort(size), grid) / len(size),
         bins=tuple(

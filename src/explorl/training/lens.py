@@ -14,6 +14,7 @@ remembers is part of a checkpoint where it has `state_dict` and `load_state_dict
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from explorl.analysis.lens_table import NO_ADVANTAGE
 
 GOOD = "my_pkg.watching:Lengths"
 View = TypeVar("View", "StepView", "Sampled")
@@ -140,6 +143,13 @@ class StepView:
         """The tokens that count and whose entropy was recorded."""
         return (self.mask > 0) & self.entropy.isfinite()
 
+    @property
+    def sign(self) -> Int[Tensor, " batch"]:
+        """1 for positive answers, −1 for negative ones, by their advantage; 0 where a group's rewards are equal and the
+        advantage is what rounding leaves."""
+        advantage = self.advantage.nan_to_num()
+        return torch.where(advantage.abs() < NO_ADVANTAGE, 0.0, advantage.sign()).long()
+
     def of_sampled(self, values: Tensor) -> Tensor:
         """The rows of a field that `sampled` has."""
         assert self.sampled is not None
@@ -171,6 +181,22 @@ ObserverLike = Observer | str
 def name_of(observer: Observer) -> str:
     """What an observer is called in messages and checkpoints."""
     return type(observer).__name__
+
+
+def remembered(observer: Any) -> Any:
+    """What an observer remembers; `ObserverError` where a checkpoint with it could not be read again."""
+    state, written = observer.state_dict(), io.BytesIO()
+    try:
+        torch.save(state, written)
+        written.seek(0)
+        torch.load(written, weights_only=True)
+    except Exception as error:
+        why = (str(error).splitlines() or [""])[0]
+        raise ObserverError(
+            f"what state_dict() of the observer {name_of(observer)} returns cannot be kept in a checkpoint "
+            f"({type(error).__name__}: {why}); return tensors and plain values, such as array.tolist() of a NumPy array"
+        ) from error
+    return state
 
 
 def build_observers(given: Sequence[ObserverLike]) -> list[Observer]:

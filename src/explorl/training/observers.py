@@ -30,11 +30,11 @@ def statistics() -> list[Observer]:
 
 
 class EntropyBySign:
-    """Mean token entropy of the answers with an advantage above 0, and of those below."""
+    """Mean token entropy of the positive answers, and of the negative ones."""
 
     def see(self, step: StepView) -> dict[str, float]:
         known = step.known
-        signs = {"entropy_positive": step.advantage > 0, "entropy_negative": step.advantage < 0}
+        signs = {"entropy_positive": step.sign > 0, "entropy_negative": step.sign < 0}
         return {name: _mean(step.entropy[known & rows.unsqueeze(1)]) for name, rows in signs.items()}
 
 
@@ -131,8 +131,8 @@ class FastestDrop:
 
     def see(self, step: StepView) -> dict[str, float]:
         known = step.known.cpu()
-        advantage = step.advantage.cpu().unsqueeze(1).expand(known.shape)[known]
-        self._add(step.token_ids.cpu()[known], step.entropy.cpu()[known], advantage)
+        sign = step.sign.cpu().unsqueeze(1).expand(known.shape)[known]
+        self._add(step.token_ids.cpu()[known], step.entropy.cpu()[known], sign)
         ids, _ = self.fastest()
         positive, negative = self._sums[5:, ids].sum(1).tolist()
         return {"fastest_drop_negative_share": negative / (positive + negative)} if positive + negative else {}
@@ -147,14 +147,14 @@ class FastestDrop:
         kept = int((drops[: math.ceil(self.share * len(counts))] > 0).sum())
         return counts[order[:kept]], drops[:kept]
 
-    def _add(self, ids: Tensor, entropy: Tensor, advantage: Tensor) -> None:
+    def _add(self, ids: Tensor, entropy: Tensor, sign: Tensor) -> None:
         size = max(self._sums.shape[1], int(ids.max()) + 1 if len(ids) else 0)
         sums = torch.nn.functional.pad(self._sums, (0, size - self._sums.shape[1]))
         weight, x, xx, y, xy, positive, negative = sums * self.decay
         # all that was seen is one batch older
         sums = torch.stack([weight, x - weight, xx - 2 * x + weight, y, xy - y, positive, negative])
         new = torch.ones(len(ids), dtype=torch.float64)
-        for row, values in ((0, new), (3, entropy.double()), (5, new * (advantage > 0)), (6, new * (advantage < 0))):
+        for row, values in ((0, new), (3, entropy.double()), (5, new * (sign > 0)), (6, new * (sign < 0))):
             sums[row].index_add_(0, ids, values)
         self._sums = sums
 

@@ -26,7 +26,18 @@ from explorl.modeling.token_records import AnswerRecords, answer_records, update
 from explorl.training.batch import Recorded, padded_to
 from explorl.training.columns import token_columns
 from explorl.training.correct import Correct
-from explorl.training.lens import Lens, Observer, Sampled, StepView, dump, load, name_of, observed, undisturbed
+from explorl.training.lens import (
+    Lens,
+    Observer,
+    Sampled,
+    StepView,
+    dump,
+    load,
+    name_of,
+    observed,
+    remembered,
+    undisturbed,
+)
 from explorl.training.objective import ObjectiveTrainer
 from explorl.training.records import (
     counted_tokens,
@@ -256,7 +267,7 @@ class WatchingTrainer(ObjectiveTrainer):
     def _write_looks(self, folder: Path) -> None:
         """Keeps what the observers remember and the batches that are still in use; on the main process."""
         looks = [{name: dump(value) for name, value in vars(look).items()} for look in self._looks]
-        states = [(name_of(one), one.state_dict()) for one in self.observers if hasattr(one, "state_dict")]
+        states = [(name_of(one), remembered(one)) for one in self.observers if hasattr(one, "state_dict")]
         if looks or states:
             torch.save({"looks": looks, "observers": states}, folder / STATE)
 
