@@ -223,8 +223,14 @@ class ExplorationTrainer(WatchingTrainer):
             assert entropy is not None
             return Recorded(logps, entropy, None, None)
         rows = self.args.per_device_train_batch_size
-        autocast = self.accelerator.autocast
-        return by_pass(self.model, output, temperature=self.temperature, rows=rows, autocast=autocast)
+        return by_pass(
+            self.model,
+            output,
+            temperature=self.temperature,
+            rows=rows,
+            autocast=self.accelerator.autocast,
+            packed=self._packed is not False,
+        )
 
     # ---------------------------------------------------------------- micro-batches
 
