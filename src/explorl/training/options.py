@@ -250,6 +250,11 @@ def refuse(args: Any) -> None:
     """What cannot be honoured is an error before anything is loaded, with what to use instead."""
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
+    if not args.temperature > 0:
+        raise ValueError(
+            f"temperature is {args.temperature}; use one above 0, such as 1.0: greedy answers are all the same, and a "
+            "group of them has no advantage"
+        )
 
 
 PAGE = """# TRL's options
