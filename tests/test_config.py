@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from explorl.config import Config, ConfigError, changed_keys, check_trackers, completed, load_config, presets
+from explorl.config import (
+    Config,
+    ConfigError,
+    changed_keys,
+    check_trackers,
+    completed,
+    load_config,
+    presets,
+    read_yaml,
+)
 
 
 def test_defaults_are_the_papers() -> None:
@@ -126,3 +135,12 @@ def test_a_stored_configuration_without_a_key_has_its_default() -> None:
     other = load_config(preset="tiny", overrides=["training.steps=7", "task.seed=3", "evaluation.ends=5"]).dump()
     assert changed_keys(before, other) == {"evaluation.ends": (64, 5)}
     assert completed({"model": {"lora": None}})["model"]["lora"] is None
+
+
+def test_a_fault_in_yaml_is_named_with_its_line() -> None:
+    with pytest.raises(ConfigError, match=r"own\.yaml is not YAML: line 2 is indented with a tab; indent with spaces"):
+        read_yaml("task:\n\tname: jsonl\n", "own.yaml")
+    with pytest.raises(
+        ConfigError, match=r"own\.yaml is not YAML: line 2, column 1 \(in what begins in line 1\): expected ',' or '\]'"
+    ):
+        read_yaml("a: [1\n", "own.yaml")

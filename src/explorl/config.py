@@ -425,7 +425,20 @@ def read_yaml(text: str, place: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{place} is not YAML: {error}") from error
+        raise ConfigError(f"{place} is not YAML: {_yaml_fault(error, text)}") from error
+
+
+def _yaml_fault(error: yaml.YAMLError, text: str) -> str:
+    """Where it stops being YAML, in one line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error)
+    line = (text.splitlines() or [""])[min(mark.line, len(text.splitlines()) - 1)]
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"line {mark.line + 1} is indented with a tab; indent with spaces, two for each level"
+    begin = getattr(error, "context_mark", None) or mark
+    since = f" (in what begins in line {begin.line + 1})" if begin.line != mark.line else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}{since}: {getattr(error, 'problem', error)}"
 
 
 def presets() -> list[str]:

@@ -61,9 +61,9 @@ class PassAtK(TrainerCallback):
         seed: int = 0,
         name: str = "held-out",
     ) -> None:
-        if every is not None and every < 1:
+        if every is not None and (every < 1 or every != int(every)):
             raise ValueError(f"every is {every}; evaluate every 1 or more steps, or None for start and end alone")
-        if samples < 1:
+        if samples < 1 or samples != int(samples):
             raise ValueError(f"samples is {samples}; ask for 1 or more, such as 8")
         self.task = _Rows(dataset, reward, correct, name)
         self.every, self.samples, self.max_tokens, self.temperature = every, samples, max_tokens, temperature
@@ -126,16 +126,20 @@ class RunRecorder(TrainerCallback):
         self._config: dict[str, Any] | None = None
         self._begun = False
         self._trainer: Any = None
+        self._handler: Any = None
 
     def watch(self, trainer: Any) -> RunRecorder:
         """Records this trainer, with every `PassAtK` among its callbacks."""
-        trainer.add_callback(self)
-        scores = [one for one in trainer.callback_handler.callbacks if isinstance(one, PassAtK)]
-        for callback in scores:
-            callback.recorder = self
-        if len(scores) > 1:
-            raise ValueError(f"{len(scores)} PassAtK callbacks cannot share the folder {self.store.folder}; give one")
-        self._config = _config(trainer, scores[0] if scores else None)
+        for other in trainer.callback_handler.callbacks:
+            if other is self and self._handler is trainer.callback_handler:
+                return self
+            if isinstance(other, RunRecorder) and other is not self and other.folder == self.folder:
+                raise ValueError(f"the trainer is already recorded in {self.store.folder}; watch it once")
+        if self not in trainer.callback_handler.callbacks:  # where it was given as a callback it already is
+            trainer.add_callback(self)
+        self._handler = trainer.callback_handler
+        scores = self._adopt()
+        self._config = _config(trainer, scores)
         if isinstance(trainer, ExplorationTrainer):
             records = self.token_records if self.rollouts_every else 0
             trainer.listen(self._keep, records, after=self._keep if records else None)
@@ -143,8 +147,28 @@ class RunRecorder(TrainerCallback):
             self._trainer = trainer
         return self
 
+    @property
+    def folder(self) -> Path:
+        return self.store.folder.resolve()
+
+    def _adopt(self) -> PassAtK | None:
+        """The `PassAtK` among the trainer's callbacks, which may have come after the recorder, tells it its scores."""
+        scores = [one for one in self._handler.callbacks if isinstance(one, PassAtK)]
+        if len(scores) > 1:
+            raise ValueError(f"{len(scores)} PassAtK callbacks cannot share the folder {self.store.folder}; give one")
+        for callback in scores:
+            callback.recorder = self
+        return scores[0] if scores else None
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._config is not None:
+            scores = self._adopt()
+            self._config |= _scored_by(scores)
         self._begin(args, state)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._handler is not None:
+            self._adopt()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begun = False  # another train() is another run, or goes on with this one
@@ -198,11 +222,9 @@ class _Rows(Task):
 
     def __init__(self, dataset: Any, reward: Reward, correct: float, name: str) -> None:
         self.name, self._reward, self._least = name, reward, correct
-        self.data = [dict(row) for row in dataset]
-        if not self.data:
-            raise ValueError("the data set of PassAtK is empty; give it 1 row or more, such as 100")
-        if "prompt" not in self.data[0]:
-            raise ValueError(f"the data set of PassAtK has no column 'prompt'; it has {', '.join(self.data[0])}")
+        self.data = _rows(dataset)
+        if not callable(reward):
+            raise ValueError(f"the reward function of PassAtK is {reward!r}; give one function, as TRL's reward_funcs")
         if inspect.iscoroutinefunction(reward):
             raise ValueError(f"the reward function of PassAtK, {reward.__name__}, is asynchronous; give a plain one")
 
@@ -225,7 +247,15 @@ class _Rows(Task):
             for text, row in zip(texts, rows, strict=True)
         ]
         columns = {key: [row.get(key) for row in rows] for key in rows[0]}
-        values = list(self._reward(prompts=columns.pop("prompt"), completions=answers, **columns))
+        arguments = {"prompts": columns.pop("prompt"), "completions": answers, **columns}
+        try:
+            inspect.signature(self._reward).bind(**arguments)
+        except TypeError as error:
+            raise ValueError(
+                f"the reward function of PassAtK cannot be called with {', '.join(arguments)}: {error}; the data set "
+                "needs a column for each of its arguments"
+            ) from None
+        values = list(self._reward(**arguments))
         if len(values) != len(texts):
             raise ValueError(
                 f"the reward function gave {len(values)} numbers for {len(texts)} answers; give one for each"
@@ -238,14 +268,10 @@ def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
     """The run's configuration, in the words of `explorl train` where it has them, and TRL's own beside."""
     args = trainer.args
     given = {key: value for key, value in args.to_dict().items() if value is not None}
-    evaluation = None
-    if scores is not None:
-        evaluation = {"every": scores.every, "problems": len(scores.task.data), "samples": scores.samples}
     return dict(
         _plain(
             {
                 "model": {"name": str(getattr(trainer.model.config, "_name_or_path", ""))},
-                "task": {"name": scores.task.name if scores else ""},
                 "rollout": {"temperature": args.temperature, "max_tokens": args.max_completion_length},
                 "strategies": [repr(strategy) for strategy in getattr(trainer, "strategies", [])],
                 "training": {
@@ -256,12 +282,37 @@ def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
                     "beta": args.beta,
                     "loss": args.loss_type,
                 },
-                "evaluation": evaluation,
                 "seed": args.seed,
                 "trl": given,
+                **_scored_by(scores),
             }
         )
     )
+
+
+def _scored_by(scores: PassAtK | None) -> dict[str, Any]:
+    """What the configuration says of evaluation."""
+    if scores is None:
+        return {"task": {"name": ""}, "evaluation": None}
+    evaluation = {"every": scores.every, "problems": len(scores.task.data), "samples": scores.samples}
+    return {"task": {"name": scores.task.name}, "evaluation": evaluation}
+
+
+def _rows(dataset: Any) -> list[dict[str, Any]]:
+    """The rows of a data set, each with a prompt."""
+    if isinstance(dataset, Mapping):
+        splits = ", ".join(map(repr, dataset))
+        raise ValueError(f"the data set of PassAtK is a mapping of {splits}; give one of these")
+    if dataset is None or isinstance(dataset, str):
+        raise ValueError(f"the data set of PassAtK is {dataset!r}; give a datasets.Dataset or a list of rows")
+    rows = [dict(row) for row in dataset]
+    if not rows:
+        raise ValueError("the data set of PassAtK is empty; give it 1 row or more, such as 100")
+    for place, row in enumerate(rows):
+        if "prompt" not in row:
+            where = "no column" if place == 0 else f"in row {place} no"
+            raise ValueError(f"the data set of PassAtK has {where} 'prompt'; it has {', '.join(row)}")
+    return rows
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -151,6 +152,7 @@ def answer_records(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     mass: float = 0.95,
     block: int | None = None,
+    packed: bool = True,
 ) -> AnswerRecords:
     """Records of the last `completion` positions of each row, under a causal language model of transformers.
 
@@ -162,6 +164,7 @@ def answer_records(
         rows: How many rows the model sees at once; all by default.
         temperature: One for all rows or one per row.
         autocast: Makes the context in which the model is called.
+        packed: False calls the model on padded rows, also where a packed pass is right.
     """
     if not 0 < completion <= input_ids.size(1):
         raise ValueError(f"completion is {completion}; rows have {input_ids.size(1)} tokens, so use 1 to that many")
@@ -174,6 +177,8 @@ def answer_records(
     if not len(input_ids):
         return AnswerRecords(*values)
     found, together = reading(model, input_ids.size(1), dtype), is_sharded(model)
+    if not packed and found.kind != "own logits":
+        found = replace(found, kind="padded")
     at_once = rows or len(input_ids)
     if found.kind == "own logits" and not together:
         row_bytes = 4 * proof.text_config(model).vocab_size * (completion + 1)

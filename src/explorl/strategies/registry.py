@@ -92,6 +92,8 @@ def build_all(specs: Iterable[Spec] | None) -> list[Strategy]:
     """All strategies of a config, in its order; an error names those that cannot stand in one list."""
     if isinstance(specs, (str, Mapping, Strategy)):
         raise ValueError(f"strategies must be a list, such as [bottom_p, egsw]; got {specs!r}")
+    if specs is not None and not isinstance(specs, Iterable):
+        raise ValueError(f"strategies must be a list, such as [bottom_p, egsw]; got {specs!r}")
     strategies = [build(spec) for spec in specs or ()]
     names = [title(strategy) for strategy in strategies]
     for name in names:
@@ -180,6 +182,8 @@ def _split(spec: Any) -> tuple[str, Mapping[str, Any]]:
         name, given = next(iter(spec.items()))
         if given is None or isinstance(given, Mapping):
             return name, given or {}
+    if isinstance(spec, type) and issubclass(spec, Strategy):
+        raise ValueError(f"{spec.__name__} stands for a class; write {spec.__name__}(), with its hyperparameters")
     raise ValueError(
         f"a strategy must be a name such as egsw, or a name over its hyperparameters such as {{egsw: {{alpha: 0.3}}}}; "
         f"got {spec!r} (in YAML, indent the hyperparameters below the name)"

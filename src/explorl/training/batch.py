@@ -16,6 +16,7 @@ from torch import Tensor
 from explorl.modeling.token_records import answer_records
 from explorl.rollout import PaddedRollouts
 from explorl.strategies import Batch, Strategy
+from explorl.training.checked import finite, per_token
 from explorl.training.correct import Correct
 from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.shaping import Shaped
@@ -45,7 +46,9 @@ def by_engine(records: PaddedRollouts, length: int) -> Recorded:
     return Recorded(*(padded_to(value, length) for value in values))
 
 
-def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
+def by_pass(
+    model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any, packed: bool = True
+) -> Recorded:
     """The same by a pass over the batch, after `model.generate`, vLLM or tools; 0 where the mask is 0."""
     records = answer_records(
         model,
@@ -55,6 +58,7 @@ def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: 
         rows=rows,
         temperature=temperature,
         autocast=autocast,
+        packed=packed,
     )
     return Recorded(records.logps, records.entropy, records.branching.float(), None)
 
@@ -167,4 +171,4 @@ def penalties(
         kept = {key.removeprefix(prefix): value for key, value in inputs.items() if key.startswith(prefix)}
         term = strategy.penalty(batch, kept)
         if term is not None:
-            yield term
+            yield finite(strategy, "penalty", per_token(strategy, "penalty", term, batch), batch)

@@ -29,6 +29,7 @@ from trl import GRPOConfig
 
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import overrides
+from explorl.strategies.validate import title
 from explorl.training import checkpoints, options
 from explorl.training.batch import Recorded, by_engine, by_pass, gathered, padded_to, put_back
 from explorl.training.correct import Correct
@@ -132,8 +133,16 @@ class ExplorationTrainer(WatchingTrainer):
                 )
             order = strategy.order([prompt_text(prompt) for prompt in dataset["prompt"]])
             if order is not None:
-                dataset = dataset.select(list(order))
+                dataset = dataset.select(self._places(strategy, [int(place) for place in order], len(dataset)))
         return dataset
+
+    @staticmethod
+    def _places(strategy: Strategy, order: list[int], rows: int) -> list[int]:
+        wrong = [place for place in order if not 0 <= place < rows]
+        if wrong or not order:
+            what = f"place {wrong[0]}" if wrong else "none of the prompts"
+            raise ValueError(f"{title(strategy)}.order gives {what}; give places from 0 to {rows - 1}, one or more")
+        return order
 
     def _say_what_is_inert(self) -> None:
         args = self.args
@@ -223,8 +232,14 @@ class ExplorationTrainer(WatchingTrainer):
             assert entropy is not None
             return Recorded(logps, entropy, None, None)
         rows = self.args.per_device_train_batch_size
-        autocast = self.accelerator.autocast
-        return by_pass(self.model, output, temperature=self.temperature, rows=rows, autocast=autocast)
+        return by_pass(
+            self.model,
+            output,
+            temperature=self.temperature,
+            rows=rows,
+            autocast=self.accelerator.autocast,
+            packed=self._packed is not False,
+        )
 
     # ---------------------------------------------------------------- micro-batches
 
@@ -245,7 +260,8 @@ class ExplorationTrainer(WatchingTrainer):
             tokens = counted_tokens(batch)[~needed]
             entropy = padded_to(self._records.entropy, tokens.size(1))[~needed]
             batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
-        most = self.args.per_device_train_batch_size
+        # A callback, or auto_find_batch_size, may have lowered it since the batch was planned.
+        most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
         found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
         if windows > 1 and self.has_penalties:
             for part in found[window:]:  # seen after the policy has moved: by the pass that will see it

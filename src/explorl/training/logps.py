@@ -28,6 +28,12 @@ class LogProbabilityTrainer(SamplingTrainer):
                     "padded rows, so TRL's padded pass is used; set it to 0 for the faster packed one"
                 )
             return True
+        if self.args.neftune_noise_alpha is not None:
+            self.warn_once(
+                f"neftune_noise_alpha is {self.args.neftune_noise_alpha}: the noise is scaled by the length of a row, "
+                "so TRL's padded pass is used; leave it out for the faster packed one"
+            )
+            return True
         return False
 
     def _kind(self, model: Any, longest: int) -> passes.Kind:

@@ -46,6 +46,7 @@ STEPS_ASIDE: Mapping[str, str] = {
     "fsdp_config": "weights are sharded: `model.generate` and the padded pass",
     "deepspeed": "weights are sharded: `model.generate` and the padded pass",
     "parallelism_config": "weights are sharded: `model.generate` and the padded pass",
+    "neftune_noise_alpha": "its noise is scaled by the length of a row: the padded pass; the engine samples without it",
     "torch_compile": "the compiled model is run as it is: the padded pass",
     "torch_compile_backend": "as torch_compile",
     "torch_compile_mode": "as torch_compile",
@@ -204,7 +205,6 @@ HONOURED: frozenset[str] = frozenset(
         "max_grad_norm",
         "max_steps",
         "metric_for_best_model",
-        "neftune_noise_alpha",
         "num_train_epochs",
         "optim",
         "optim_args",
@@ -250,6 +250,11 @@ def refuse(args: Any) -> None:
     """What cannot be honoured is an error before anything is loaded, with what to use instead."""
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
+    if not args.temperature > 0:
+        raise ValueError(
+            f"temperature is {args.temperature}; use one above 0, such as 1.0: greedy answers are all the same, and a "
+            "group of them has no advantage"
+        )
 
 
 PAGE = """# TRL's options

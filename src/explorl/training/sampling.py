@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
 from explorl.modeling.precision import has_arithmetic, weights_dtype
-from explorl.modeling.proof import inner_model
+from explorl.modeling.proof import inner_model, text_config
 from explorl.rollout import Engine, PaddedRollouts, SamplingParams, UnsupportedModel
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
+from explorl.strategies.validate import title
 from explorl.training.records import prompt_text
 from explorl.training.trl_trainer import NamedGRPOTrainer
 
@@ -46,6 +48,19 @@ OF_NO_MATTER = {
 """Options of `generate` that change no token that an engine with a cache of its own samples (TRL gives
 `max_new_tokens`, beside which `max_length` does not count)."""
 
+PER_ROW = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "bottom_p",
+    "bottom_p_frequency",
+    "bottom_p_per_sequence",
+    "training_temperature",
+    "max_tokens",
+)
+"""What a strategy may set for each row (`explorl.strategies.base.Sampling`)."""
 
 _GENERATE = GenerationMixin.generate
 
@@ -95,6 +110,21 @@ def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, 
     }
 
 
+def _said(strategy: Strategy, given: Any, rows: int) -> dict[str, Any]:
+    """What a strategy says of sampling, one value per row; one number for all rows is spread over them."""
+    said = dict(given or {})
+    for key, value in said.items():
+        if key not in PER_ROW:
+            raise ValueError(f"{title(strategy)}.sampling gives {key!r}; it may give {', '.join(PER_ROW)}")
+        value = value.tolist() if isinstance(value, Tensor) else value
+        said[key] = [value] * rows if isinstance(value, Real) else list(value)
+        if len(said[key]) != rows:
+            raise ValueError(
+                f"{title(strategy)}.sampling gives {len(said[key])} values of {key!r} for {rows} rows; give one per row"
+            )
+    return said
+
+
 class Draw:
     """How the rows of one call of the engine are sampled, and at which temperature the loss looks at them."""
 
@@ -104,7 +134,7 @@ class Draw:
         said: dict[str, Any] = {}
         for strategy in strategies:
             if overrides(strategy, "sampling"):
-                said.update(strategy.sampling(prompts, step))
+                said.update(_said(strategy, strategy.sampling(prompts, step), len(prompts)))
         if any(said.pop("bottom_p_per_sequence", [])):
             said["bottom_p_per"] = "sequence"
         own = said.pop("training_temperature", None)
@@ -215,8 +245,16 @@ class SamplingTrainer(NamedGRPOTrainer):
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
         draw = Draw(sampling_options(self.generation_kwargs, self.eos_token_ids), strategies, texts, self.now)
+        longest = self._everywhere_longest(prompt_ids)
+        context = getattr(text_config(self.model), "max_position_embeddings", None)
+        if context is not None and longest >= context and not per_row:
+            self.warn_once(
+                f"a batch is sampled by model.generate, which is slower than Explorl's engine: a prompt has {longest} "
+                f"tokens and the model's context is {context}"
+            )
+            return None
         try:
-            self._engine.check(self._everywhere_longest(prompt_ids) + self.max_completion_length)
+            self._engine.check(longest + self.max_completion_length)
         except UnsupportedModel as error:  # prompts are longer than what it was tried with
             if per_row:
                 raise

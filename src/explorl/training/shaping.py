@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from explorl.strategies import Batch, Strategy
+from explorl.strategies.validate import title
+from explorl.training.checked import finite, number, per_token
 
 PerToken = Float[Tensor, "batch time"]
 
@@ -45,7 +48,10 @@ def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
     tokens = max(int(counted.sum()), 1)
 
     def prefix(strategy: Strategy) -> str:
-        return f"strategy/{strategy.name or type(strategy).__name__}"
+        return f"strategy/{title(strategy)}"
+
+    def said(strategy: Strategy, hook: str, value: Any, *, infinite: bool = False) -> PerToken:
+        return finite(strategy, hook, per_token(strategy, hook, value, batch), batch, infinite=infinite)
 
     def log(strategy: Strategy, what: str, before: Tensor, after: Tensor) -> None:
         change = (after - before).abs()[counted].float()
@@ -55,6 +61,7 @@ def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
     for strategy in strategies:
         advantages = strategy.advantages(batch)
         if advantages is not None:
+            advantages = said(strategy, "advantages", advantages)
             log(strategy, "advantage", batch.advantages, advantages)
             batch = batch.with_(advantages=torch.where(counted, advantages, 0.0).to(batch.advantages.dtype))
 
@@ -65,18 +72,32 @@ def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
     for index, strategy in enumerate(strategies):
         selected = strategy.select(batch)
         if selected is not None:
+            selected = said(strategy, "select", selected)
             log(strategy, "masked", ones, selected)
-            loss_mask = loss_mask * selected.to(loss_mask.dtype)
+            loss_mask = loss_mask * torch.where(counted, selected, 0.0).to(loss_mask.dtype)
         factors = strategy.weights(batch)
         if factors is not None:
+            factors = said(strategy, "weights", factors)
             log(strategy, "weight", ones, factors)
             factors = factors.to(ones.dtype)
             weights = weights * factors
             kl_weights = kl_weights * factors if strategy.weighs_kl else kl_weights
         bounds = strategy.clip(batch)
         if bounds is not None:
-            low, high = (torch.as_tensor(b, device=ones.device, dtype=ones.dtype).expand_as(ones) for b in bounds)
+            if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+                raise TypeError(f"{title(strategy)}.clip is {bounds!r}; give (low, high), such as (0.2, 0.28)")
+            low, high = (said(strategy, "clip", bound, infinite=True).to(ones.dtype) for bound in bounds)
             clip = (low, high)
-        kept.update({f"{index}/{name}": tensor for name, tensor in strategy.keep(batch).items()})
-        metrics.update({f"{prefix(strategy)}/{name}": value for name, value in strategy.metrics(batch).items()})
+        for name, tensor in (strategy.keep(batch) or {}).items():
+            kept[f"{index}/{name}"] = _kept(strategy, name, tensor, ones)
+        for name, value in (strategy.metrics(batch) or {}).items():
+            metrics[f"{prefix(strategy)}/{name}"] = number(strategy, name, value)
     return Shaped(batch.advantages, loss_mask, weights, kl_weights, clip, kept, metrics)
+
+
+def _kept(strategy: Strategy, name: str, tensor: Any, like: PerToken) -> PerToken:
+    """Of any type, but one value per token: it is split into micro-batches as the tokens are."""
+    if isinstance(tensor, Tensor) and tensor.shape == like.shape:
+        return tensor
+    what = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is {type(tensor).__name__}"
+    raise ValueError(f"{title(strategy)}.keep: {name!r} {what}; give one value per token, shape {tuple(like.shape)}")

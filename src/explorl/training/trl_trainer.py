@@ -164,13 +164,21 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     # ---------------------------------------------------------------- score
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        self.reward_parts = super()._calculate_rewards(*args, **kwargs)
-        return self.reward_parts
-
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Samples, rewards and normalises a generation batch."""
-        return super()._generate_and_score_completions(inputs)
+        rewards = self._calculate_rewards
+
+        def kept(*args: Any, **kwargs: Any) -> Tensor:
+            self.reward_parts = rewards(*args, **kwargs)
+            return self.reward_parts
+
+        self._calculate_rewards: Any = (
+            kept  # in front of whatever a subclass has: TRL goes by the last word, and so do we
+        )
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            del self._calculate_rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         return self.scored(inputs)

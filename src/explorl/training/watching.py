@@ -193,6 +193,7 @@ class WatchingTrainer(ObjectiveTrainer):
             found = answer_records(
                 model, ids, mask, time, rows=self.args.per_device_train_batch_size,
                 temperature=inputs["temperature"], autocast=self.accelerator.autocast,
+                packed=self._packed is not False,
             )  # fmt: skip
         return AnswerRecords(*(padded_to(values, width) for values in found))
 

@@ -1,0 +1,66 @@
+"""What a strategy says of a batch, checked: an error names the strategy, its hook, what came and what should have."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from explorl.strategies import Batch, Strategy
+from explorl.strategies.validate import title
+
+PerToken = Float[Tensor, "batch time"]
+
+
+def per_token(strategy: Strategy, hook: str, value: Any, batch: Batch) -> PerToken:
+    """One number per token; a number for all tokens and a column, one number per row, are spread over them."""
+    place, like = f"{title(strategy)}.{hook}", batch.mask
+    shape = tuple(like.shape)
+    if isinstance(value, Real):
+        return torch.full_like(like, float(value))
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{place} is {type(value).__name__}; give a tensor of shape {shape}, one value per token")
+    if value.dim() == 1:
+        raise ValueError(
+            f"{place} has shape {tuple(value.shape)}; give one value per token, shape {shape}: what there is one of "
+            "per row becomes that by .unsqueeze(1)"
+        )
+    if value.dim() and tuple(value.shape) not in (shape, (shape[0], 1)):
+        raise ValueError(f"{place} has shape {tuple(value.shape)}; give one value per token, shape {shape}")
+    if value.device != like.device:
+        raise ValueError(f"{place} is on {value.device}; give it on {like.device}, the batch's own device")
+    return (value if value.is_floating_point() else value.to(like.dtype)).expand_as(like)
+
+
+def finite(strategy: Strategy, hook: str, value: PerToken, batch: Batch, *, infinite: bool = False) -> PerToken:
+    """NaN (and ±∞, unless ``infinite``) on a counted token is an error, unless the batch itself has some."""
+    counted = batch.mask > 0
+    bad = _bad(value, counted, infinite)
+    if bool(bad.any()) and _sound(batch, counted):
+        raise ValueError(
+            f"{title(strategy)}.{hook} is {value[bad][0].item()} on {int(bad.sum())} of {int(counted.sum())} tokens at "
+            f"step {batch.step}; give finite numbers (a division by a standard deviation of 0 is a usual cause)"
+        )
+    return value
+
+
+def number(strategy: Strategy, name: str, value: Any) -> float:
+    """A number to log."""
+    single = isinstance(value, Tensor) and value.numel() == 1
+    if single or isinstance(value, Real):
+        return float(value)
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise TypeError(f"{title(strategy)}.metrics: {name!r} is {what}; give one number, such as its mean")
+
+
+def _bad(value: Tensor, counted: Bool[Tensor, "batch time"], infinite: bool) -> Tensor:
+    return (value.isnan() if infinite else ~value.isfinite()) & counted
+
+
+def _sound(batch: Batch, counted: Bool[Tensor, "batch time"]) -> bool:
+    """Whether what the strategies read is finite: else the model or a reward is to blame."""
+    read = (batch.logps.detach(), batch.entropy, batch.advantages)
+    return not bool(batch.rewards.isinf().any()) and not any(bool(_bad(x, counted, False).any()) for x in read)

@@ -1,0 +1,207 @@
+"""Scripts that a stranger brings: options that meet each other, classes built on ours, callbacks in odd places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from explorl import PassAtK, RunRecorder
+from explorl import strategies as xs
+from explorl.modeling.answer_states import states
+from explorl.modeling.packed import packed_logps
+from explorl.strategies import Batch, Strategy
+from explorl.training.grpo import ExplorationTrainer
+from explorl.training.sampling import Draw
+from tests.training.conftest import PROMPTS, digits
+
+
+def test_packed_false_is_honoured_by_what_is_recorded(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `generate`, strategies see entropies of a pass over the batch: a padded one, where that is asked for."""
+    kinds: list[str] = []
+
+    def watched(model: Any, rows: Any, kind: Any, *more: Any) -> Any:
+        kinds.append(kind)
+        return states(model, rows, kind, *more)
+
+    monkeypatch.setattr("explorl.modeling.token_records.states", watched)
+    given = {"strategies": ["forking_tokens"], "engine": "generate", "packed": False}
+    make_trainer(ExplorationTrainer, options=given, max_steps=1).train()
+    assert set(kinds) == {"padded"}
+
+
+def test_neftune_is_scaled_by_the_rows_of_trl(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise is alpha / √(length · width) of what the embedding sees: a packed row would make it smaller."""
+    packed: list[Any] = []
+
+    def watched(*args: Any, **given: Any) -> Any:
+        packed.append(args[1].shape)
+        return packed_logps(*args, **given)
+
+    monkeypatch.setattr("explorl.training.logps.packed_logps", watched)
+    with pytest.warns(UserWarning, match=r"neftune_noise_alpha is 5\.0"):
+        trainer = make_trainer(ExplorationTrainer, max_steps=1, neftune_noise_alpha=5.0)
+    trainer.train()
+    assert not packed
+
+
+@dataclass(frozen=True)
+class Reads(Strategy):
+    """Tells which rewards it saw."""
+
+    name = "reads"
+
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        return {"reward": float(batch.rewards.mean())}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_strategies_see_the_rewards_that_a_subclass_gives(make_trainer: Callable[..., Any], whole: bool) -> None:
+    class Mine(ExplorationTrainer):
+        def _calculate_rewards(self, inputs: Any, *more: Any) -> Any:
+            rewards = torch.arange(len(inputs)).unsqueeze(1) if whole else super()._calculate_rewards(inputs, *more)
+            return rewards + 100.0
+
+    trainer = make_trainer(Mine, options={"strategies": [Reads()]}, max_steps=1)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["reward"] >= 100
+    assert logged["strategy/reads/reward"] == pytest.approx(logged["reward"])
+
+
+def test_a_batch_size_that_is_lowered_in_training(make_trainer: Callable[..., Any]) -> None:
+    """By a callback, or by auto_find_batch_size: the batch that was planned before is split as TRL splits it."""
+
+    class Lower(TrainerCallback):
+        def on_step_begin(self, args: Any, *rest: Any, **more: Any) -> None:
+            args.per_device_train_batch_size = 2
+
+    trainer = make_trainer(ExplorationTrainer, options={"callbacks": [Lower()]}, max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_prompt_beyond_the_context_is_left_to_generate(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """As TRL does it: a rotary embedding goes on beyond the length that the configuration names."""
+    trainer = make_trainer(ExplorationTrainer, options={"strategies": ["forking_tokens"]}, max_steps=1)
+    trainer.train_dataset = Dataset.from_dict({"prompt": ["1 2 3=6 " * 20] * 4})
+    with pytest.warns(UserWarning, match="a prompt has 160 tokens and the model's context is 128"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ([xs.MaskTruncated], r"write MaskTruncated\(\)"),
+        (5, "strategies must be a list"),
+    ],
+)
+def test_strategies_that_are_none(given: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        xs.build_all(given)
+
+
+def test_temperature_zero_is_refused_in_words(make_trainer: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"temperature is 0\.0; use one above 0"):
+        make_trainer(ExplorationTrainer, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"temprature": [1.0]}, r"hot\.sampling gives 'temprature'; it may give temperature, top_p"),
+        ({"temperature": [1.0]}, r"hot\.sampling gives 1 values of 'temperature' for 2 rows"),
+    ],
+)
+def test_what_a_strategy_says_of_sampling_is_checked(said: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        Draw({"max_tokens": 4}, [hot(said)], ["a", "b"], 0)
+
+
+def test_one_temperature_for_all_rows() -> None:
+    assert Draw({"max_tokens": 4}, [hot({"temperature": 0.7})], ["a", "b"], 0).sampling_temperature == [0.7, 0.7]
+    assert Draw({"max_tokens": 4}, [hot(None)], ["a", "b"], 0).sampling_temperature is None
+
+
+def hot(said: Any) -> Strategy:
+    @dataclass(frozen=True)
+    class Hot(Strategy):
+        name = "hot"
+
+        def sampling(self, prompts: Any, step: int) -> Any:
+            return said
+
+    return Hot()
+
+
+@pytest.mark.parametrize(("order", "error"), [([999], "gives place 999"), ([], "gives none of the prompts")])
+def test_an_order_that_has_no_such_prompt(make_trainer: Callable[..., Any], order: list[int], error: str) -> None:
+    @dataclass(frozen=True)
+    class Ordered(Strategy):
+        name = "ordered"
+
+        def order(self, prompts: Any) -> list[int]:
+            return order
+
+    with pytest.raises(ValueError, match=rf"ordered\.order {error}; give places from 0 to 15"):
+        make_trainer(ExplorationTrainer, options={"strategies": [Ordered()]})
+
+
+# ---------------------------------------------------------------- PassAtK and RunRecorder, in odd orders
+
+ROWS = [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1]}]
+
+
+def test_scores_that_come_after_the_recorder_are_recorded(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    trainer = make_trainer(ExplorationTrainer, max_steps=1)
+    recorder = RunRecorder(tmp_path / "run").watch(trainer)
+    trainer.add_callback(PassAtK(ROWS, digits, samples=2))
+    trainer.train()
+    assert len(list((tmp_path / "run" / "evaluations").glob("*.json"))) == 2
+    assert recorder.store.config()["evaluation"] == {"every": None, "problems": 2, "samples": 2}
+
+
+def test_a_trainer_is_recorded_once(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    trainer = make_trainer(ExplorationTrainer, max_steps=1)
+    recorder = RunRecorder(tmp_path / "run").watch(trainer)
+    recorder.watch(trainer)
+    with pytest.raises(ValueError, match="already recorded in"):
+        RunRecorder(tmp_path / "run").watch(trainer)
+    trainer.train()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"dataset": None}, "is None; give a datasets"),
+        ({"dataset": {"train": ROWS, "test": ROWS}}, "a mapping of 'train', 'test'; give one of these"),
+        ({"dataset": [*ROWS, {"text": "1"}]}, "in row 2 no 'prompt'; it has text"),
+        ({"reward": [digits]}, "give one function"),
+        ({"every": 1.5}, "every is 1.5"),
+        ({"samples": 2.5}, "samples is 2.5"),
+    ],
+)
+def test_what_pass_at_k_cannot_use(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        PassAtK(**{"dataset": ROWS, "reward": digits, **given})
+
+
+def test_a_column_that_the_reward_function_misses_is_named() -> None:
+    def judge(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+        return [1.0 for _ in completions]
+
+    task = PassAtK(ROWS, judge).task
+    with pytest.raises(ValueError, match=r"missing a required argument: 'solution'; the data set needs a column"):
+        task.verify_many(["1"], task.problems("holdout")[:1])
