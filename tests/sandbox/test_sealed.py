@@ -166,6 +166,17 @@ def test_a_project_on_the_path_is_not_shown(
     assert one(judges(), source)[:2] == (None, None)
 
 
+def test_a_folder_above_the_judge_is_on_the_path(
+    folder: Path, judges: Callable[..., Sealed], layers: programs.Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /tmp is for a script that lies there: it is not shown, and does not stand in the way of the sandbox's own."""
+    (folder.parent / ".env").write_text("TOKEN=1")
+    monkeypatch.syspath_prepend("/tmp")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    source = f"try:\n    value = open({str(folder.parent / '.env')!r}).read()\nexcept OSError:\n    value = None"
+    assert one(judges(), source)[:2] == (None, None)
+
+
 @pytest.mark.parametrize(
     ("source", "error"),
     [

@@ -83,7 +83,7 @@ def enter_namespaces(disk: int, owner: int, extra: Sequence[str] = ()) -> None: 
     _make_devices(f"{root}/dev")
     for folder in (f"{root}/tmp", f"{root}/dev/shm"):
         os.makedirs(folder, exist_ok=True)  # perhaps there is something to show below it
-        if uid == 0:
+        if uid == 0 and os.access(folder, os.W_OK):  # it is not where /tmp itself is shown
             os.chown(folder, owner, owner)
     os.chdir(root)
     _checked(libc.pivot_root(b".", b"."), "pivot_root")

@@ -106,10 +106,16 @@ def _imported(name: str, setup: Any) -> _Task:  # pragma: no cover (another proc
 
 
 def _is_used(folder: str) -> bool:  # pragma: no cover (another process)
-    """Whether a module has come from this folder: a user's project is not shown because it is on the path."""
-    inside = os.path.join(folder, "")
-    files = (getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items()) if "." not in name)
-    return any(file.startswith(inside) for file in files)
+    """Whether a module has been found in this folder: a user's project is not shown because it is on the path, nor is a
+    folder above it."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and "." not in name:
+            place = os.path.dirname(file)
+            is_package = os.path.basename(file).startswith("__init__.")
+            if os.path.abspath(os.path.dirname(place) if is_package else place) == folder:
+                return True
+    return False
 
 
 def _shut_in(layers: list[str]) -> None:  # pragma: no cover (another process)
