@@ -285,9 +285,7 @@ from explorl import PassAtK, RunRecorder
 
 rows = dataset.train_test_split(test_size=100, seed=0)
 held_out = PassAtK(rows["test"], reward, every=50, samples=8)
-trainer = GRPOTrainer(
-    model=model, reward_funcs=reward, args=args, train_dataset=rows["train"], callbacks=[held_out]
-)
+trainer = GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows["train"], callbacks=[held_out])
 RunRecorder("runs/mine").watch(trainer)
 trainer.train()
 print(held_out.history[trainer.state.global_step].pass_at(8))
