@@ -257,6 +257,7 @@ def child(tiny: Policy, out: Path, options: dict[str, Any]) -> None:
     os._exit(0)  # no clean-up of what the parent owns
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed(tiny: Policy, whole: Evaluated, tmp_path: Path) -> None:
     """SIGKILL until a call comes through; the table is that of the uninterrupted call."""
     dice = random.Random(5)

@@ -86,7 +86,7 @@ def test_a_folder_from_elsewhere_is_cleaned_when_it_is_read(tmp_path: Path) -> N
     assert store.identity()["␛"] == ["\ufffd"]
 
 
-@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_models_of_any_name_are_compared(count: int, tmp_path: Path) -> None:
     names = [HOSTILE[kind] for kind in DRAWN[:count]]
     folders = [tmp_path / str(place) for place in range(count)]

@@ -55,7 +55,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "window", "cap"),
     [(9, 3, 64, None, None), (4, 4, 24, 40, None), (4, 2, 32, None, 5.0)],
@@ -114,10 +114,14 @@ CASES: dict[str, dict[str, Any]] = {
     "bottom": {"top_p": 0.95, "bottom_p": [1.0, 0.9, 0.5, 0.2, 0.99, 0.01], "bottom_p_frequency": 0.7},
     "repetition": {"repetition_penalty": 1.3, "temperature": 0.8, "bottom_p": 0.8, "bottom_p_per": "sequence"},
 }
+QUICK = ("temperature", "bottom")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("temperature", "bottom") else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
 def test_sample_step(name: str, dtype: torch.dtype) -> None:
     from explorl.rollout.triton_sampling import sample_step_kernel
 
@@ -153,6 +157,7 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(got.seen, want.seen)
 
 
+@pytest.mark.slow
 def test_the_mixture_of_bottom_p() -> None:
     """Rows with another f and p each: torch against kernel, and where the mixture is the branch, the same bits."""
     from explorl.rollout.triton_sampling import sample_step_kernel

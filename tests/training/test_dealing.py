@@ -64,7 +64,7 @@ def one_letter(completions: list[str], **columns: Any) -> list[float]:
     return [float(i >= len(completions) // 2 and i % 3 == 0) for i in range(len(completions))]
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("loss", [pytest.param("grpo", marks=pytest.mark.slow), "dr_grpo", "dapo"])
 @pytest.mark.parametrize("strategies", [[], ["egsw"]], ids=["plain", "egsw"])
 def test_rows_without_advantage_are_left_out(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, loss: str, strategies: list[str]

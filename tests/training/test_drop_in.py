@@ -252,7 +252,10 @@ def micro_batches(trainer: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.filterwarnings("ignore:kl_cov does nothing on a batch")
-@pytest.mark.parametrize(("per_generation", "accumulated"), [(5, 2), (2, 4), (4, 2), (3, 2), (6, 4)])
+@pytest.mark.parametrize(
+    ("per_generation", "accumulated"),
+    [(5, 2), (2, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(4, 2), (3, 2), (6, 4)])],
+)
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_generation_batches_that_do_not_end_with_an_optimizer_step(
     make_trainer: Callable[..., Any], per_generation: int, accumulated: int, iterations: int

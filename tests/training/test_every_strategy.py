@@ -148,7 +148,14 @@ def test_alone(run: Run, plain: dict[str, Any], tmp_path: Path, spec: dict[str, 
     check_resumed(whole, run([spec], resume=3))
 
 
-@pytest.mark.parametrize("specs", combinations(10, 3), ids=label)
+@pytest.mark.parametrize(
+    "specs",
+    [
+        pytest.param(some, marks=[pytest.mark.slow] if place > 3 else [])
+        for place, some in enumerate(combinations(10, 3))
+    ],
+    ids=label,
+)
 def test_in_company(run: Run, specs: list[dict[str, Any]]) -> None:
     whole = run(specs)
     check_effect(whole, specs)
@@ -163,7 +170,7 @@ def test_a_checkpoint_has_the_batch_only_in_the_middle_of_its_reuse(run: Run, tm
     assert [step for step in saved if REFERENCE_STATE in saved[step]] == [3, 4, 5]
 
 
-@pytest.mark.parametrize("saved", [1, 2, 4])
+@pytest.mark.parametrize("saved", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_resumes_from_any_step(run: Run, saved: int) -> None:
     """Before, at and after the reset; with a new batch, in the middle of one and at its end."""
     strategies = [{"kl_cov": {"fraction": 0.2}}, {"reference_reset": {"every": 2}}, "egsw"]

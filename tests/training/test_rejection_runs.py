@@ -232,6 +232,7 @@ def _same(weights: dict[str, torch.Tensor], place: Path, whole: tuple[Path, dict
     assert not [path for path in place.rglob("*") if path.name.endswith((".tmp", ".old"))]
 
 
+@pytest.mark.slow
 def test_killed_in_every_stage_one_after_another_it_ends_with_the_same_weights(
     whole: tuple[Path, dict[str, torch.Tensor]], small_policy: Path, tmp_path: Path
 ) -> None:

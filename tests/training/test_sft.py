@@ -71,7 +71,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("template", [None, "paper-opened", "chat"])
 def test_the_loss_is_on_what_the_assistant_says(
     template: str | None, dtype: str, seen: dict[str, Any], tmp_path: Path

@@ -46,10 +46,11 @@ def by_engine(records: PaddedRollouts, length: int) -> Recorded:
     return Recorded(*(padded_to(value, length) for value in values))
 
 
-def by_pass(
-    model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any, packed: bool = True
-) -> Recorded:
-    """The same by a pass over the batch, after `model.generate`, vLLM or tools; 0 where the mask is 0."""
+def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
+    """The same by a pass over the batch, after `model.generate`, vLLM or tools; 0 where the mask is 0.
+
+    Not packed: equal answers must have equal records however many rows there are at once, because strategies rank them.
+    """
     records = answer_records(
         model,
         torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
@@ -58,7 +59,7 @@ def by_pass(
         rows=rows,
         temperature=temperature,
         autocast=autocast,
-        packed=packed,
+        packed=False,
     )
     return Recorded(records.logps, records.entropy, records.branching.float(), None)
 

@@ -238,7 +238,6 @@ class ExplorationTrainer(WatchingTrainer):
             temperature=self.temperature,
             rows=rows,
             autocast=self.accelerator.autocast,
-            packed=self._packed is not False,
         )
 
     # ---------------------------------------------------------------- micro-batches
