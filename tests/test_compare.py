@@ -102,7 +102,7 @@ def test_a_comparison_has_a_page(compared: Comparison) -> None:
         assert f"{compared.boundary.scores[second][f'pass@{k}'].mean * 100:.1f}" in text
     for section in ("summary", "pass-at-k", "unsolvable", "errors", "provenance"):
         assert f'<section id="{section}"' in text
-    assert "was recorded" not in text  # what a comparison cannot have is not missed
+    assert "was recorded.</p>" not in text  # what a comparison cannot have is not missed
     assert '<section id="curves"' not in text
     assert "</script>" in text
 
