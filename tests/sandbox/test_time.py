@@ -127,13 +127,14 @@ def test_usage_adds_up() -> None:
         time.sleep(100)
     usage = Usage(proc, child)
     deadline = time.monotonic() + 60
-    while usage.processor < 0.59 and time.monotonic() < deadline:
+    least = 0.55  # the kernel counts in hundredths, user and system time of each process for itself
+    while usage.processor < least and time.monotonic() < deadline:
         usage.update()
     os.kill(child, 9)
     os.waitpid(child, 0)
     usage.update()
     os.close(proc)
-    assert usage.processor >= 0.59
+    assert usage.processor >= least
     assert usage.processor <= usage.clock * len(os.sched_getaffinity(0)) + 0.1
     assert 0.3 <= usage.time <= usage.clock + 0.01  # the child may have run before there was somebody to look
 
