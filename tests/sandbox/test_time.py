@@ -136,7 +136,7 @@ def test_usage_adds_up() -> None:
     os.close(proc)
     assert usage.processor >= least
     assert usage.processor <= usage.clock * len(os.sched_getaffinity(0)) + 0.1
-    assert 0.3 <= usage.time <= usage.clock + 0.01  # the child may have run before there was somebody to look
+    assert 0.2 <= usage.time <= usage.clock + 0.01  # the child may have run before there was somebody to look
 
 
 def test_hostile_tenth_harms_nobody_fast() -> None:
