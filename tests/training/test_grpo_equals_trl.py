@@ -62,7 +62,8 @@ EXTRAS: list[dict[str, Any]] = [
 ]
 CASES = [
     *((beta, packed, {}) for beta in (0.0, 0.1) for packed in (False, True)),
-    *((0.1, True, extra) for extra in EXTRAS),
+    *((0.1, True, extra) for extra in EXTRAS[:3]),
+    *(pytest.param(0.1, True, extra, marks=pytest.mark.slow) for extra in EXTRAS[3:]),
 ]
 
 

@@ -232,6 +232,7 @@ def test_responses_that_say_nothing_are_learnt_as_ends(small_policy: Path, tmp_p
     assert (model / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_on_from_iteration_to_iteration(small_policy: Path, tmp_path: Path) -> None:
     lora = {"model": {"name": str(small_policy), "lora": {"rank": 2, "alpha": 4}}}
     model = run_rft(made(small_policy, lora, epochs=0.5), RunStore(tmp_path / "run"), console=QUIET)
@@ -260,6 +261,7 @@ def test_messages_are_learnt_and_a_template_that_opens_a_thought_is_refused(tmp_
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_one_problem_whose_answers_are_all_the_same(small_policy: Path, tmp_path: Path) -> None:
     cold = {"task": {"name": "own_even:One"}, "rollout": {"temperature": 1e-6, "max_tokens": 12}}
     config = made(small_policy, cold, iterations=1, filters=["dedupe"], selector="entropy")

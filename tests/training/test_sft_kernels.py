@@ -16,6 +16,7 @@ if DEVICE.type == "cpu" and type(language.sum).__name__ != "InterpretedFunction"
     pytest.skip("no GPU; set TRITON_INTERPRET=1 to run the kernels on the CPU", allow_module_level=True)
 
 
+@pytest.mark.slow
 def test_a_pass_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """States and gradients of rows of very different lengths, with kernels and without, are those of each row alone."""
     from tests.rollout.models import build
