@@ -114,7 +114,7 @@ def test_time_without_a_view_of_processes(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_usage_adds_up() -> None:
-    busy = 0.35  # the kernel counts in hundredths, user and system time of each process for itself, and cuts off the rest
+    busy = 0.35  # the kernel counts whole hundredths, of user and system time of each process for itself
     proc = os.open("/proc", os.O_RDONLY)
     child = os.fork()
     if child == 0:
