@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from explorl.modeling.triton_order import SHIFTS, key_of, value_of
+
 LANES, WARPS = 2048, 16
 REGISTERS = 64
 """Of a thread, so that two programs fit on a multiprocessor; what does not fit is not used in the loops over a row."""
@@ -33,22 +35,6 @@ FAR = tl.constexpr(30.0)
 """How far the largest logit may be from the one that sums are relative to: no square of a weight overflows."""
 NARROW = tl.constexpr(0.03)
 """Distance of the first thresholds of a search, in standard deviations."""
-
-
-@triton.jit
-def _key(x, SHIFT: tl.constexpr):
-    """A float32 value as an integer in the same order; of bfloat16 values (shift 16) neighbours differ by 1."""
-    bits = x.to(tl.int32, bitcast=True)
-    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
-
-
-@triton.jit
-def _value(key, SHIFT: tl.constexpr):
-    """The value with this key."""
-    filled = (key << SHIFT).to(tl.int32)
-    if SHIFT > 0:
-        filled = tl.where(key < 0, filled | ((1 << SHIFT) - 1), filled)
-    return (filled ^ ((filled >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -204,7 +190,7 @@ def _cut_in_lanes(best, base, need, bottom, beyond, SHIFT: tl.constexpr):
     count_bottom = count + 0x7FFFFFFF
     while (beyond - bottom > 1) & (count_bottom - count > 1):
         middle = (bottom + beyond) >> 1
-        least = _value(middle, SHIFT)
+        least = value_of(middle, SHIFT)
         held = tl.sum(tl.where(best >= least, weights, 0.0), 0)
         many = tl.sum((best >= least).to(tl.int32), 0).to(tl.int64)
         enough = held >= need
@@ -227,20 +213,20 @@ def _cut(
     passes = tl.full((), 0, tl.int32)
     while (beyond - bottom > 1) & (count_bottom - count > 1):
         width = beyond - bottom
-        low, high = _value(bottom, SHIFT), _value(beyond, SHIFT)
+        low, high = value_of(bottom, SHIFT), value_of(beyond, SHIFT)
         share = ((need - mass) / (mass_bottom - mass)).to(tl.float32)
-        middle = _key(high + (low - high) * share, SHIFT)
+        middle = key_of(high + (low - high) * share, SHIFT)
         step = tl.maximum(width >> 4, 1)
         key_1, key_2, key_3 = middle - step, middle, middle + step
         if passes == 0:
-            key_1, key_2, key_3 = _key(guess - narrow, SHIFT), _key(guess, SHIFT), _key(guess + narrow, SHIFT)
+            key_1, key_2, key_3 = key_of(guess - narrow, SHIFT), key_of(guess, SHIFT), key_of(guess + narrow, SHIFT)
         if passes % 3 == 2:  # whatever the logits look like, what is left gets less
             key_1, key_2, key_3 = bottom + (width >> 2), bottom + (width >> 1), bottom + width - (width >> 2)
         key_1 = tl.minimum(tl.maximum(key_1, bottom + 1), beyond - 1)
         key_2 = tl.minimum(tl.maximum(key_2, bottom + 1), beyond - 1)
         key_3 = tl.minimum(tl.maximum(key_3, bottom + 1), beyond - 1)
         mass_1, mass_2, mass_3, count_1, count_2, count_3 = _weighed(
-            line, vocab, base, _value(key_1, SHIFT), _value(key_2, SHIFT), _value(key_3, SHIFT), LANES
+            line, vocab, base, value_of(key_1, SHIFT), value_of(key_2, SHIFT), value_of(key_3, SHIFT), LANES
         )
         in_1, in_2, in_3 = mass_1 >= need, mass_2 >= need, mass_3 >= need
         beyond = tl.where(in_3, beyond, tl.where(in_2, key_3, tl.where(in_1, key_2, key_1)))
@@ -296,9 +282,9 @@ def _records_kernel(
     need = MASS * total
     bound = tl.max(second, 0)
     known = _total(tl.where(best > bound, tl.exp2((best - base) * LOG2E), 0.0))
-    after = _key(bound, SHIFT) + 1
+    after = key_of(bound, SHIFT) + 1
     if known >= need:
-        cut, mass, count, count_least = _cut_in_lanes(best, base, need, after, _key(top, SHIFT) + 1, SHIFT)
+        cut, mass, count, count_least = _cut_in_lanes(best, base, need, after, key_of(top, SHIFT) + 1, SHIFT)
     else:
         many = tl.sum((best > bound).to(tl.int32), 0).to(tl.int64)
         # All tokens below this one together do not have the rest of the mass.
@@ -307,17 +293,14 @@ def _records_kernel(
         deviation = tl.sqrt(tl.maximum(2 * (tl.log(base * 0.0 + vocab) - spread), 0.0))
         guess = base + mean - QUANTILE * deviation
         cut, mass, count, count_least = _cut(
-            line, vocab, base, need, _key(least, SHIFT), after, total, known, many, guess, NARROW * deviation,
+            line, vocab, base, need, key_of(least, SHIFT), after, total, known, many, guess, NARROW * deviation,
             SHIFT, LANES,
         )  # fmt: skip
-    weight = tl.exp2((_value(cut, SHIFT) - base) * LOG2E).to(tl.float64)
+    weight = tl.exp2((value_of(cut, SHIFT) - base) * LOG2E).to(tl.float64)
     more = (need - mass) / weight
     more = tl.minimum(tl.maximum(more, 1.0), (count_least - count).to(tl.float64))
     whole = more.to(tl.int64)
     tl.store(branching + row, count + whole + (whole.to(tl.float64) < more).to(tl.int64))
-
-
-_SHIFTS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
 def record(
@@ -340,6 +323,6 @@ def record(
     if rows:
         _records_kernel[(rows,)](
             logits, logits.stride(0), targets, targets if temperature is None else temperature, *out, vocab,
-            MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=_SHIFTS[logits.dtype], LANES=lanes,
+            MASS=mass, QUANTILE=NormalDist().inv_cdf(mass), SHIFT=SHIFTS[logits.dtype], LANES=lanes,
             TEMPERED=temperature is not None, num_warps=warps, **most,
         )  # fmt: skip

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from explorl.modeling.triton_order import key_of, value_of
 from explorl.rollout import rng
 from explorl.rollout import state as fields
 from explorl.rollout.sampling import Active
@@ -50,22 +51,6 @@ def _uniform(key, position):
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * MIX_2
     z = z ^ ((z >> 31) & 0x1FFFFFFFF)
     return ((z >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
-
-
-@triton.jit
-def _key(x, SHIFT: tl.constexpr):
-    """A float32 value as an integer in the same order; of bfloat16 values (shift 16) neighbours differ by 1."""
-    bits = x.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
-
-
-@triton.jit
-def _value(key, SHIFT: tl.constexpr):
-    """The value with this key."""
-    filled = (key << SHIFT).to(tl.int32)
-    if SHIFT > 0:
-        filled = tl.where(key < 0, filled | ((1 << SHIFT) - 1), filled)
-    return (filled ^ ((filled >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -106,23 +91,23 @@ def _search(
     into four: by value in the first passes (logits are spread over values, not over keys, half of which are next to
     zero), by keys from then on, until one key is left.
     """
-    bottom = _key(least, SHIFT).to(tl.int64)  # keys of opposite sign may be more than 2³¹ apart
-    beyond = _key(top, SHIFT).to(tl.int64) + 1
+    bottom = key_of(least, SHIFT)
+    beyond = key_of(top, SHIFT) + 1
     passes = tl.full((), 0, tl.int32)
     while beyond - bottom > 1:
         unit = (beyond - bottom + 3) >> 2
         key_1, key_2, key_3 = bottom + unit, bottom + 2 * unit, bottom + 3 * unit
         if passes < BY_VALUE:
-            from_value = _value(bottom, SHIFT)
-            quarter = (_value(beyond, SHIFT) - from_value) * 0.25
-            key_1 = _key(from_value + quarter, SHIFT).to(tl.int64)
-            key_2 = _key(from_value + 2 * quarter, SHIFT).to(tl.int64)
-            key_3 = _key(from_value + 3 * quarter, SHIFT).to(tl.int64)
+            from_value = value_of(bottom, SHIFT)
+            quarter = (value_of(beyond, SHIFT) - from_value) * 0.25
+            key_1 = key_of(from_value + quarter, SHIFT)
+            key_2 = key_of(from_value + 2 * quarter, SHIFT)
+            key_3 = key_of(from_value + 3 * quarter, SHIFT)
         # Rounding must not lead out of the interval.
         key_1 = tl.minimum(tl.maximum(key_1, bottom), beyond)
         key_2 = tl.minimum(tl.maximum(key_2, key_1), beyond)
         key_3 = tl.minimum(tl.maximum(key_3, key_2), beyond)
-        first, second, third = _value(key_1, SHIFT), _value(key_2, SHIFT), _value(key_3, SHIFT)
+        first, second, third = value_of(key_1, SHIFT), value_of(key_2, SHIFT), value_of(key_3, SHIFT)
         sum_1 = tl.zeros([BLOCK], tl.float32)
         sum_2 = tl.zeros([BLOCK], tl.float32)
         sum_3 = tl.zeros([BLOCK], tl.float32)
@@ -143,7 +128,7 @@ def _search(
         beyond = tl.where(pass_1, tl.where(pass_2, tl.where(pass_3, beyond, key_3), key_2), key_1)
         bottom = tl.where(pass_1, tl.where(pass_2, tl.where(pass_3, key_3, key_2), key_1), bottom)
         passes += 1
-    return _value(bottom, SHIFT)
+    return value_of(bottom, SHIFT)
 
 
 @triton.jit
