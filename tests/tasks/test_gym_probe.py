@@ -183,7 +183,7 @@ def test_canned_answers() -> None:
 
 def test_a_sample_that_takes_long_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("explorl.tasks.gym_probe.time.process_time", lambda: now[0])
+    monkeypatch.setattr("explorl.tasks.gym_probe.time.thread_time", lambda: now[0])
 
     def draw(index: int) -> dict[str, Any]:
         now[0] += 0.1
