@@ -33,7 +33,7 @@ ITEMS = 16
 FEW = 3
 """Problems that a canned answer must lose to be given up, of those that it does not answer; and fewest of a sample."""
 SECONDS = 2.0
-"""Processor time of this thread after which a quick probe draws no more problems: far above what most data sets take."""
+"""Processor time of this thread after which a quick probe draws no more problems; most data sets take far less."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SHOWN = 40
