@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 
 from explorl.analysis.category_counts import category_counts
+from explorl.analysis.impact import PAIRS, RULES
+from explorl.analysis.impact import grouped as impact_groups
 from explorl.analysis.instances import instances
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import Answers, LensTable, Tokens, table_of
 from explorl.analysis.positions import positions
 from explorl.analysis.token_types import TokenTypes
+from explorl.analysis.updates import updates
+from tests.analysis.test_impact import made
 
 STEPS, GROUPS, EACH, DRAWS = 20, 2, 8, 40
 
@@ -94,3 +98,48 @@ def test_a_very_long_token_costs_no_memory() -> None:
     }
     types = TokenTypes(table_of("run", columns), np.inf)
     assert types.texts.tolist() == words
+
+
+def test_impacts_are_drawn_by_prompt() -> None:
+    """Prompts differ in whether late tokens matter, as often one way as the other; on the whole they do not."""
+    counts = []
+    for seed in range(DRAWS // 2):
+        rng = np.random.default_rng(seed)
+        of = np.repeat(np.arange(12), EACH)
+        level = rng.choice([2, 5, 8], 12)
+        tokens = [
+            one
+            for answer, prompt in enumerate(of)
+            for one in (made(answer, 5, 5, ("first",)), made(answer, int(level[prompt]), 5, ("last",)))
+        ]
+        _, (apart,) = impact_groups(tokens, RULES, PAIRS, seed=seed)
+        _, (by_prompt,) = impact_groups(tokens, RULES, PAIRS, together=of, seed=seed)
+        counts.append((bool(apart.mean.found), bool(by_prompt.mean.found)))
+    apart, by_prompt = np.sum(counts, axis=0)
+    assert apart > 5  # what is wrong with drawing answers apart
+    assert by_prompt <= 1
+
+
+def test_neighbouring_steps_are_drawn_together() -> None:
+    """Δp of a step wanders around 0, as the policy does: over the whole run, tokens neither gain nor lose."""
+    found = 0
+    for seed in range(DRAWS):
+        rng = np.random.default_rng(seed)
+        steps, each = 100, 30
+        wander = np.zeros(steps)
+        for step in range(1, steps):
+            wander[step] = 0.8 * wander[step - 1] + rng.normal(0, 0.01)
+        step = np.repeat(np.arange(1, steps + 1), each)
+        logp = np.log(rng.uniform(0.3, 0.6, len(step)))
+        after = np.log(np.exp(logp) + np.repeat(wander, each) + rng.normal(0, 0.01, len(step)))
+        answers = Answers(
+            np.arange(1, steps + 1), [f"p{one}" for one in range(steps)], [""] * steps,
+            each * np.arange(steps), np.full(steps, each), {"correct": np.ones(steps)}, [None] * steps,
+        )  # fmt: skip
+        tokens = Tokens(
+            step - 1, np.tile(np.arange(each), steps), np.full(len(step), each), step,
+            {"logp": logp, "logp_after": after},
+        )  # fmt: skip
+        result = updates(LensTable("run", answers, tokens), Context(seed=seed))
+        found += bool(result.positive.found)
+    assert found <= 2

@@ -95,7 +95,7 @@ class TokenImpact:
 
 @dataclass(frozen=True)
 class GroupImpact:
-    """The tokens that one rule chose, with intervals over answers."""
+    """The tokens that one rule chose, with intervals over prompts, or over answers where prompts are few."""
 
     name: str
     tokens: int
@@ -181,12 +181,22 @@ def square(a: int, n: int, b: int, m: int) -> float | None:
 
 # ---------------------------------------------------------------------------- many tokens
 def grouped(
-    tokens: Sequence[TokenImpact], names: Sequence[str], pairs: Sequence[tuple[str, str]], *, seed: int = 0
+    tokens: Sequence[TokenImpact],
+    names: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    together: NDArray[np.int64] | None = None,
+    seed: int = 0,
 ) -> tuple[list[GroupImpact], list[Comparison]]:
-    """Mean and squared impact of each group of tokens, and the differences of pairs of groups, over answers."""
+    """Mean and squared impact of each group of tokens, and the differences of pairs of groups, over answers.
+
+    ``together`` has a number for each of the run's answers: those of one number are drawn together
+    (`explorl.analysis.clusters`).
+    """
     names = [name for name in names if any(name in token.groups for token in tokens)]
     pairs = [pair for pair in pairs if set(pair) <= set(names)]
-    _, cluster = np.unique([token.answer for token in tokens], return_inverse=True)
+    answers = np.array([token.answer for token in tokens], dtype=np.int64)
+    _, cluster = np.unique(answers if together is None else together[answers], return_inverse=True)
     shape = (int(cluster.max()) + 1 if len(cluster) else 0, len(names))
     values: dict[str, list[float | None]] = {
         "mean": [token.impact.mean for token in tokens],

@@ -93,7 +93,9 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
         f"continuations that broke off and do not count: {drawn.failed}": drawn.failed,
         f"tokens left out for lack of continuations on one side: {drawn.left_out}": drawn.left_out,
     }
-    groups, comparisons = grouped(drawn.tokens, (*RULES, "by hand"), PAIRS, seed=context.seed)
+    groups, comparisons = grouped(
+        drawn.tokens, (*RULES, "by hand"), PAIRS, together=table.answers.together, seed=context.seed
+    )
     return Impact(
         drawn.tokens, tuple(groups), tuple(comparisons), settings.samples, settings.temperature, limits.max_tokens,
         drawn.sampled_tokens, (*notes, *(text for text, count in special.items() if count)),

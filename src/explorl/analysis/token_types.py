@@ -93,10 +93,7 @@ class TokenTypes:
         drawn = np.zeros((1 + resamples, len(self.steps)))
         drawn[0] = 1
         for third in np.array_split(np.arange(len(self.steps)), 3):
-            count, length = len(third), round(len(third) ** 0.5)
-            starts = rng.integers(0, count, (resamples, -(-count // length)))
-            places = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :count] % count
-            drawn[1:, third] = [np.bincount(row, minlength=count) for row in places]
+            drawn[1:, third] = by_blocks(len(third), round(len(third) ** 0.5), resamples, rng)
         return drawn
 
     @property
@@ -104,6 +101,13 @@ class TokenTypes:
         """How many blocks of steps a third has."""
         third = len(self.steps) / 3
         return third / round(third**0.5)
+
+
+def by_blocks(count: int, length: int, resamples: int, rng: np.random.Generator) -> Floats:
+    """resamples × count: how often each step is drawn, in blocks of neighbours, on a circle (Politis and Romano 1992)."""
+    starts = rng.integers(0, count, (resamples, -(-count // length)))
+    places = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :count] % count
+    return np.array([np.bincount(row, minlength=count) for row in places], dtype=np.float64)
 
 
 def drawn_effect(draws: Floats, blocks: float) -> Effect:
