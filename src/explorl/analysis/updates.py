@@ -5,8 +5,8 @@
 of the tokens that were looked at after the update, on the plateau (the whole run where no breakpoint is seen). The
 intervals are those of blocks of √T neighbouring steps drawn with replacement, all tokens of a step together: the policy
 of one step is nearly that of the next. Where steps are few, answers are drawn, those to one prompt together. Runs of 40
-in which tokens are told to gain or lose where Δp only wanders (100 steps, correlation 0.8), each step drawn alone and in
-blocks: 16 and 2.
+in which tokens are told to gain or lose where Δp only wanders (100 steps, correlation 0.8), each step drawn alone and
+in blocks: 16 and 2.
 """
 
 from __future__ import annotations
