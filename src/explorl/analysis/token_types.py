@@ -104,7 +104,7 @@ class TokenTypes:
 
 
 def by_blocks(count: int, length: int, resamples: int, rng: np.random.Generator) -> Floats:
-    """resamples × count: how often each step is drawn, in blocks of neighbours on a circle (Politis and Romano 1992)."""
+    """resamples × count: how often each step is drawn, in blocks of neighbours on a circle (Politis, Romano 1992)."""
     starts = rng.integers(0, count, (resamples, -(-count // length)))
     places = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :count] % count
     return np.array([np.bincount(row, minlength=count) for row in places], dtype=np.float64)
