@@ -1,0 +1,187 @@
+"""Two looks with one level: the shares, the p values, and errors and power in planted studies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explorl.analysis.looks import Looks
+from explorl.analysis.sequential import (
+    Design,
+    detectable_effect,
+    finding_chance,
+    going_on,
+    promise,
+    sequential_p,
+)
+from explorl.analysis.statistics import power, student_quantile
+from explorl.analysis.verdicts import found
+
+EIGHT = Design(first=3, seeds=8, keep=4, arms=13, measures=3)
+
+
+def phi(z: float) -> float:
+    return math.erfc(-z / math.sqrt(2)) / 2
+
+
+def planted(
+    rng: np.random.Generator, arms: int, seeds: int, problems: int, of_seeds: float, of_problems: float
+) -> np.ndarray:
+    """arms × seeds × problems, the first being the baseline: a spread between trainings, between how hard problems are
+    for an arm, and of the samples."""
+    training = of_seeds * rng.standard_normal((arms, seeds, 1))
+    hard = of_problems * rng.standard_normal((arms, 1, problems))
+    return training + hard + rng.standard_normal((arms, seeds, problems))
+
+
+def study_of(values: np.ndarray, design: Design) -> tuple[Looks, dict[str, Any], dict[str, Any]]:
+    """A study of one measure in which the arms that look alive have all seeds and the others the first ones."""
+    arms = tuple(f"arm {place}" for place in range(1, len(values)))
+    looks = Looks(design, tuple(range(design.seeds)), ("pass@1",), arms)
+    differences = {name: values[place + 1] - values[0] for place, name in enumerate(arms)}
+    whole = {name: dict(enumerate(one)) for name, one in differences.items()}
+    first = {name: {seed: one[seed] for seed in looks.first_seeds} for name, one in whole.items()}
+    decided = looks.decisions({"pass@1": first}, {})
+    paired = {"pass@1": {name: whole[name] if decided[name] == "goes on" else first[name] for name in arms}}
+    return looks, decided, looks.differences(paired)
+
+
+def most(studies: int, rate: float = 0.05) -> int:
+    """Findings that so many studies exceed with a chance below one in a thousand, at this rate."""
+    tail, chance = 0, 1.0
+    while chance > 0.001:
+        chance -= math.comb(studies, tail) * rate**tail * (1 - rate) ** (studies - tail)
+        tail += 1
+    return tail - 1
+
+
+def test_the_shares_are_obrien_and_flemings() -> None:
+    early = 2 * (1 - phi(1.959963984540054 / math.sqrt(3 / 8))) / 0.05
+    assert EIGHT.shares == pytest.approx((early, 1 - early), rel=1e-9)
+    assert EIGHT.shares[0] == pytest.approx(0.0274, abs=1e-4)
+    assert EIGHT.levels == pytest.approx((0.00137, 0.04863), abs=1e-5)
+    later = Design(6, 8, 4, 13, 3).shares[0]
+    assert EIGHT.shares[0] < later < 0.6, "the more of the seeds are in, the more may be spent"
+    assert (EIGHT.looks, EIGHT.tests) == ((3, 8), 39)
+
+
+@pytest.mark.parametrize(("first", "seeds"), [(1, 8), (8, 8), (9, 8), (0, 3)])
+def test_a_look_needs_seeds_before_and_after_it(first: int, seeds: int) -> None:
+    with pytest.raises(ValueError, match=f"at {first} of {seeds} seeds; .* such as 3 of 8"):
+        Design(first, seeds, 4, 13, 1)
+
+
+def test_a_p_value_over_both_looks() -> None:
+    assert sequential_p([0.002], (0.1, 0.9)) == pytest.approx(0.02)
+    assert sequential_p([0.2, 0.0018], (0.1, 0.9)) == pytest.approx(0.002)
+    assert sequential_p([0.001, 0.9], (0.1, 0.9)) == pytest.approx(0.01), "what an early look found stays found"
+    assert sequential_p([0.5], (0.1, 0.9)) == 1.0
+
+
+def test_the_arms_of_most_promise_go_on() -> None:
+    assert going_on({"a": 0.1, "b": 0.9, "c": 0.1, "d": 0.3}, 3) == ["a", "b", "d"]
+    assert going_on({"a": 0.1}, 3) == ["a"]
+    level = EIGHT.levels[1] / 39
+    both = promise({"pass@1": (0.02, 0.01), "entropy": (-0.003, 0.001)}, EIGHT)
+    assert both == pytest.approx(power(0.02, 0.01, 8, level) + power(0.003, 0.001, 8, level))
+    assert promise({"pass@1": (0.0, 0.0)}, EIGHT) == 0 < promise({"pass@1": (0.01, 0.0)}, EIGHT) == 1
+
+
+def false_findings(studies: int, design: Design, of_seeds: float, of_problems: float, rng: Any) -> tuple[int, int]:
+    """Studies with any finding, and those in which an interval misses the truth, where no arm differs."""
+    wrong = missed = 0
+    for _ in range(studies):
+        values = planted(rng, design.arms + 1, design.seeds, 32, of_seeds, of_problems)
+        _, _, differences = study_of(values, design)
+        wrong += any(found(own["pass@1"]) for own in differences.values())
+        one = differences["arm 1"]["pass@1"]
+        missed += not one["low"] <= 0 <= one["high"]
+    return wrong, missed
+
+
+def test_without_a_difference_a_study_of_two_looks_finds_one_at_most_5_times_in_100() -> None:
+    design = Design(3, 6, 2, 5, 1)
+    wrong, missed = false_findings(100, design, 1.0, 0.0, np.random.default_rng(0))
+    assert wrong <= most(100)
+    assert missed <= most(100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("of_seeds", "of_problems"), [(1.0, 0.0), (0.3, 1.0), (0.0, 0.0)])
+def test_the_same_in_many_studies_of_thirteen_arms(of_seeds: float, of_problems: float) -> None:
+    design = Design(3, 8, 4, 13, 1)
+    wrong, missed = false_findings(1000, design, of_seeds, of_problems, np.random.default_rng(1))
+    print(f"\nfalse findings in {wrong / 10:.1f} % of the studies, intervals that miss {missed / 10:.1f} %")
+    assert wrong <= most(1000)
+    assert missed <= most(1000)
+
+
+def test_two_looks_at_the_whole_level_would_find_more() -> None:
+    """That the simulation can tell: the arm of the largest difference goes on, and both looks have 5 %, uncorrected."""
+    rng = np.random.default_rng(2)
+    wrong = 0
+    for _ in range(400):
+        x = rng.standard_normal((5, 6)) - rng.standard_normal(6)
+        early = x[:, :3]
+        t = np.abs(early.mean(axis=1)) / early.std(axis=1, ddof=1) * math.sqrt(3)
+        last = x[int(np.abs(early.mean(axis=1)).argmax())]
+        t_last = abs(last.mean()) / last.std(ddof=1) * math.sqrt(6)
+        wrong += bool((t > student_quantile(0.975, 2)).any() or t_last > student_quantile(0.975, 5))
+    assert wrong > most(400)
+
+
+@pytest.mark.parametrize("design", [EIGHT, Design(2, 5, 1, 3, 1)])
+def test_the_detectable_effect_is_found_in_80_of_100_studies(design: Design) -> None:
+    """Simulated again, with other numbers and the test written out."""
+    effect = detectable_effect(0.02, design)
+    assert effect == pytest.approx(2 * detectable_effect(0.01, design))
+    assert finding_chance(effect, 0.02, design) == pytest.approx(0.8, abs=0.01)
+    rng = np.random.default_rng(7)
+    hits, studies = 0, 2000
+    lines = [
+        student_quantile(1 - level / design.tests / 2, seeds - 1)
+        for level, seeds in zip(design.levels, design.looks, strict=True)
+    ]
+    for _ in range(studies):
+        runs = 0.02 / math.sqrt(2) * rng.standard_normal((design.arms + 1, design.seeds))
+        x = runs[1:] - runs[0]
+        x[0] += effect
+        t = [abs(x[0, :n].mean()) / x[0, :n].std(ddof=1) * math.sqrt(n) for n in design.looks]
+        alive = np.argsort(-np.abs(x[:, : design.first].mean(axis=1)))[: design.keep]
+        hits += t[0] > lines[0] or (0 in alive and t[1] > lines[1])
+    assert hits / studies == pytest.approx(0.8, abs=0.035), "four standard errors"
+
+
+def test_power_is_that_of_one_look_where_every_arm_goes_on() -> None:
+    design = Design(3, 8, 13, 13, 1)
+    alone = power(0.02, 0.01, 8, design.levels[1] / 13)
+    assert finding_chance(0.02, 0.01, design) == pytest.approx(alone, abs=0.03)
+    assert finding_chance(0.02, 0.01, Design(3, 8, 1, 13, 1)) < alone
+    assert finding_chance(0.0, 0.01, design) < 0.05 / 13 + 0.004
+
+
+def test_a_planted_effect_is_found_and_the_interval_holds_it() -> None:
+    design = Design(3, 8, 2, 4, 1)
+    values = planted(np.random.default_rng(3), 5, 8, 64, 0.2, 0.0)
+    values[3] += 2.0
+    _, decided, differences = study_of(values, design)
+    assert decided["arm 3"] == "goes on"
+    assert sorted(decided.values()) == ["futility", "futility", "goes on", "goes on"]
+    told = differences["arm 3"]["pass@1"]
+    assert found(told)
+    assert told["look"] == 2
+    assert told["low"] < 2.0 < told["high"]
+    assert not found(differences["arm 1"]["pass@1"])
+
+
+def test_an_effect_beyond_any_doubt_stops_at_the_first_look() -> None:
+    values = planted(np.random.default_rng(3), 4, 6, 8, 0.0, 0.0) * 1e-6
+    values[2] += 1.0
+    _, decided, differences = study_of(values, Design(3, 6, 1, 3, 1))
+    assert decided["arm 2"] == "efficacy"
+    assert list(decided.values()).count("goes on") == 1, "it takes no place of those that go on"
+    assert differences["arm 2"]["pass@1"]["look"] == 1
+    assert found(differences["arm 2"]["pass@1"])
