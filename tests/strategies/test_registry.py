@@ -19,6 +19,7 @@ REQUIRED = {
     "curriculum": {"solve_rates": {"a": 1.0}},
     "element_wise_temperature": {"solve_rates": {"a": 1.0}},
     "passk_training": {"k": 4},
+    "pkpo": {"k": 4},
     "reference_reset": {"every": 200},
 }
 
@@ -28,6 +29,7 @@ NAMES = [
     "element_wise_temperature",
     "mask_truncated",
     "pass_threshold",
+    "overlong_penalty",
     "curriculum",
     "egsw",
     "ppl_shaping",
@@ -35,6 +37,13 @@ NAMES = [
     "entropy_advantage",
     "negative_reinforcement",
     "passk_training",
+    "pkpo",
+    "maxrl",
+    "risk_sensitive",
+    "quantile_baseline",
+    "unlikeliness",
+    "ucpo",
+    "outcome_exploration",
     "clip_higher",
     "forking_tokens",
     "clip_cov",
@@ -119,7 +128,7 @@ import explorl.strategies
 print(len(explorl.strategies.describe()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "18\n", done.stderr
+    assert done.stdout == f"{len(NAMES)}\n", done.stderr
 
 
 # --- building -----------------------------------------------------------------------------------------------------
@@ -197,6 +206,7 @@ def test_a_bad_schedule_in_a_config(schedule, message):
         ({}, "a strategy must be a name"),
         ({"name": 3}, "a strategy's name must be text, such as bottom_p; got 3"),
         ("passk_training", "passk_training needs k, for example {passk_training: {k: 4}}"),
+        ("pkpo", "pkpo needs k, for example {pkpo: {k: 4}}"),
         ("curriculum", "curriculum needs solve_rates, for example {curriculum: {solve_rates: rates.json}}"),
         ("element_wise_temperature", "element_wise_temperature: solve_rates is missing"),
         ("reference_reset", "reference_reset: (every, on_stall) is (None, None); it must be one of the two"),
@@ -219,6 +229,9 @@ BAD_VALUES = [
     ("pass_threshold", "threshold", ["0.3", math.nan, False]),
     ("pass_threshold", "level", ["prompt"]),
     ("pass_threshold", "of", ["accuracy", True]),
+    ("overlong_penalty", "cache", [0, -1, 1.5, "4096", True]),
+    ("overlong_penalty", "longest", [0, 2.5, False]),
+    ("overlong_penalty", "factor", [-1, "1", math.inf]),
     ("curriculum", "mode", ["hard_first"]),
     ("curriculum", "above", [1, -0.1, Schedule(0, 0.5)]),
     ("egsw", "alpha", ["0.3", -1, True, math.nan]),
@@ -241,6 +254,20 @@ BAD_VALUES = [
     ("negative_reinforcement", "positive_weight", [-1, "0"]),
     ("negative_reinforcement", "negative_weight", [-1]),
     ("passk_training", "k", [0, -1, 2.5, "4", True, math.nan, Schedule(0, 4), Schedule(4, 1.5)]),
+    ("outcome_exploration", "coef", [-0.1, "0.1", math.nan]),
+    ("outcome_exploration", "kind", ["ucb", True]),
+    ("outcome_exploration", "baseline", ["median", None]),
+    ("outcome_exploration", "constant", [-0.1, 1.5, "0.5"]),
+    ("pkpo", "k", [0, -1, 2.5, "4", True, math.nan, Schedule(0, 4), Schedule(4, 1.5)]),
+    ("pkpo", "of", ["accuracy", True]),
+    ("maxrl", "of", ["accuracy", None]),
+    ("risk_sensitive", "beta", [-1, "2", math.inf, math.nan, True, Schedule(2, -1)]),
+    ("risk_sensitive", "of", ["rewards"]),
+    ("quantile_baseline", "quantile", [0, 1, -0.4, "0.4", Schedule(0.4, 1)]),
+    ("quantile_baseline", "of", ["total"]),
+    ("unlikeliness", "beta", [-0.25, 1.5, "0.25", None]),
+    ("unlikeliness", "level", ["answer", True]),
+    ("ucpo", "tau", [-0.1, 1.1, "0.2", math.nan, Schedule(0.2, 2)]),
     ("clip_higher", "low", [0, 1.5, "0.2"]),
     ("clip_higher", "high", [0, -0.28]),
     ("forking_tokens", "fraction", [0, 2, "0.2", Schedule(0.5, 0)]),

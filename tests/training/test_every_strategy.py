@@ -31,6 +31,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "mask_truncated": [{}],
     "pass_threshold": [{"threshold": 0.4}, {"threshold": 0.4, "level": "group"}],
+    "overlong_penalty": [{}, {"cache": 6, "longest": 8, "factor": 0.5}],
     "curriculum": [{"solve_rates": RATES}, {"solve_rates": RATES, "mode": "easy_first"}],
     "egsw": [{}, {"alpha": {"from": 0.8, "to": 0.0, "steps": 4}, "level": "sequence", "entropy": "raw"}],
     "ppl_shaping": [{"alpha": 0.2}],
@@ -38,6 +39,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "entropy_advantage": [{}],
     "negative_reinforcement": [{"positive_weight": 0.1}],
     "passk_training": [{"k": 2}],
+    "pkpo": [{"k": 2, "of": "reward"}, {"k": {"from": 3, "to": 1, "steps": 5}}],
+    "maxrl": [{"of": "reward"}, {}],
+    "risk_sensitive": [{}],
+    "quantile_baseline": [{}],
+    "unlikeliness": [{"level": "token"}, {"beta": 0.5}],
+    "ucpo": [{"tau": 0.5}],
+    "outcome_exploration": [{"kind": "batch"}, {"baseline": "mean", "coef": {"from": 0.5, "to": 0.1, "steps": 5}}],
     "clip_higher": [{"low": 0.001, "high": 0.002}],
     "forking_tokens": [{}, {"normalize": "kept"}],
     "clip_cov": [{"fraction": 0.1, "low": 0.1, "high": 50.0}],
@@ -81,6 +89,11 @@ def logs(trainer: Any) -> dict[int, dict[str, float]]:
     return {entry["step"]: {key: value for key, value in entry.items() if "time" not in key} for entry in entries}
 
 
+def first_characters(completions: Sequence[str], **columns: Any) -> list[str | None]:
+    """What an answer says, for strategies that ask: some say the same, and some say nothing."""
+    return [text.strip()[:1] or None for text in completions]
+
+
 Run = Callable[..., Any]
 
 
@@ -89,7 +102,7 @@ def run(make_trainer: Callable[..., Any], tmp_path: Path) -> Run:
     """Trains for five steps, two of them on each batch, and saves after the third: in the middle of a reuse."""
 
     def train(strategies: Sequence[Any], *, resume: int | None = None, **changes: Any) -> Any:
-        options = {"strategies": strategies, **changes.pop("options", {})}
+        options = {"strategies": strategies, "answers": first_characters, **changes.pop("options", {})}
         settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 3, "beta": 0.05, "num_iterations": 2}
         settings["reward_weights"] = [5.0]  # an answer with two digits in ten characters is right: R = 1
         trainer = make_trainer(ExplorationTrainer, options=options, **{**settings, **changes})

@@ -34,7 +34,7 @@ from explorl.rollout import Rollout, Rollouts, SamplingParams
 from explorl.strategies import REGISTRY, build_all
 from explorl.strategies.base import overrides
 from explorl.training.grpo import ExplorationTrainer
-from tests.training.test_every_strategy import SETTINGS, label
+from tests.training.test_every_strategy import SETTINGS, first_characters, label
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -323,6 +323,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         rollout_func=None if case.engine else answers(case),
         strategies=case.strategies,
         correct=("score", 1.0),
+        answers=first_characters,
         callbacks=[kept],
         args=GRPOConfig(**arguments),
     )

@@ -27,13 +27,21 @@ from explorl.strategies.forking_tokens import ForkingTokens
 from explorl.strategies.importance_correction import ImportanceCorrection
 from explorl.strategies.kl_cov import KLCov
 from explorl.strategies.mask_truncated import MaskTruncated
+from explorl.strategies.maxrl import MaxRL
 from explorl.strategies.negative_reinforcement import NegativeReinforcement
+from explorl.strategies.outcome_exploration import OutcomeExploration
+from explorl.strategies.overlong_penalty import OverlongPenalty
 from explorl.strategies.pass_threshold import PassThreshold
 from explorl.strategies.passk_training import PassKTraining
+from explorl.strategies.pkpo import PKPO
 from explorl.strategies.position_shaping import PositionShaping
 from explorl.strategies.ppl_shaping import PerplexityShaping
+from explorl.strategies.quantile_baseline import QuantileBaseline
 from explorl.strategies.reference_reset import ReferenceReset
+from explorl.strategies.risk_sensitive import RiskSensitive
 from explorl.strategies.schedule import Schedule
+from explorl.strategies.ucpo import UniformCorrect
+from explorl.strategies.unlikeliness import Unlikeliness
 from explorl.strategies.validate import title
 
 GROUP = "explorl.strategies"
@@ -47,6 +55,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         ElementWiseTemperature,
         MaskTruncated,
         PassThreshold,
+        OverlongPenalty,
         Curriculum,
         EntropyGuidedWeighting,
         PerplexityShaping,
@@ -54,6 +63,13 @@ REGISTRY: dict[str, type[Strategy]] = {
         EntropyAdvantage,
         NegativeReinforcement,
         PassKTraining,
+        PKPO,
+        MaxRL,
+        RiskSensitive,
+        QuantileBaseline,
+        Unlikeliness,
+        UniformCorrect,
+        OutcomeExploration,
         ClipHigher,
         ForkingTokens,
         ClipCov,

@@ -78,6 +78,8 @@ def gathered(
     temperature: float,
     row_temperature: Tensor | None,
     step: int,
+    answers: Sequence[str | None] | None = None,
+    max_length: int | None = None,
 ) -> Batch:
     """The generation batch of all processes."""
 
@@ -113,6 +115,8 @@ def gathered(
         ),
         step=step,
         prompts=gather_object([prompt_text(prompt) for prompt in prompts]),
+        answers=() if answers is None else gather_object(list(answers)),
+        max_length=max_length,
     )
 
 

@@ -11,9 +11,12 @@ is in `refuse`, each with what to use instead; docs/trl.md is made from this mod
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from explorl.strategies import Strategy
+from explorl.strategies.base import overrides
+from explorl.strategies.validate import title
 from explorl.training.loss import LOSSES
 
 ARGUMENTS: Mapping[str, str] = {
@@ -242,8 +245,24 @@ REFUSED: Mapping[str, str] = {
     "a strategy that sets sampling per row, with tools or environments": "a conversation is sampled turn by turn",
     "a strategy that sets sampling per row, without the engine": "`generate` and vLLM sample all rows alike",
     "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
+    "a strategy that changes rewards, with multi_objective_aggregation='normalize_then_sum'": (
+        "each reward is normalised by itself, before there is a total to change"
+    ),
 }
 """What is refused at construction; no option of TRL's by itself is."""
+
+
+def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
+    """The same for strategies: what cannot work with these arguments."""
+    for strategy in strategies:
+        strategy.check(num_generations=args.num_generations)
+        strategy.check_length(max_completion_length=args.max_completion_length)
+        if overrides(strategy, "rewards") and args.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"{title(strategy)} changes the total reward, and multi_objective_aggregation="
+                f"{args.multi_objective_aggregation!r} normalises each reward by itself, before there is a total; use "
+                f"'sum_then_normalize', or leave out {title(strategy)}"
+            )
 
 
 def refuse(args: Any) -> None:
