@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from explorl.training.drawn import Draw
 from explorl.training.dynamic import DynamicSampling, as_option, expected_cost, keep_rate, varies
 from explorl.training.fresh import fresh_rows, keyed_uniform, row_key
 from explorl.training.solved import STATE, SkipSolved, Streaks, solve_rates
+from explorl.training.trl_trainer import Answered
 
 NAN = float("nan")
 
@@ -180,6 +182,47 @@ def test_rows_are_told_apart_by_more_than_their_prompt() -> None:
     )
     twice = [ROWS[0], ROWS[0], ROWS[1]]
     assert len(list(fresh_rows(3, twice.__getitem__, seed=0, number=0, taken=()))) == 2
+
+
+# ---------------------------------------------------------------- exchanged rows
+
+
+def drawn(lengths: list[int], value: float, extra: dict[str, list[Any]], temperature: bool = True) -> Draw:
+    """Rows whose records are 0 after each answer's end."""
+    width = max(lengths)
+    tokens = torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
+    recorded = {"logps": -value * tokens, "truncated": torch.tensor([value > 1] * len(lengths))}
+    if temperature:
+        recorded["sampling_temperature"] = torch.full(tokens.shape, value)
+    ids = [[int(value)] * length for length in lengths]
+    inputs = [{"prompt": f"{value}"} for _ in lengths]
+    return Draw(inputs, Answered(ids, extra, torch.full((len(lengths), 1), value)), recorded)
+
+
+def test_exchanged_rows_bring_their_records_with_them() -> None:
+    """The longest answer goes, so that all are shorter; and the other way round."""
+    old, new = drawn([2, 5], 1.0, {"seen": ["a", "b"]}), drawn([3, 1], 2.0, {"said": ["c", "d"]})
+    old.put(1, {"prompt": "new"}, new.row(0))
+    old.put_rewards(1, new.answered.reward_parts[0])
+    found = old.settled()
+    assert found.inputs == [{"prompt": "1.0"}, {"prompt": "new"}]
+    assert found.answered.completion_ids == [[1, 1], [2, 2, 2]]
+    assert found.answered.extra == {"said": [None, "c"], "seen": ["a", None]}
+    assert found.answered.reward_parts.tolist() == [[1.0], [2.0]]
+    assert found.recorded["logps"].tolist() == [[-1, -1, 0], [-2, -2, -2]]
+    assert found.recorded["truncated"].tolist() == [False, True]
+    assert found.recorded["sampling_temperature"].tolist() == [[1, 1, 1], [2, 2, 2]]
+
+    new.put(1, {"prompt": "old"}, drawn([5, 5], 1.0, {}).row(0))
+    found = new.settled()
+    assert found.recorded["logps"].tolist() == [[-2, -2, -2, 0, 0], [-1] * 5]
+    assert found.recorded["sampling_temperature"].tolist() == [[2, 2, 2, 1, 1], [1] * 5]
+
+
+def test_what_was_recorded_of_some_rows_only_is_recorded_of_none() -> None:
+    old = drawn([2, 5], 1.0, {})
+    old.put(0, {"prompt": "new"}, drawn([3], 2.0, {}, temperature=False).row(0))
+    assert old.settled().recorded == {}
 
 
 # ---------------------------------------------------------------- solved prompts

@@ -14,6 +14,10 @@ Recorded = dict[str, Tensor]
 """What the engine recorded of answers, by name, one row for each; empty where something else sampled."""
 
 
+SAMPLED_AT, TRAINED_AT = "sampling_temperature", "training_temperature"
+"""Among what was recorded: the temperature of each answer, or of each of its tokens, in sampling and in the loss."""
+
+
 class Row(NamedTuple):
     """An answer that may go to another process."""
 
@@ -76,5 +80,6 @@ def _joined(values: Tensor, name: str, rows: list[Row | None], longest: int) -> 
     lines = [old if row is None else row.recorded[name].to(old) for old, row in zip(values.unbind(), rows, strict=True)]
     if values.dim() == 1:
         return torch.stack(lines)
-    lines = [torch.nn.functional.pad(line, (0, longest - len(line))) for line in lines]  # less than 0 cuts off
-    return torch.stack(lines)
+    padding = 1.0 if name in (SAMPLED_AT, TRAINED_AT) else 0.0  # a temperature is divided by
+    pad = torch.nn.functional.pad  # by less than 0 it cuts off
+    return torch.stack([pad(line, (0, longest - len(line)), value=padding) for line in lines])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from explorl.rollout import PaddedRollouts
 from explorl.training.correct import SLACK
-from explorl.training.drawn import Draw, Recorded
+from explorl.training.drawn import SAMPLED_AT, TRAINED_AT, Draw, Recorded
 from explorl.training.dynamic import DynamicSampling, varies
 from explorl.training.fresh import Fresh, fresh_rows, row_key
 from explorl.training.solved import SkipSolved, Streaks, solve_rates
@@ -39,7 +39,6 @@ REFUSED = {
 }
 """Arguments of TRL's trainer that dynamic sampling does not go with, and why."""
 _RECORDS = [one.name for one in fields(PaddedRollouts)]
-_SAMPLED_AT, _TRAINED_AT = "sampling_temperature", "training_temperature"
 
 
 def refuse(
@@ -120,9 +119,9 @@ class RefillingTrainer(WatchingTrainer):
             return super().sample(prompt_ids)
         recorded = self._settled.recorded
         if recorded:
-            sampling = recorded.get(_SAMPLED_AT)
+            sampling = recorded.get(SAMPLED_AT)
             records = PaddedRollouts(**{name: recorded.get(name) for name in _RECORDS})  # type: ignore[arg-type]
-            self._keep(records, sampling, recorded.get(_TRAINED_AT, sampling))
+            self._keep(records, sampling, recorded.get(TRAINED_AT, sampling))
         return self._settled.answered.completion_ids
 
     def known_rewards(self) -> Answered | None:
@@ -210,9 +209,9 @@ class RefillingTrainer(WatchingTrainer):
             every = {name: getattr(self._records, name) for name in _RECORDS}
             recorded = {name: value for name, value in every.items() if value is not None}
             if self._sampling_temperature is not None:
-                recorded[_SAMPLED_AT] = self._sampling_temperature
+                recorded[SAMPLED_AT] = self._sampling_temperature
             if self._row_temperature is not None and self._row_temperature is not self._sampling_temperature:
-                recorded[_TRAINED_AT] = self._row_temperature
+                recorded[TRAINED_AT] = self._row_temperature
         return Draw(inputs, answered, recorded)
 
     def _totals(self, parts: Tensor) -> Tensor:
