@@ -29,6 +29,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"source": "running"},
         {"solve_rates": RATES, "training_temperature": "one"},
     ],
+    "annealed_temperature": [
+        {"decay": 3.0, "training_temperature": "one"},
+        {"decay": {"from": 4.0, "to": 8.0, "steps": 4}, "highest": 1.5, "warmup": 2},
+    ],
     "mask_truncated": [{}],
     "pass_threshold": [{"threshold": 0.4}, {"threshold": 0.4, "level": "group"}],
     "overlong_penalty": [{}, {"cache": 6, "longest": 8, "factor": 0.5}],
@@ -102,9 +106,11 @@ def run(make_trainer: Callable[..., Any], tmp_path: Path) -> Run:
     """Trains for five steps, two of them on each batch, and saves after the third: in the middle of a reuse."""
 
     def train(strategies: Sequence[Any], *, resume: int | None = None, **changes: Any) -> Any:
-        options = {"strategies": strategies, "answers": first_characters, **changes.pop("options", {})}
+        # a digit in ten characters is right, so that a prompt has right answers and wrong ones
+        options = {"strategies": strategies, "answers": first_characters, "correct": ("digits", 0.1)}
+        options |= changes.pop("options", {})
         settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 3, "beta": 0.05, "num_iterations": 2}
-        settings["reward_weights"] = [5.0]  # an answer with two digits in ten characters is right: R = 1
+        settings["reward_weights"] = [5.0]
         trainer = make_trainer(ExplorationTrainer, options=options, **{**settings, **changes})
         trainer.train(resume_from_checkpoint=None if resume is None else str(tmp_path / f"out/checkpoint-{resume}"))
         return trainer
