@@ -60,8 +60,8 @@ def test_the_command_runs_the_named_study(capsys: pytest.CaptureFixture[str], mo
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("dengg",), ("'dengg'", "did you mean deng?", "effects, egsw, mecklenburg", "path to a study file")),
-        (("zzz", "--profile", "tiny"), ("'zzz'", "deng, effects, egsw, mecklenburg", "path to a study file")),
+        (("dengg",), ("'dengg'", "did you mean deng?", "effects, egsw, frontier, mecklenburg", "path to a study file")),
+        (("zzz", "--profile", "tiny"), ("'zzz'", "deng, effects, egsw, frontier, mecklenburg", "path to a study file")),
         (("",), ("''", "deng, effects")),
         (("studies/deng.yaml",), ("studies/deng.yaml", "no such file", "`explorl study deng`")),
         (("mine.yaml",), ("mine.yaml", "no such file")),

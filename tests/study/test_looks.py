@@ -133,6 +133,17 @@ def test_an_arm_that_fails_holds_up_no_other(tmp_path: Path, trained: list[list[
     }  # fmt: skip
 
 
+def test_nothing_is_decided_without_the_baseline(tmp_path: Path, trained: list[list[str]]) -> None:
+    path, folder = written(tmp_path), tmp_path / "study"
+    run_study(path, folder=folder, only=["good", "dull", "dead"], console=Console(quiet=True))
+    for seed in (0, 1):
+        run_folder(folder, "plain", seed).mkdir(parents=True)
+        (run_folder(folder, "plain", seed) / "error.txt").write_text("RuntimeError: nan\n")
+    told = study_results(folder)["sequential"]
+    assert told["waiting"] == ["plain"]
+    assert {one["decision"] for one in told["arms"].values()} == {"waits"}
+
+
 def test_a_look_counts_when_all_of_its_seeds_are_there(tmp_path: Path, trained: list[list[str]]) -> None:
     path, folder = written(tmp_path), tmp_path / "study"
     run_study(path, folder=folder, console=Console(quiet=True))

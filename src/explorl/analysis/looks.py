@@ -95,7 +95,7 @@ class Looks:
     # ------------------------------------------------------------------------ the first look
     def decisions(self, paired: Paired, unfinished: Mapping[str, str]) -> dict[str, str]:
         """What becomes of each arm after the first look, which is made when every run of it has ended."""
-        if WAITS in unfinished.values():
+        if self._waiting(unfinished):
             return {name: unfinished.get(name, WAITS) for name in self.arms}
         first = {
             key: {name: made[0] for name, values in paired.get(key, {}).items() if (made := self._made(values))}
@@ -122,6 +122,10 @@ class Looks:
         told = dict.fromkeys(promises, FUTILITY) | dict.fromkeys(sure, EFFICACY) | dict.fromkeys(alive, ON)
         return {name: told.get(name, FAILED) for name in self.arms}
 
+    def _waiting(self, unfinished: Mapping[str, str]) -> list[str]:
+        """Arms without which there is no first look; a baseline that failed is one."""
+        return [name for name, what in unfinished.items() if what == WAITS or name not in self.arms]
+
     # ------------------------------------------------------------------------ power
     def detectable_effect(self, deviation: float) -> float:
         """The smallest effect that the whole study finds with a chance of 80 %, selection and correction included."""
@@ -145,7 +149,7 @@ class Looks:
             "measures": list(self.measures),
             "levels": list(self.design.levels),
             "tests": self.design.tests,
-            "waiting": [name for name, what in unfinished.items() if what == WAITS],
+            "waiting": self._waiting(unfinished),
             "arms": {
                 name: {"decision": decided[name], "look": len(self._made(primary.get(name, {})))} for name in self.arms
             },
