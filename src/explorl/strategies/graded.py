@@ -10,10 +10,8 @@ from torch import Tensor
 
 from explorl.strategies.base import Batch
 
-Of = Literal["correct", "reward"]
 
-
-def graded(batch: Batch, of: Of) -> Float[Tensor, " batch"]:
+def graded(batch: Batch, of: Literal["correct", "reward"]) -> Float[Tensor, " batch"]:
     """The total reward, or 1 where the answer is correct and 0 where not; NaN where it could not be scored."""
     if of == "reward":
         return batch.rewards

@@ -25,13 +25,14 @@ a list and excludes others that do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import Of, graded
+from explorl.strategies.graded import graded
 from explorl.strategies.stats import double, group_moments
 from explorl.strategies.validate import choice
 
@@ -54,7 +55,7 @@ class MaxRL(Strategy):
     paper = "Tajwar et al. 2026, Maximum likelihood reinforcement learning (arXiv:2602.02710)"
     replaces_advantage = True
 
-    of: Of = "correct"  # or the total reward
+    of: Literal["correct", "reward"] = "correct"  # or the total reward
 
     def __post_init__(self) -> None:
         choice(self, "of", "correct", "reward")

@@ -29,13 +29,14 @@ first in a list and excludes others that do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import Of, graded
+from explorl.strategies.graded import graded
 from explorl.strategies.order_statistics import group_max, sorted_groups
 from explorl.strategies.passk_training import binomial_ratio
 from explorl.strategies.schedule import Schedule, at
@@ -91,7 +92,7 @@ class PKPO(Strategy):
     replaces_advantage = True
 
     k: int | Schedule  # at most half of the generations of a prompt is a good rule
-    of: Of = "correct"  # or the total reward
+    of: Literal["correct", "reward"] = "correct"  # or the total reward
 
     def __post_init__(self) -> None:
         whole(self, "k", at_least=1, scheduled=True, good=4)

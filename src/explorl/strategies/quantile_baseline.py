@@ -24,13 +24,14 @@ it stands first in a list and excludes others that do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import Of, graded
+from explorl.strategies.graded import graded
 from explorl.strategies.grpo import EPSILON
 from explorl.strategies.order_statistics import sorted_groups
 from explorl.strategies.schedule import Scheduled, at
@@ -62,7 +63,7 @@ class QuantileBaseline(Strategy):
     replaces_advantage = True
 
     quantile: Scheduled = 0.4  # the paper's, with clip_higher
-    of: Of = "reward"  # or right and wrong alone
+    of: Literal["reward", "correct"] = "reward"  # or right and wrong alone
 
     def __post_init__(self) -> None:
         number(self, "quantile", above=0, below=1)

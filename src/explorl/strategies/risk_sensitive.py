@@ -22,13 +22,14 @@ advantage, so it stands first in a list and excludes others that do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import Of, graded
+from explorl.strategies.graded import graded
 from explorl.strategies.order_statistics import group_max
 from explorl.strategies.schedule import Scheduled, at
 from explorl.strategies.stats import double, group_moments
@@ -59,7 +60,7 @@ class RiskSensitive(Strategy):
     replaces_advantage = True
 
     beta: Scheduled = 2.0  # the authors' recommendation
-    of: Of = "reward"  # or right and wrong alone
+    of: Literal["reward", "correct"] = "reward"  # or right and wrong alone
 
     def __post_init__(self) -> None:
         number(self, "beta", at_least=0)
