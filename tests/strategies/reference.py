@@ -354,3 +354,10 @@ def repetition(outcome, group):
             same = sum(outcome[j] == outcome[i] for j in members(group, i) if j != i)
             out[i] = float(-Fraction(same, len(members(group, i))))
     return out
+
+
+def annealed(t, highest, lowest, decay, warmup):
+    if t < warmup:
+        return 1.0
+    fallen = t / decay > 50 or 1 + highest - math.exp(t / decay) < lowest
+    return lowest if fallen else 1 + highest - math.exp(t / decay)

@@ -27,6 +27,7 @@ NAMES = [
     "bottom_p",
     "importance_correction",
     "element_wise_temperature",
+    "annealed_temperature",
     "mask_truncated",
     "pass_threshold",
     "overlong_penalty",
@@ -226,6 +227,11 @@ BAD_VALUES = [
     ("element_wise_temperature", "source", ["file"]),
     ("element_wise_temperature", "decay", [1, -0.1, True]),
     ("element_wise_temperature", "training_temperature", ["rows", 1.0, True]),
+    ("annealed_temperature", "highest", [0, -1, 101, "1.2", math.nan]),
+    ("annealed_temperature", "lowest", [0, 1.2, 2.0, "0.1"]),
+    ("annealed_temperature", "decay", [0, -1, 2e6, "400", math.inf, Schedule(400, 0)]),
+    ("annealed_temperature", "warmup", [-1, 1.5, True]),
+    ("annealed_temperature", "training_temperature", ["row", 1.0]),
     ("pass_threshold", "threshold", ["0.3", math.nan, False]),
     ("pass_threshold", "level", ["prompt"]),
     ("pass_threshold", "of", ["accuracy", True]),
@@ -455,6 +461,24 @@ def test_what_is_overwritten_by_a_later_one():
         "list negative_reinforcement first",
         "the clip of clip_higher has no effect: kl_cov, listed after it, sets another; keep one of them",
     ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_new_rewards_that_nobody_reads(order):
+    def said(*specs):
+        return xs.warn_inert(xs.build_all(specs[::order]), reused=True)
+
+    assert said("unlikeliness", "maxrl") == [
+        "the rewards of unlikeliness have no effect on the advantages: maxrl asks what is correct; keep one of them, "
+        "or give maxrl of='reward'"
+    ]
+    assert said("unlikeliness", {"passk_training": {"k": 2}}) == [
+        "the rewards of unlikeliness have no effect on the advantages: passk_training asks what is correct; keep one "
+        "of them"
+    ]
+    assert said("unlikeliness", {"maxrl": {"of": "reward"}}) == []
+    assert said("unlikeliness", "risk_sensitive") == []
+    assert said("unlikeliness", "egsw") == []
 
 
 # --- strategies of other packages ---------------------------------------------------------------------------------

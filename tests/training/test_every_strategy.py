@@ -49,7 +49,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "quantile_baseline": [{}],
     "unlikeliness": [{"level": "token"}, {"beta": 0.5}],
     "ucpo": [{"tau": 0.5}],
-    "outcome_exploration": [{"kind": "batch"}, {"baseline": "mean", "coef": {"from": 0.5, "to": 0.1, "steps": 5}}],
+    "outcome_exploration": [{"kind": "batch"}, {"constant": 0.2, "coef": {"from": 0.5, "to": 0.1, "steps": 5}}],
     "clip_higher": [{"low": 0.001, "high": 0.002}],
     "forking_tokens": [{}, {"normalize": "kept"}],
     "clip_cov": [{"fraction": 0.1, "low": 0.1, "high": 50.0}],

@@ -10,6 +10,7 @@ Every tensor function is computed in double precision without gradient, gives 0 
 looks at no padding. Shaped advantages keep the dtype of the advantages; weights and masks are float32.
 """
 
+from explorl.strategies.annealed_temperature import AnnealedTemperature, annealed_temperatures
 from explorl.strategies.base import Batch, Sampling, StepState, Strategy
 from explorl.strategies.bottom_p import BottomP
 from explorl.strategies.clip_cov import ClipCov, clip_cov_mask
@@ -45,6 +46,7 @@ from explorl.strategies.unlikeliness import Unlikeliness, unlikeliness_rewards
 __all__ = [
     "PKPO",
     "REGISTRY",
+    "AnnealedTemperature",
     "Batch",
     "BottomP",
     "ClipCov",
@@ -76,6 +78,7 @@ __all__ = [
     "Strategy",
     "UniformCorrect",
     "Unlikeliness",
+    "annealed_temperatures",
     "at",
     "build",
     "build_all",

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
+from explorl.strategies.annealed_temperature import AnnealedTemperature
 from explorl.strategies.base import Strategy, overrides
 from explorl.strategies.bottom_p import BottomP
 from explorl.strategies.clip_cov import ClipCov
@@ -53,6 +54,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         BottomP,
         ImportanceCorrection,
         ElementWiseTemperature,
+        AnnealedTemperature,
         MaskTruncated,
         PassThreshold,
         OverlongPenalty,
@@ -141,6 +143,14 @@ def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
                     f"the clip of {title(earlier)} has no effect: {title(strategy)}, listed after it, sets another; "
                     "keep one of them"
                 )
+    for judge in (s for s in strategies if type(s) in REGISTRY.values() and s.replaces_advantage and s.needs_correct):
+        offer = f", or give {title(judge)} of='reward'" if hasattr(judge, "of") else ""
+        messages += [
+            f"the rewards of {title(other)} have no effect on the advantages: {title(judge)} asks what is correct; "
+            f"keep one of them{offer}"
+            for other in strategies
+            if overrides(other, "rewards")
+        ]
     return messages
 
 

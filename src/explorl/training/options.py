@@ -254,6 +254,9 @@ REFUSED: Mapping[str, str] = {
 
 def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
     """The same for strategies: what cannot work with these arguments."""
+    shares = {title(one): one.needs_min_p_mass for one in strategies if one.needs_min_p_mass is not None}
+    if len(set(shares.values())) > 1:
+        raise ValueError(f"strategies need the mass above different shares of the likeliest token: {shares}; use one")
     for strategy in strategies:
         strategy.check(num_generations=args.num_generations)
         strategy.check_length(max_completion_length=args.max_completion_length)
