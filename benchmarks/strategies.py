@@ -184,6 +184,7 @@ def settings(name: str, prompts: list[str]) -> dict[str, Any]:
         "curriculum": {"solve_rates": rates},
         "position_shaping": {"start": 0},
         "passk_training": {"k": 4},
+        "pkpo": {"k": 4},
         "reference_reset": {"every": RESET_EVERY},
     }
     return special.get(name, {})
@@ -220,7 +221,7 @@ class Bench:
         """The generation batch as the strategy leaves it."""
         output = dict(self.output)
         self.trainer.strategies = [strategy]
-        self.trainer._shape(output, self.rewards)
+        self.trainer._shape(output, self.trainer._recorded(output), self.rewards)
         return output
 
     def losses(self, output: dict[str, Any]) -> Callable[[], None]:

@@ -73,14 +73,16 @@ def _mean_gain(
     order, place = sorted_groups(values, group, scored)
     ordered, others = values[order], n[order] - 1
     chance = binomial_ratio(double(place + 1), others, m) - binomial_ratio(double(place), others, m)
-    start = torch.arange(len(order), device=order.device) - place
-
-    def below(terms: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        before = terms.cumsum(0) - terms
-        return before - before[start]
-
-    gain = ordered * below(chance) - below(chance * ordered)
+    gain = ordered * _sum_below(chance, place) - _sum_below(chance * ordered, place)
     return torch.empty_like(values).scatter_(0, order, gain)
+
+
+def _sum_below(terms: Float[Tensor, " batch"], place: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    """For each row of sorted groups the sum over the places before its own; unlike `cumsum`, alike on every run."""
+    total, reach = terms, 1
+    while reach <= int(place.max()):
+        total, reach = total + torch.where(place >= reach, total.roll(reach), 0.0), 2 * reach
+    return total - terms
 
 
 @dataclass(frozen=True)
