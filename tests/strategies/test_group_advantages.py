@@ -47,6 +47,8 @@ def test_order_by_hand():
     assert group_max(values, group, present).tolist() == [3, 3, 3, 3, 5, 3]
     assert group_max(values, group, torch.zeros(6, dtype=torch.bool)).tolist() == [0] * 6
     assert group_rank(values, group, present)[present].tolist() == [3, 0, 1.5, 0, 1.5]
+    present[1] = False
+    assert group_rank(values, group, present)[present].tolist() == [2, 0.5, 0, 0.5]
 
 
 def test_ranks_take_rounding_for_equality():
@@ -182,6 +184,10 @@ def test_pkpo_is_the_rewards_of_the_table_less_their_baseline():
 def test_pkpo_leaves_out_what_could_not_be_scored():
     rewards, group = torch.tensor([0.0, 1, 0, 0, NAN, 1, NAN]), torch.tensor([0, 0, 0, 0, 0, 1, 1])
     close(xs.pkpo_advantages(rewards, group, k=2), [0, 2, 0, 0, 0, 0, 0])
+    # fewer than k are left: three, then one
+    for scores in ([1.0, 0, 0, NAN, NAN], [1.0, NAN, NAN, NAN, NAN]):
+        for k in (4, 5):
+            close(xs.pkpo_advantages(*one_group(*scores), k=k), np.zeros(5))
 
 
 def test_pkpo_needs_k_answers_to_each_prompt():
@@ -259,9 +265,9 @@ def test_unlikeliness_leaves_alone():
     close(new([1.0, 1, 1, 1], right), [1, 1, 1, 1])  # a prompt that is always solved
     close(new([0.5, 0, 0.1, 1], ~right), [0.5, 0, 0.1, 1])  # and one that never is
     close(new([-1.0, 1, -2, 0], torch.tensor([True, True, True, False])), [-1, 1 - 0.25 / 4, -2, 0])
-    unscored = new([1.0, 1, NAN, 0], torch.tensor([True, True, True, False]))  # ranks 2, 1 of three
-    assert unscored[2].isnan()
-    close(unscored[[0, 1, 3]], [1 - 0.25 * 2 / 3, 1 - 0.25 / 3, 0])
+    unscored = new([1.0, NAN, 1, 0], torch.tensor([True, True, True, False]))  # ranks 1, 2 of three
+    assert unscored[1].isnan()
+    close(unscored[[0, 2, 3]], [1 - 0.25 / 3, 1 - 0.25 * 2 / 3, 0])
 
 
 def test_equally_likely_answers_earn_alike():

@@ -59,7 +59,7 @@ def pkpo_advantages(
         gain = deficit - (group_total(deficit, group) - deficit) / (n - 1).clamp(min=1)
     else:
         gain = k * _mean_gain(deficit, group, n, scored, k - 1)
-    return torch.where(scored & (n >= k), gain, 0.0).float()
+    return torch.where(scored, gain, 0.0).float()
 
 
 def _mean_gain(
@@ -68,7 +68,7 @@ def _mean_gain(
     """Mean over all sets of m others of how far a value lies above the set's largest, 0 where it does not.
 
     By rising value, the answer in place j (from 0 on) is the largest of C(j, m − 1) of the C(n − 1, m) sets, if all lie
-    below the value in question.
+    below the value in question. It is 0 where there is no such set.
     """
     order, place = sorted_groups(values, group, scored)
     ordered, others = values[order], n[order] - 1
