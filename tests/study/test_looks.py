@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 
 from explorl.analysis.study_results import results_table, study_results
+from explorl.analysis.verdicts import arm_verdict
 from explorl.config import ConfigError
 from explorl.docs_results import results_section
 from explorl.report.study_page import _note
@@ -22,7 +23,8 @@ from explorl.study import run as study_run
 from explorl.study.arm import run_folder
 from explorl.study.file import Study, load_study
 from explorl.study.plan import effect_words, size_words
-from explorl.study.run import _Run, _Runner, locked_study, run_study
+from explorl.study.run import _Run, _Runner, locked_study, run_study, study_status
+from explorl.study.watch import _study
 
 FILE: dict[str, Any] = {
     "name": "planted",
@@ -153,6 +155,26 @@ def test_a_look_counts_when_all_of_its_seeds_are_there(tmp_path: Path, trained: 
     assert (whole["look"], part["look"]) == (2, 1)
     assert part["p"] > whole["p"]
     assert part["high"] - part["low"] > whole["high"] - whole["low"]
+
+
+def test_runs_that_no_look_has_asked_for_are_not_waited_for(tmp_path: Path, trained: list[list[str]]) -> None:
+    folder = tmp_path / "study"
+    run_study(written(tmp_path), folder=folder, only=["plain"], console=Console(quiet=True))
+    states = {(row[0], row[1]): row[2] for row in study_status(folder).rows}
+    assert [states["plain", seed] for seed in (0, 1, 2)] == ["done", "done", "later"]
+    assert [states["good", seed] for seed in (1, 2)] == ["waiting", "later"]
+    assert {arm.name: arm.progress for arm in _study(folder)[1]}["plain"] == "6/6"
+
+
+def test_an_arms_words_name_what_the_correction_is_over(tmp_path: Path, trained: list[list[str]]) -> None:
+    folder = tmp_path / "study"
+    run_study(written(tmp_path), folder=folder, console=Console(quiet=True))
+    verdicts = {arm["name"]: arm["verdict"] for arm in study_results(folder)["arms"]}
+    assert verdicts["good"].startswith("+3")
+    assert "entropy" not in verdicts["good"], "which is in no points"
+    unsure = {"mean": 0.02, "low": 0.01, "high": 0.03, "p_corrected": 0.2}
+    told = arm_verdict({"pass@1": unsure}, ["pass@1"], arms=3, seeds=5, failed=0, comparisons=6)
+    assert told.endswith("(p = 0.20 after correction over 6 comparisons)")
 
 
 def test_the_table_and_the_page_say_seeds_and_looks(tmp_path: Path, trained: list[list[str]]) -> None:

@@ -159,6 +159,7 @@ def results_of(
     if looks is not None:
         effect = looks.detectable_effect(spread)
     main = ["pass@1"] if len(ks) == 1 else ["pass@1", f"pass@{ks[-1]}"]
+    judged = [] if looks is None else [key for key in looks.measures if key.startswith("pass@")]
     arms = []
     for arm in study["arms"]:
         name = arm["name"]
@@ -174,10 +175,11 @@ def results_of(
                 "differences": differences.get(name),
                 "verdict": arm_verdict(
                     None if name == study["baseline"] else differences.get(name, {}),
-                    main,
+                    judged or main,
                     arms=len(study["arms"]) - 1,
                     seeds=len({run.seed for run in complete[name]} & {run.seed for run in baseline}),
                     failed=len(failed),
+                    comparisons=looks.design.tests if looks is not None and judged else None,
                 ),
                 **_pictures(complete[name], ks),
                 "errors": error_breakdown(

@@ -127,18 +127,21 @@ def write_results(folder: str | Path) -> dict[str, Any]:
 
 
 def study_status(folder: str | Path) -> Table:
-    """How far each run is."""
+    """How far each run is; "later" are those that the first look of a sequential study has yet to ask for, or never
+    will."""
     place = Path(folder)
     study = Study.read(place)
+    later = study.seeds[study.sequential["first"] :] if study.sequential else ()
     rows: list[list[Cell]] = []
     for arm in study.arms:
         for seed in study.seeds:
             run = _Run(place, arm, seed)
+            state = "later" if run.state == "waiting" and seed in later else run.state
             lines = run.store.metrics()
             scores = [line["pass@1"] for line in lines if line.get("kind") == "evaluation"]
             seconds = sum(line.get("step_time") or 0.0 for line in lines if line.get("kind") == "train")
             step = trained_steps(run.store) // arm.config["training"]["iterations"]
-            rows.append([arm.name, seed, run.state, step, scores[-1] if scores else None, seconds])
+            rows.append([arm.name, seed, state, step, scores[-1] if scores else None, seconds])
     return Table(
         ["arm", "seed", "state", "step", "accuracy", "seconds"],
         rows,
