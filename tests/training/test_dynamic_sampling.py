@@ -12,6 +12,8 @@ import pytest
 import torch
 from datasets import Dataset
 
+from explorl.cli import main
+from explorl.store import RunStore
 from explorl.strategies import Batch, Strategy
 from explorl.training.batch import by_pass
 from explorl.training.drawn import Draw
@@ -249,7 +251,7 @@ class Probe(ExplorationTrainer):
             torch.testing.assert_close(
                 getattr(recorded, name) * mask, getattr(again, name) * mask, atol=1e-4, rtol=1e-4
             )
-        self.probed = getattr(self, "probed", 0) + 1
+        self.probed = [*getattr(self, "probed", []), mask.sum(1).float().mean().item()]
         super()._shape(output, recorded, rewards)
 
 
@@ -284,7 +286,7 @@ def test_all_that_comes_after_sees_the_rows_that_are_trained_on(make: Make) -> N
 
     options = {"strategies": [Listening()]}
     trainer = trained(make(speaking, cls=Probe, dynamic={"max_rounds": 20}, options=options, max_steps=3))
-    assert trainer.probed == 3
+    assert [entry["completions/mean_length"] for entry in logs(trainer).values()] == pytest.approx(trainer.probed)
     assert sum(logged(trainer, "rounds")) > 0
     memory = trainer.strategies[0].memory
     assert memory["asked"] == reward.calls
@@ -428,3 +430,23 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(
     options = {name: value() if value is stream else value for name, value in options.items()}
     with pytest.raises(ValueError, match=words):
         make_trainer(lambda **given: ExplorationTrainer(**{**given, **options}), **changes)
+
+
+# ---------------------------------------------------------------- from a configuration
+
+
+def test_the_command_has_both(small_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = (
+        f"model.name={small_policy}", "task.train_problems=12", "rollout.max_tokens=6", "training.steps=1",
+        "training.prompts_per_step=2", "training.generations=2", "training.micro_batch=4", "training.lens=null",
+        "evaluation.ends=0", "training.dynamic_sampling.max_rounds=2", "training.skip_solved=true",
+    )  # fmt: skip
+    overrides = [word for change in changes for word in ("--set", change)]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--preset", "tiny", *overrides, "--run", str(tmp_path / "run")])
+        raise SystemExit(0)
+    assert not ended.value.code, capsys.readouterr().err
+    (line,) = [line for line in RunStore(tmp_path / "run").metrics() if line["kind"] == "train"]
+    assert line["dynamic_sampling/drawn"] == line["dynamic_sampling/kept"] + line["dynamic_sampling/wasted"] >= 4
+    assert line["skip_solved/skipped"] == 0
+    assert len(list((tmp_path / "run").rglob("skip_solved.json"))) == 1

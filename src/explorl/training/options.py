@@ -245,6 +245,10 @@ REFUSED: Mapping[str, str] = {
     "a strategy that sets sampling per row, with tools or environments": "a conversation is sampled turn by turn",
     "a strategy that sets sampling per row, without the engine": "`generate` and vLLM sample all rows alike",
     "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
+    "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from any place of the data set",
+    "`dynamic_sampling`, with tools, environments, a `rollout_func`, images or vLLM": (
+        "answers to fresh prompts could not be put among the others, or nobody has tried it"
+    ),
     "a strategy that changes rewards, with multi_objective_aggregation='normalize_then_sum'": (
         "each reward is normalised by itself, before there is a total to change"
     ),
@@ -343,8 +347,9 @@ steps do not end with a generation batch, they are TRL's own.
 
 {arguments}
 
-Ours beside them: `strategies`, `correct`, `engine`, `packed`, `on_rollouts`, `token_records`, `observers`, `lens`; see
-`help(ExplorationTrainer)`. An observer is any object with `see(step: StepView)` that returns numbers by name; what it
+Ours beside them: `strategies`, `correct`, `answers`, `engine`, `packed`, `on_rollouts`, `token_records`, `observers`,
+`lens`, `dynamic_sampling`, `skip_solved`; see `help(ExplorationTrainer)`. [dynamic-sampling.md](dynamic-sampling.md)
+has the last two. An observer is any object with `see(step: StepView)` that returns numbers by name; what it
 says of a generation batch, once the last update on it is done, is logged under `lens/`. What `explorl train` logs is
 `observers=statistics()` from `explorl.training.observers`; `lens=Lens(rate=0.05)` from `explorl.training.lens` says how
 many answers are looked at closely, by two passes without gradient. Without observers nothing is looked at.
