@@ -361,3 +361,18 @@ def annealed(t, highest, lowest, decay, warmup):
         return 1.0
     fallen = t / decay > 50 or 1 + highest - math.exp(t / decay) < lowest
     return lowest if fallen else 1 + highest - math.exp(t / decay)
+
+
+def shielded(advantages, logps, mass, mask, fraction):
+    out = np.zeros_like(mask)
+    punished = [(i, t) for i in range(len(mask)) for t in tokens_of(mask, i) if advantages[i, t] < 0]
+    count = min(len(punished), max(1, math.floor(exact(fraction) * len(punished))))
+    for i, t in sorted(punished, key=lambda place: logps[place])[:count]:
+        out[i, t] = float(mass[i, t] > 0)
+    return out
+
+
+def proxy(logp, old_logp, mass):
+    """Of a chosen token."""
+    gap = old_logp - math.log(mass) - logp
+    return min(math.exp(gap) - gap - 1, 10.0) if gap > 0 else 0.0

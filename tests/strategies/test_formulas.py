@@ -270,6 +270,7 @@ FUNCTIONS = {
     "passk_training": lambda c: xs.PassKTraining(1).advantages(c.batch()),
     "overlong": lambda c: xs.overlong_penalties(c.mask.sum(1), longest=7, cache=3),
     "overlong_penalty": lambda c: xs.OverlongPenalty(3, 7).rewards(c.batch()),
+    "shielded": lambda c: xs.shielded_tokens(c.advantages, c.logps, c.entropy, c.mask, fraction=1.0),
     "ucb_mean": lambda c: xs.ucb_bonuses(
         c.correctness.nan_to_num().abs(), outcomes(c), c.group, baseline="mean", constant=0.5
     ),

@@ -49,6 +49,7 @@ NAMES = [
     "forking_tokens",
     "clip_cov",
     "kl_cov",
+    "lp_reg",
     "entropy_bonus",
     "reference_reset",
 ]
@@ -284,6 +285,9 @@ BAD_VALUES = [
     ("clip_cov", "seed", [-1, 0.5, None]),
     ("kl_cov", "fraction", [0, 2]),
     ("kl_cov", "coef", [-1]),
+    ("lp_reg", "coef", [-1, "1"]),
+    ("lp_reg", "fraction", [0, 1.5, "0.01", Schedule(0.1, 0)]),
+    ("lp_reg", "min_p", [0, 1.5, "0.02", Schedule(0.02, 0.1)]),
     ("entropy_bonus", "coef", [-0.1, Schedule(0.1, 0.0)]),
     ("entropy_bonus", "target", [0, "0.2"]),
     ("entropy_bonus", "delta", [0]),

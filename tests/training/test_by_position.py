@@ -96,7 +96,7 @@ def test_the_loss_may_look_at_temperature_one(make_trainer: Callable[..., Any]) 
 
 
 def test_of_two_temperatures_the_later_strategy_wins(make_trainer: Callable[..., Any]) -> None:
-    rates = {prompt: 1.0 for prompt in ("a",)}
+    rates = {"a": 1.0}
     warm = ElementWiseTemperature(easy=0.5, hard=0.5, solve_rates=rates)
     for strategies, expected in (([warm, CURVE], None), ([CURVE, warm], 0.5)):
         options = {"strategies": [*strategies, Looks()]}
@@ -117,7 +117,7 @@ def test_a_run_with_the_lens_looks_at_each_token_at_its_temperature(make_trainer
 
 @pytest.mark.parametrize("engine", ["generate"])
 def test_without_the_engine_it_is_refused(make_trainer: Callable[..., Any], engine: str) -> None:
-    with pytest.raises(ValueError, match="annealed_temperature sets how each row is sampled, which model.generate can"):
+    with pytest.raises(ValueError, match="annealed_temperature sets how each row is sampled, which model"):
         make_trainer(ExplorationTrainer, options={"strategies": [CURVE], "engine": engine})
 
 
@@ -144,3 +144,45 @@ def test_temperatures_that_cannot_be(make_trainer: Callable[..., Any], given: An
     trainer = make_trainer(ExplorationTrainer, options={"strategies": [Wrong(given)]}, max_steps=1)
     with pytest.raises(ValueError, match=message):
         trainer.train()
+
+
+# --- the mass of the min-p set -------------------------------------------------------------------------------------
+
+
+def test_the_proxy_is_the_policy_without_its_tail(make_trainer: Callable[..., Any]) -> None:
+    strategies = [{"lp_reg": {"min_p": 0.3, "fraction": 1.0}}, Looks()]
+    trainer = make_trainer(ExplorationTrainer, options={"strategies": strategies}, max_steps=1, pad_to_multiple_of=8)
+    given: dict[str, Any] = {}
+    score = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: given.setdefault("output", score(inputs))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train()
+    trainer.model.load_state_dict(before)
+    output, batch = given["output"], trainer.strategies[1].memory["batch"]
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+    width = output["completion_ids"].size(1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    probs = logits[:, -width - 1 : -1].double().softmax(-1)
+    kept = probs >= 0.3 * probs.amax(-1, keepdim=True)
+    inside = kept.gather(2, output["completion_ids"][:, :, None])[:, :, 0]
+    expected = torch.where(inside, (probs * kept).sum(-1), 0.0)
+    counted = output["completion_mask"] > 0
+    torch.testing.assert_close(batch.min_p_mass.double()[counted], expected[counted], atol=1e-4, rtol=0)
+    assert inside[counted].any()
+    assert not inside[counted].all()
+
+
+def test_without_the_engine_there_is_no_mass(make_trainer: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"lp_reg needs to know how likely other tokens were, .* engine='explorl'"):
+        make_trainer(ExplorationTrainer, options={"strategies": ["lp_reg"], "engine": "generate"})
+
+    @dataclass(frozen=True)
+    class Other(Strategy):
+        name = "other"
+        needs_min_p_mass = 0.5
+
+    with pytest.raises(ValueError, match=r"different shares of the likeliest token: \{'lp_reg': 0.02, 'other': 0.5\}"):
+        make_trainer(ExplorationTrainer, options={"strategies": ["lp_reg", Other()]})

@@ -124,7 +124,9 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def needs_engine(spec: dict[str, Any]) -> bool:
-    return "importance_correction" in spec or any(overrides(strategy, "sampling") for strategy in build_all([spec]))
+    (strategy,) = build_all([spec])
+    recorded = strategy.needs_sampling_logps or strategy.needs_min_p_mass is not None
+    return recorded or overrides(strategy, "sampling")
 
 
 def cases() -> tuple[dict[str, Case], dict[str, Case]]:
@@ -252,6 +254,8 @@ def cut_off(rollout: Rollout, ends: Sequence[int]) -> Rollout:
     """The rollout up to its last token that does not end it, if it has one."""
     others = [place for place, token in enumerate(rollout.token_ids, start=1) if token not in ends]
     records = ("token_ids", "logps", "sampling_logps", "entropy", "branching")
+    if rollout.min_p_mass is not None:
+        records += ("min_p_mass",)
     return replace(rollout, **{name: getattr(rollout, name)[: max(others, default=1)] for name in records})
 
 

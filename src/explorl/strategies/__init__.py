@@ -25,6 +25,7 @@ from explorl.strategies.forking_tokens import ForkingTokens, forking_mask
 from explorl.strategies.grpo import grpo_advantages
 from explorl.strategies.importance_correction import ImportanceCorrection, importance_weights
 from explorl.strategies.kl_cov import KLCov, top_cov_mask
+from explorl.strategies.lp_reg import LowProbabilityRegularization, proxy_penalty, shielded_tokens
 from explorl.strategies.mask_truncated import MaskTruncated
 from explorl.strategies.maxrl import MaxRL, maxrl_advantages
 from explorl.strategies.negative_reinforcement import NegativeReinforcement, signed_advantages
@@ -59,6 +60,7 @@ __all__ = [
     "ForkingTokens",
     "ImportanceCorrection",
     "KLCov",
+    "LowProbabilityRegularization",
     "MaskTruncated",
     "MaxRL",
     "NegativeReinforcement",
@@ -96,9 +98,11 @@ __all__ = [
     "pkpo_advantages",
     "position_shaped",
     "ppl_shaped",
+    "proxy_penalty",
     "quantile_advantages",
     "repetition_penalties",
     "risk_sensitive_advantages",
+    "shielded_tokens",
     "signed_advantages",
     "token_covariance",
     "top_cov_mask",

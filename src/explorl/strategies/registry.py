@@ -27,6 +27,7 @@ from explorl.strategies.entropy_bonus import EntropyBonus
 from explorl.strategies.forking_tokens import ForkingTokens
 from explorl.strategies.importance_correction import ImportanceCorrection
 from explorl.strategies.kl_cov import KLCov
+from explorl.strategies.lp_reg import LowProbabilityRegularization
 from explorl.strategies.mask_truncated import MaskTruncated
 from explorl.strategies.maxrl import MaxRL
 from explorl.strategies.negative_reinforcement import NegativeReinforcement
@@ -76,6 +77,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         ForkingTokens,
         ClipCov,
         KLCov,
+        LowProbabilityRegularization,
         EntropyBonus,
         ReferenceReset,
     )
