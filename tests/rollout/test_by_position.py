@@ -55,7 +55,8 @@ def test_each_token_is_drawn_at_the_temperature_of_its_position(name: str, batch
 def test_one_curve_per_request(llama: Any) -> None:
     ids = prompts()[:2]
     curves = [CURVES[i] for i in (0, 2, 1, 2)]
-    params = SamplingParams(temperature_by_position=np.array([[1.5, 0.3], [0.2, 9.0], [1.0, 1.0], [0.2, 9.0]]))
+    table: Any = np.array([[1.5, 0.3], [0.2, 9.0], [1.0, 1.0], [0.2, 9.0]])
+    params = SamplingParams(temperature_by_position=table)
     assert params.curves == [(1.5, 0.3), (0.2, 9.0), (1.0, 1.0)]
     engine = Engine(llama)
     check(llama, engine.generate(ids, 2, SamplingParams(temperature_by_position=curves, max_tokens=9)), curves)
@@ -100,10 +101,12 @@ def test_the_mass_of_the_min_p_set_is_recorded(llama: Any, share: float, tau: fl
         picked = torch.arange(len(rollout)), torch.tensor(rollout.token_ids)
         kept = probs >= share * probs.amax(-1, keepdim=True)
         expected = torch.where(kept[picked], (probs * kept).sum(-1), 0.0)
+        assert rollout.min_p_mass is not None
         torch.testing.assert_close(rollout.min_p_mass.double(), expected, atol=1e-4, rtol=0)
         outside += int((~kept[picked]).sum())
     assert outside > 0 or share == 0.02
     padded = rollouts.padded()
+    assert padded.min_p_mass is not None
     assert padded.min_p_mass.shape == padded.logps.shape
     assert not padded.min_p_mass[~padded.mask].any()
     plain = engine.generate(ids, 3, SamplingParams(temperature=tau, max_tokens=TOKENS, seed=4))

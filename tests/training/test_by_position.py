@@ -79,7 +79,7 @@ def test_the_first_pass_sees_what_was_recorded(make_trainer: Callable[..., Any],
 def test_the_loss_may_look_at_temperature_one(make_trainer: Callable[..., Any]) -> None:
     one = {"annealed_temperature": {**CURVE["annealed_temperature"], "training_temperature": "one"}}
     trainer = make_trainer(ExplorationTrainer, options={"strategies": [one, Looks()]}, max_steps=1)
-    given = {}
+    given: dict[str, Any] = {}
     score = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: given.setdefault("output", score(inputs))
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}

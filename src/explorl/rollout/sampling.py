@@ -94,7 +94,7 @@ class SamplingParams:
     @property
     def curves(self) -> Sequence[Sequence[float]]:
         """The different temperatures by position; ``rows`` says which of them a request has."""
-        return list(dict.fromkeys(self.temperature_by_position or ()))  # type: ignore[arg-type]
+        return list(dict.fromkeys(self.temperature_by_position or ()))
 
     @property
     def _which_curve(self) -> int | list[int]:

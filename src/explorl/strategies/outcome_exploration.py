@@ -54,8 +54,11 @@ def ucb_bonuses(
     """min(1, N^(−1/2)) − baseline for each answer that was given N times before; 0 where the outcome is −1: none."""
     answered = outcome >= 0
     bonus = double(counts).clamp(min=1.0).rsqrt()
-    mean, _ = group_moments(bonus, group, answered, correction=0)
-    bonus = bonus - {"none": 0.0, "mean": mean, "constant": constant}[baseline]
+    if baseline == "mean":
+        mean, _ = group_moments(bonus, group, answered, correction=0)
+        bonus = bonus - mean
+    elif baseline == "constant":
+        bonus = bonus - constant
     return torch.where(answered, bonus, 0.0).float()
 
 

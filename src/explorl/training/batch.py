@@ -47,7 +47,8 @@ def by_engine(records: PaddedRollouts, length: int) -> Recorded:
     """What the engine recorded while sampling."""
     values = records.logps, records.entropy, records.branching.float(), records.sampling_logps
     mass = None if records.min_p_mass is None else padded_to(records.min_p_mass, length)
-    return Recorded(*(padded_to(value, length) for value in values), mass)
+    logps, entropy, branching, sampling_logps = (padded_to(value, length) for value in values)
+    return Recorded(logps, entropy, branching, sampling_logps, mass)
 
 
 def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:

@@ -73,8 +73,8 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
             batch, changed = batch.with_(rewards=rewards), True
     if changed:
         assert normalised is not None, "nobody said how rewards become advantages"
-        advantages = normalised(batch.rewards).unsqueeze(1) * batch.mask
-        batch = batch.with_(advantages=advantages.to(batch.advantages.dtype))
+        anew = normalised(batch.rewards).unsqueeze(1) * batch.mask
+        batch = batch.with_(advantages=anew.to(batch.advantages.dtype))
 
     for strategy in strategies:
         advantages = strategy.advantages(batch)
