@@ -54,7 +54,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "forking_tokens": [{}, {"normalize": "kept"}],
     "clip_cov": [{"fraction": 0.1, "low": 0.1, "high": 50.0}],
     "kl_cov": [{"fraction": 0.2, "coef": {"from": 2.0, "to": 1.0, "steps": 5}}],
-    "lp_reg": [{"fraction": 0.3, "coef": 2.0}, {"fraction": {"from": 0.5, "to": 0.3, "steps": 5}, "min_p": 0.3}],
+    "lp_reg": [{"fraction": 0.3, "coef": 2.0}, {"fraction": {"from": 1.0, "to": 0.9, "steps": 5}, "min_p": 0.1}],
     "entropy_bonus": [{"coef": 0.05}, {"coef": 0.05, "target": 5.0}],
     "reference_reset": [{"every": 2}, {"every": 3}, {"on_stall": 1}],
 }
