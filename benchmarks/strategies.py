@@ -24,7 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from explorl.strategies.base import overrides
 from explorl.tasks import get_task
 from explorl.training.common import disabled_progress, quiet
 from explorl.training.grpo import ExplorationTrainer
+from explorl.training.sampling import by_position
 
 SMOLLM2 = {
     "vocab_size": 49152,
@@ -134,20 +135,26 @@ def digits_of(completion_ids: list[list[int]], **columns: Any) -> list[float]:
     return [(sum(ids) % 5) / 4 for ids in completion_ids]
 
 
+def last_characters(completions: list[str], **columns: Any) -> list[str | None]:
+    """And what its answers say."""
+    return [text[-2:] or None for text in completions]
+
+
 def make_trainer(args: argparse.Namespace, folder: str, probe: Probe) -> ProbedTrainer:
     torch.manual_seed(0)
     task = get_task("countdown-mini")
     rows = task.rows("train", template="terse", limit=args.prompts * (args.steps + 2))
     if args.shape == "tiny":
         policy = load_policy("tiny", dtype=args.dtype, device=args.device)
-        model, tokenizer, rewards = policy.model, policy.tokenizer, task.reward_functions()
+        model, tokenizer, (rewards, answers) = policy.model, policy.tokenizer, task.scorers()
     else:
-        tokenizer, rewards = tiny_tokenizer(), [digits_of]
+        tokenizer, rewards, answers = tiny_tokenizer(), [digits_of], last_characters
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
         model = LlamaForCausalLM(LlamaConfig(**SMOLLM2, **ends)).to(args.device, getattr(torch, args.dtype))
     trainer = ProbedTrainer(
         model=model,
         reward_funcs=rewards,
+        answers=answers,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(rows),
         callbacks=[probe],
@@ -184,6 +191,7 @@ def settings(name: str, prompts: list[str]) -> dict[str, Any]:
         "curriculum": {"solve_rates": rates},
         "position_shaping": {"start": 0},
         "passk_training": {"k": 4},
+        "pkpo": {"k": 4},
         "reference_reset": {"every": RESET_EVERY},
     }
     return special.get(name, {})
@@ -203,24 +211,28 @@ class Bench:
     def overhead(self, name: str) -> Overhead:
         strategy = build({name: settings(name, self.prompts)})
         self.trainer.strategies = [strategy]
+        records = self.trainer._records
+        assert records is not None
         try:
+            if strategy.needs_min_p_mass is not None:
+                self.trainer._records = replace(records, min_p_mass=torch.ones_like(records.logps))
             parts = {"record": least(lambda: self.shaped(strategy), self.repeats)}
             parts["loss"] = added(self.losses(self.shaped(strategy)), self.losses(self.output), self.repeats)
-            if overrides(strategy, "sampling"):
+            if overrides(strategy, "sampling") or strategy.needs_min_p_mass is not None:
                 parts["sample"] = self.sampling(strategy)
-            if "entropy_coef" in strategy.arguments() or "temperature" in strategy.sampling(self.prompts, 0):
+            if "entropy_coef" in strategy.arguments() or self.temperatures(strategy, 1) is not None:
                 parts["update"] = self.updates(strategy)
             if overrides(strategy, "after_step"):
                 parts["after"] = self.after_steps(strategy)
         finally:
-            self.trainer.strategies = []
+            self.trainer.strategies, self.trainer._records = [], records
         return Overhead(name, parts, self.step)
 
     def shaped(self, strategy: Strategy) -> dict[str, Any]:
         """The generation batch as the strategy leaves it."""
         output = dict(self.output)
         self.trainer.strategies = [strategy]
-        self.trainer._shape(output, self.rewards)
+        self.trainer._shape(output, self.trainer._recorded(output), self.rewards)
         return output
 
     def losses(self, output: dict[str, Any]) -> Callable[[], None]:
@@ -278,6 +290,8 @@ class Bench:
             def ways(active: Active) -> Callable[[], None]:
                 def sample_anew() -> None:
                     state.ints.copy_(before)
+                    if active.by_position:
+                        state.temper()
                     sample(logits, state, active, row_of)
 
                 return sample_anew
@@ -292,6 +306,13 @@ class Bench:
         engine._decoder.sample = sample
         return statistics.median(sums)
 
+    def temperatures(self, strategy: Strategy, rows: int) -> Tensor | None:
+        """Those that a strategy gives to some rows, or to each of their positions."""
+        said: Any = strategy.sampling(self.prompts[:rows], 0)
+        if "temperature_by_position" in said:
+            return torch.tensor(by_position(said["temperature_by_position"], self.output["completion_ids"].size(1)))
+        return torch.tensor(said["temperature"]) if "temperature" in said else None
+
     def updates(self, strategy: Strategy) -> float:
         """Forward and backward of a part of the batch with the entropy's gradient, or with a temperature for each row,
         and without; times the number of such parts. The part is a micro-batch, or, on a CPU, ``FEW_ROWS``."""
@@ -300,9 +321,9 @@ class Bench:
         size = min(trainer.args.per_device_train_batch_size, FEW_ROWS if on_cpu else len(self.prompts))
         batches = split_tensor_dict(self.output, len(self.prompts) // size)
         plain, changed = dict(batches[0]), dict(batches[0])
-        temperatures = strategy.sampling(self.prompts[:size], 0).get("temperature")
+        temperatures = self.temperatures(strategy, size)
         if temperatures is not None:
-            changed["row_temperature"] = torch.tensor(temperatures, device=trainer.model.device)
+            changed["row_temperature"] = temperatures.to(trainer.model.device)
         bonus = strategy.arguments().get("entropy_coef", 0.0)
 
         def update(batch: dict[str, Any], bonus: float) -> Callable[[], None]:

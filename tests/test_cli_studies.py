@@ -25,7 +25,7 @@ def study(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str
 
 
 def test_the_papers_studies_have_names() -> None:
-    assert study_names() == ["deng", "effects", "egsw", "mecklenburg", "rft"]
+    assert study_names() == ["deng", "effects", "egsw", "frontier", "mecklenburg", "rft"]
     assert all(find_study(name).is_file() for name in study_names())
 
 
@@ -60,8 +60,8 @@ def test_the_command_runs_the_named_study(capsys: pytest.CaptureFixture[str], mo
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("dengg",), ("'dengg'", "did you mean deng?", "effects, egsw, mecklenburg", "path to a study file")),
-        (("zzz", "--profile", "tiny"), ("'zzz'", "deng, effects, egsw, mecklenburg", "path to a study file")),
+        (("dengg",), ("'dengg'", "did you mean deng?", "effects, egsw, frontier, mecklenburg", "path to a study file")),
+        (("zzz", "--profile", "tiny"), ("'zzz'", "deng, effects, egsw, frontier, mecklenburg", "path to a study file")),
         (("",), ("''", "deng, effects")),
         (("studies/deng.yaml",), ("studies/deng.yaml", "no such file", "`explorl study deng`")),
         (("mine.yaml",), ("mine.yaml", "no such file")),

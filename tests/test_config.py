@@ -76,6 +76,11 @@ def test_numbers_inside_strategies_too() -> None:
         ("model.dtype=half", ["model.dtype is 'half'", "'pure_bfloat16'", "default is 'float32'"]),
         ("strategies=[ppl_shapin]", ["ppl_shapin", "ppl_shaping"]),
         ("strategies=[{passk_training: {k: 99}}]", ["k", "99", "16"]),
+        ("strategies=[{pkpo: {k: 99}}]", ["pkpo: k is 99", "num_generations=16", "use k=8"]),
+        ("strategies=[{risk_sensitive: {beta: -2}}]", ["risk_sensitive: beta is -2", "at least 0", "2.0"]),
+        ("strategies=[{ucpo: {tau: 1.5}}]", ["ucpo: tau is 1.5", "at most 1", "0.2"]),
+        ("strategies=[{quantile_baseline: {quantile: 1}}]", ["quantile is 1", "below 1", "0.4"]),
+        ("strategies=[maxrl, {pkpo: {k: 2}}]", ["maxrl and pkpo each replace the base advantage"]),
         ("no-equals-sign", ["not key=value", "training.learning_rate=5e-6"]),
         ("training={", ["not YAML"]),
     ],
@@ -144,3 +149,33 @@ def test_a_fault_in_yaml_is_named_with_its_line() -> None:
         ConfigError, match=r"own\.yaml is not YAML: line 2, column 1 \(in what begins in line 1\): expected ',' or '\]'"
     ):
         read_yaml("a: [1\n", "own.yaml")
+
+
+@pytest.mark.parametrize("name", ["dynamic_sampling", "skip_solved"])
+def test_an_option_may_be_switched_on_without_its_settings(name: str) -> None:
+    def told(value: str) -> object:
+        return load_config(overrides=[f"training.{name}={value}"]).dump()["training"][name]
+
+    key, default, other = {"dynamic_sampling": ("max_rounds", 3, 5), "skip_solved": ("visits", 2, 4)}[name]
+    on = told("true")
+    assert isinstance(on, dict)
+    assert on[key] == default
+    assert told("false") is told("null") is None
+    assert told(f"{{{key}: {other}}}") == {**on, key: other}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.dynamic_sampling.max_rounds=0", "training.dynamic_sampling.max_rounds is 0"),
+        ("training.dynamic_sampling.rounds=2", "unknown key training.dynamic_sampling.rounds"),
+        ("training.dynamic_sampling=5", "training.dynamic_sampling is 5"),
+        ("training.skip_solved.floor=0", "training.skip_solved.floor is 0"),
+        ("rollout.engine=vllm", "training.dynamic_sampling has not been tried with vLLM; set rollout.engine to null"),
+        ("task.train_problems=16", "task.train_problems is 16 and training.prompts_per_step 16; use more problems"),
+    ],
+)
+def test_what_dynamic_sampling_and_skip_solved_cannot_do_is_told(change: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(overrides=["training.dynamic_sampling=true", change])
+    assert words in str(error.value)

@@ -108,7 +108,7 @@ for command in ("study deng --profile tiny --plan", "strategies", "config show -
 def test_an_unknown_study_is_told_its_names(installed: Installed) -> None:
     done = installed.run("explorl", "study", "dengg", "--profile", "tiny")
     assert done.returncode == 2
-    assert "deng, effects, egsw, mecklenburg" in done.stderr
+    assert "deng, effects, egsw, frontier, mecklenburg" in done.stderr
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

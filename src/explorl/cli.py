@@ -43,7 +43,7 @@ from explorl.evaluation.judge import JudgeError
 from explorl.models import ModelError
 from explorl.store import RunStore, StoreError, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, study_names
-from explorl.terminal import NOT_FINITE, counted, indented, literal
+from explorl.terminal import NOT_FINITE, indented, literal
 from explorl.text import clean
 
 if TYPE_CHECKING:
@@ -437,6 +437,8 @@ def study(
     if outcome.failed:
         console.print(literal("next, to try once more what failed: ", shlex.join(again)), soft_wrap=True)
         raise typer.Exit(1)
+    if outcome.results["sequential"] is not None:  # its seeds are fixed
+        return
     most = max(len(arm["seeds"]) for arm in outcome.results["arms"])
     more = shlex.join([*again, "--seeds", str(2 * most)])
     console.print(literal(f"next, for narrower intervals: {more}"), soft_wrap=True)
@@ -675,13 +677,14 @@ def _say_table(table: Table, file: Path | None) -> None:
 
 def _say_plan(study: Study, folder: Path | None, only: list[str]) -> None:
     """What a study would run."""
+    from explorl.study.plan import effect_words, size_words
     from explorl.study.run import default_folder
 
     arms = [study.arm(name) for name in only] or list(study.arms)
-    limit = ", ".join(f"{value:,g} {unit}" for unit, value in study.budget.items())
-    size = f"{counted(len(arms), 'arm')} × {counted(len(study.seeds), 'seed')}, {limit} each"
+    place = folder or default_folder(study)
     console.print(literal((study.title, "bold")), soft_wrap=True)
-    console.print(literal(f"{size}, in {folder or default_folder(study)}"), soft_wrap=True)
+    console.print(literal(f"{size_words(study, len(arms))}, in {place}"), soft_wrap=True)
+    console.print(literal(effect_words(study, place)), soft_wrap=True, highlight=False)
     for arm in arms:
         baseline = ", the baseline" if arm.name == study.baseline else ""
         console.print(literal(f"  {arm.name}{baseline}"), soft_wrap=True, highlight=False)

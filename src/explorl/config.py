@@ -150,6 +150,28 @@ class LensSettings(Section):
     """Import paths of your own observers, like my_pkg.watching:Lengths; a class is called without arguments."""
 
 
+class DynamicSamplingSettings(Section):
+    """Groups whose rewards are all equal are exchanged for those of fresh prompts (DAPO, arXiv:2503.14476)."""
+
+    max_rounds: Count = 3
+    """Further rounds of sampling for one step, at most; each draws as many prompts as are missing."""
+    by: Literal["reward", "correct"] = "reward"
+    """What has to differ within a group: the total reward, or which answers are correct, as in DAPO."""
+    overdraw: bool = False
+    """Draw so many prompts that about as many as are missing will be kept: fewer rounds, more completions."""
+
+
+class SkipSolvedSettings(Section):
+    """Prompts that are solved every time come back less often."""
+
+    visits: Count = 2
+    """Visits in a row with right answers only, after which a prompt comes back less often."""
+    floor: Fraction = 0.1
+    """With what probability it is asked all the same when its turn comes."""
+    remembered: Count = 200_000
+    """Of how many prompts at most it is known how often they were solved."""
+
+
 class TrainingSettings(Section):
     """GRPO. One step samples `prompts_per_step` × `generations` completions and updates the policy."""
 
@@ -201,6 +223,10 @@ class TrainingSettings(Section):
     """
     shuffle: bool = False
     """Draw the prompts in random order. Mecklenburg keeps their order, so that runs can be compared step by step."""
+    dynamic_sampling: DynamicSamplingSettings | None = None
+    """Exchange groups that teach nothing, because their rewards are all equal; true is its defaults."""
+    skip_solved: SkipSolvedSettings | None = None
+    """Ask prompts less often that are solved every time; true is its defaults."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, more time."""
     checkpoint_every: Count = 25
@@ -215,6 +241,11 @@ class TrainingSettings(Section):
     """What is recorded of each step beside its rewards; null records nothing."""
     report_to: list[Tracker] = []
     """Trackers of the transformers Trainer, such as tensorboard (its files go to RUN/tensorboard) or trackio."""
+
+    @field_validator("dynamic_sampling", "skip_solved", mode="before")
+    @classmethod
+    def _on_or_off(cls, value: Any) -> Any:
+        return ({} if value else None) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _bound_of_cispo(self) -> TrainingSettings:
@@ -399,9 +430,30 @@ class Config(Section):
     @model_validator(mode="after")
     def _strategies_fit(self) -> Config:
         from explorl.strategies import build_all
+        from explorl.tasks.registry import task_type
 
         for strategy in build_all(self.strategies):
             strategy.check(num_generations=self.training.generations)
+            strategy.check_length(max_completion_length=self.rollout.max_tokens)
+            if strategy.needs_answers and not getattr(task_type(self.task.name), "has_answers", True):
+                raise ValueError(
+                    f"{strategy.name} looks at what each answer says, and task {self.task.name!r} has no answers "
+                    f"(has_answers is False); leave out {strategy.name}, or take a task that has them, like 'countdown'"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _dynamic_sampling_fits(self) -> Config:
+        if self.training.dynamic_sampling is None:
+            return self
+        if self.rollout.engine == "vllm":
+            raise ValueError("training.dynamic_sampling has not been tried with vLLM; set rollout.engine to null")
+        prompts, problems = self.training.prompts_per_step, self.task.train_problems
+        if problems is not None and problems <= prompts:
+            raise ValueError(
+                f"training.dynamic_sampling needs prompts beside those of a step: task.train_problems is {problems} "
+                f"and training.prompts_per_step {prompts}; use more problems, such as {10 * prompts}"
+            )
         return self
 
     def dump(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from explorl.analysis.looks import found_words, plan_words, power_words
 from explorl.analysis.study_results import _cell, results_table
 from explorl.analysis.verdicts import points
 from explorl.metrics import Cell, Table
@@ -21,20 +22,26 @@ END = "<!-- Until here. -->"
 def results_section(results: Mapping[str, Any]) -> str:
     """What was run, the table with intervals, the policy before training in its first row, and what pass@k shows."""
     table = results_table(results)
-    scores = [entry["key"] for entry in results["measures"] if entry["key"].startswith("pass@")]
+    scores = [name for name in table.columns if name.startswith("pass@")]
+    plan = results.get("sequential")
     rows: list[list[Cell]] = [list(row) for row in table.rows]
     if results["start"] is not None:
         own = results["start"]["measures"]
         first = [_cell(own.get(key)) for key in scores]
-        rows.insert(0, ["start", *first, *[None] * (len(scores) + 1), _cell(own.get("entropy")), None])
+        rows.insert(0, ["start", *first, *[None] * (len(table.columns) - 1 - len(first))])
+        rows[0][table.columns.index("entropy (nats)")] = _cell(own.get("entropy"))
     commit = f", commit `{results['commit'][:7]}`" if results["commit"] else ""
     head = (
         f"{results['date']}{commit}: {len(results['arms'])} arms, {results['problems']} held-out problems × "
-        f"{results['samples']} samples. Intervals (95 %) count seeds and problems; differences are paired with "
-        f"*{results['baseline']}*'s, p is corrected over the arms (Holm)."
+        f"{results['samples']} samples. Intervals {'' if plan else '(95 %) '}count seeds and problems; differences are "
+        f"paired with *{results['baseline']}*'s{'' if plan else ', p is corrected over the arms (Holm)'}."
     )
     shown = Table(table.columns, rows, number=table.number).to_markdown()
-    return f"{head}\n\n{shown.strip()}\n\n{kept(results, scores[-1])}\n"
+    if plan is None:
+        return f"{head}\n\n{shown.strip()}\n\n{kept(results, scores[-1])}\n"
+    differences = {arm["name"]: arm["differences"] for arm in results["arms"]}
+    rule = f"{plan_words(plan, results['baseline'])} The intervals of the arms' own scores have 95 %."
+    return f"{head} {rule}\n\n{shown.strip()}\n\n{found_words(differences, plan)} {power_words(plan)}\n"
 
 
 def kept(results: Mapping[str, Any], measure: str) -> str:

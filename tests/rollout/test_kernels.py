@@ -112,6 +112,7 @@ CASES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": [0.0, 1.0, 0.6, 1.7, 3.0, 1.0]},
     "truncated": {"top_k": [0, 5, 50, 1, 7, 2000], "top_p": [1.0, 0.9, 0.5, 0.3, 0.99, 0.95], "min_p": 0.02},
     "bottom": {"top_p": 0.95, "bottom_p": [1.0, 0.9, 0.5, 0.2, 0.99, 0.01], "bottom_p_frequency": 0.7},
+    "mass": {"min_p_mass": 0.05, "temperature": [1.0, 0.0, 0.6, 1.7, 3.0, 1.0], "repetition_penalty": 1.3},
     "repetition": {"repetition_penalty": 1.3, "temperature": 0.8, "bottom_p": 0.8, "bottom_p_per": "sequence"},
 }
 QUICK = ("temperature", "bottom")
@@ -147,10 +148,15 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
         state.set_stops(range(0, 2500, 3) if name == "plain" else [7])
         if active.repetition:
             state.remember(torch.arange(rows, device=DEVICE), [[row, 900, 1700] for row in range(rows)])
+        if active.min_p_mass:
+            state.keep_mass()
         step(logits.to(dtype), state, active)
         states.append(state)
     want, got = states
     assert torch.equal(got.ints, want.ints)
+    if active.min_p_mass:
+        torch.testing.assert_close(got.out_mass, want.out_mass, atol=2e-5, rtol=2e-5)
+        assert (want.out_mass[:4, 1] > 0).any()
     assert torch.equal(got.out_ints, want.out_ints)
     torch.testing.assert_close(got.out_reals, want.out_reals, atol=2e-5, rtol=2e-5)
     if active.repetition:
@@ -233,6 +239,21 @@ def test_the_engine_with_kernels_gives_the_same_tokens(name: str) -> None:
         assert torch.equal(first.branching, second.branching)
         for key in ("logps", "sampling_logps", "entropy"):
             torch.testing.assert_close(getattr(first, key), getattr(second, key), atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")
+@pytest.mark.parametrize("kernels", [True, False])
+def test_graphs_follow_temperatures_by_position(kernels: bool) -> None:
+    model = build("llama").to(DEVICE)
+    ids = prompts((3, 11, 1, 20, 7))
+    plain, engine = Engine(model, use_kernels=False, use_graphs=False), Engine(model, use_kernels=kernels, batch_size=6)
+    for curves in ([[1.5, 0.3, 1.0]] * 5, [[0.7], [2.0] * 9 + [0.2], [1.0], [0.5, 1.5], [3.0, 0.1]]):
+        params = SamplingParams(temperature_by_position=curves, min_p_mass=0.1, max_tokens=30, seed=6)
+        want, got = plain.generate(ids, 4, params), engine.generate(ids, 4, params)
+        assert [r.token_ids for r in got] == [r.token_ids for r in want]
+        for first, second in zip(want, got, strict=True):
+            for key in ("logps", "sampling_logps", "min_p_mass"):
+                torch.testing.assert_close(getattr(first, key), getattr(second, key), atol=1e-4, rtol=0)
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs CUDA graphs")

@@ -5,6 +5,7 @@ Written from the formulas, not from the package, and slow on purpose. Inputs are
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -109,6 +110,105 @@ def passk(correct, scored, group, k):
         if not correct[i]:
             with_it -= Fraction(math.comb(n - c - 1, k - 1), math.comb(n - 1, k - 1))
         out[i] = float(with_it - rho) / (sigma + 1e-6)
+    return out
+
+
+def maxrl(rewards, group):
+    """Rewards over their mean, less 1, in exact fractions."""
+    out = np.zeros(len(rewards))
+    for i, r in enumerate(rewards):
+        mine = [Fraction(float(rewards[j])) for j in members(group, i) if not math.isnan(rewards[j])]
+        if math.isnan(r) or sum(mine) <= Fraction(1, 10**6) * sum(map(abs, mine)):
+            continue
+        out[i] = Fraction(float(r)) * len(mine) / sum(mine) - 1
+    return out
+
+
+def pkpo(rewards, group, k):
+    """Straight from its meaning: what each set of k loses with the answer, summed over the sets that hold it."""
+    out = np.zeros(len(rewards))
+    for i in range(len(rewards)):
+        mine = [j for j in members(group, i) if not math.isnan(rewards[j])]
+        n = len(mine)
+        if i not in mine or n < k or n < 2:
+            continue
+        r = {j: Fraction(float(rewards[j])) for j in mine}
+        if k == 1:
+            out[i] = r[i] - sum(r[j] for j in mine if j != i) / (n - 1)
+            continue
+        sets = [chosen for chosen in itertools.combinations(mine, k) if i in chosen]
+        lost = sum(max(r[j] for j in chosen) - max(r[j] for j in chosen if j != i) for chosen in sets)
+        out[i] = n * lost / math.comb(n, k)
+    return out
+
+
+def risk_sensitive(rewards, group, beta):
+    out = np.zeros(len(rewards))
+    for i, r in enumerate(rewards):
+        mine = [rewards[j] for j in members(group, i) if not math.isnan(rewards[j])]
+        if math.isnan(r):
+            continue
+        if beta == 0:
+            out[i] = r - math.fsum(mine) / len(mine)
+        else:
+            mean = math.fsum(math.exp(beta * other) for other in mine) / len(mine)
+            out[i] = (math.exp(beta * r) / mean - 1) / beta
+    return out
+
+
+def quantile(rewards, group, share_below):
+    out = np.zeros(len(rewards))
+    for i, r in enumerate(rewards):
+        mine = [rewards[j] for j in members(group, i) if not math.isnan(rewards[j])]
+        if math.isnan(r):
+            continue
+        below = {x: Fraction(sum(other <= x for other in mine), len(mine)) for x in mine}
+        baseline = min(x for x in mine if below[x] >= exact(share_below))
+        centre = math.fsum(mine) / len(mine)
+        squares = math.fsum((other - centre) ** 2 for other in mine)
+        std = math.sqrt(squares / (len(mine) - 1)) if len(mine) > 1 else 0.0
+        out[i] = (r - baseline) / (std + 1e-4)
+    return out
+
+
+def ranks(values):
+    """Of a dict of values: how many lie below, the mean of it over those that follow each other within rounding."""
+    out, tie = {}, []
+    for i in [*sorted(values, key=values.get), None]:
+        if tie and (i is None or values[i] - values[tie[-1]] > ROUNDING * max(1.0, abs(values[tie[-1]]))):
+            out |= dict.fromkeys(tie, len(out) + (len(tie) - 1) / 2)
+            tie = []
+        tie.append(i)
+    return out
+
+
+def unlikeliness(rewards, correct, logps, mask, group, beta, level):
+    out = np.array(rewards, dtype=float)
+    for i, r in enumerate(rewards):
+        scored = [j for j in members(group, i) if not math.isnan(rewards[j])]
+        logp = {j: math.fsum(logps[j, t] for t in tokens_of(mask, j)) for j in scored if tokens_of(mask, j)}
+        if i not in logp or not correct[i] or r < 0 or all(correct[j] for j in scored):
+            continue
+        if level == "token":
+            logp = {j: value / len(tokens_of(mask, j)) for j, value in logp.items()}
+        out[i] = r * (1 - beta * ranks(logp)[i] / len(logp))
+    return out
+
+
+def ucpo(advantages, right, logps, mask, group, tau):
+    out = np.zeros_like(advantages)
+    for i in range(len(mask)):
+        own, factor = tokens_of(mask, i), 1.0
+        if right[i] and own:
+            peers = [j for j in members(group, i) if right[j] and tokens_of(mask, j)]
+            mean = {j: math.fsum(logps[j, t] for t in tokens_of(mask, j)) / len(tokens_of(mask, j)) for j in peers}
+            top = max(mean.values())
+            whole = math.fsum(math.exp(value - top) for value in mean.values())
+            q = {j: math.exp(value - top) / whole for j, value in mean.items()}
+            inverse = math.fsum(1 / value for value in q.values())
+            factor = len(peers) * ((1 - tau) / len(peers) + tau / q[i] / inverse)
+        for t in own:
+            out[i, t] = advantages[i, t] * (factor if advantages[i, t] > 0 else 1.0)
     return out
 
 
@@ -221,3 +321,58 @@ def importance(old, sampling, mask, cap):
         for t in tokens_of(mask, i):
             out[i, t] = min(math.exp(min(old[i, t] - sampling[i, t], 700.0)), cap)
     return out
+
+
+def overlong(lengths, longest, cache):
+    out = []
+    for length in lengths:
+        if length <= longest - cache:
+            out.append(0.0)
+        elif length <= longest:
+            out.append(float(Fraction(longest - cache - int(length), cache)))
+        else:
+            out.append(-1.0)
+    return np.array(out)
+
+
+def ucb(counts, outcome, group, baseline, constant):
+    """An outcome of −1 is no answer."""
+    bonus = [1.0 if n == 0 else min(1.0, 1 / math.sqrt(n)) for n in counts]
+    out = np.zeros(len(counts))
+    for i in range(len(counts)):
+        if outcome[i] < 0:
+            continue
+        peers = [bonus[j] for j in members(group, i) if outcome[j] >= 0]
+        out[i] = bonus[i] - {"none": 0.0, "mean": math.fsum(peers) / len(peers), "constant": constant}[baseline]
+    return out
+
+
+def repetition(outcome, group):
+    out = np.zeros(len(group))
+    for i in range(len(group)):
+        if outcome[i] >= 0:
+            same = sum(outcome[j] == outcome[i] for j in members(group, i) if j != i)
+            out[i] = float(-Fraction(same, len(members(group, i))))
+    return out
+
+
+def annealed(t, highest, lowest, decay, warmup):
+    if t < warmup:
+        return 1.0
+    fallen = t / decay > 50 or 1 + highest - math.exp(t / decay) < lowest
+    return lowest if fallen else 1 + highest - math.exp(t / decay)
+
+
+def shielded(advantages, logps, mass, mask, fraction):
+    out = np.zeros_like(mask)
+    punished = [(i, t) for i in range(len(mask)) for t in tokens_of(mask, i) if advantages[i, t] < 0]
+    count = min(len(punished), max(1, math.floor(exact(fraction) * len(punished))))
+    for i, t in sorted(punished, key=lambda place: logps[place])[:count]:
+        out[i, t] = float(mass[i, t] > 0)
+    return out
+
+
+def proxy(logp, old_logp, mass):
+    """Of a chosen token."""
+    gap = old_logp - math.log(mass) - logp
+    return min(math.exp(gap) - gap - 1, 10.0) if gap > 0 else 0.0

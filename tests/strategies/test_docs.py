@@ -41,6 +41,7 @@ def test_every_strategy_has_a_whole_section(name: str) -> None:
         assert len(text) > 4, part
         assert text[0] == text[0].upper(), part
     assert "```text\n" in section
+    assert "; hooks: `" in section
     entry = next(entry for entry in xs.describe() if entry["name"] == name)
     for word in re.findall(r"\w+", entry["docs"].partition("\n\n")[2]):
         assert word.lower() in section.lower()

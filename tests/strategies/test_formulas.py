@@ -239,6 +239,18 @@ def test_running_solve_rates(batches: list[Case], decay, given_some):
 
 # --- what holds for all of them -----------------------------------------------------------------------------------
 
+
+def outcomes(case):
+    """Made-up answers: −1 is none."""
+    return torch.where(case.correct, 1, (case.rewards > 0.5).long() - 1)
+
+
+def answered(case):
+    """The batch with these answers, and with its groups as prompts."""
+    texts = [None if outcome < 0 else str(outcome) for outcome in outcomes(case).tolist()]
+    return case.batch().with_(answers=texts, prompts=[str(group) for group in case.group.tolist()])
+
+
 FUNCTIONS = {
     "grpo": lambda c: xs.grpo_advantages(c.rewards, c.group),
     "grpo_batch": lambda c: xs.grpo_advantages(c.rewards, c.group, scale="batch"),
@@ -256,7 +268,24 @@ FUNCTIONS = {
     "importance": lambda c: xs.importance_weights(c.logps, c.entropy, c.mask, cap=2.0),
     "negative_reinforcement": lambda c: xs.NegativeReinforcement(0.1).advantages(c.batch()),
     "passk_training": lambda c: xs.PassKTraining(1).advantages(c.batch()),
+    "overlong": lambda c: xs.overlong_penalties(c.mask.sum(1), longest=7, cache=3),
+    "overlong_penalty": lambda c: xs.OverlongPenalty(3, 7).rewards(c.batch()),
+    "shielded": lambda c: xs.shielded_tokens(c.advantages, c.logps, c.entropy, c.mask, fraction=1.0),
+    "ucb_mean": lambda c: xs.ucb_bonuses(
+        c.correctness.nan_to_num().abs(), outcomes(c), c.group, baseline="mean", constant=0.5
+    ),
+    "repetition": lambda c: xs.repetition_penalties(outcomes(c), c.group),
+    "outcome_exploration": lambda c: xs.OutcomeExploration(baseline="mean").advantages(answered(c)),
+    "outcome_exploration_batch": lambda c: xs.OutcomeExploration(kind="batch").advantages(answered(c)),
     "importance_correction": lambda c: xs.ImportanceCorrection().weights(c.batch()),
+    "maxrl": lambda c: xs.maxrl_advantages(c.rewards, c.group),
+    "maxrl_correct": lambda c: xs.MaxRL().advantages(c.batch()),
+    "pkpo": lambda c: xs.pkpo_advantages(c.rewards, c.group, k=int(torch.unique(c.group, return_counts=True)[1].min())),
+    "pkpo_correct": lambda c: xs.PKPO(1).advantages(c.batch()),
+    "risk_sensitive": lambda c: xs.RiskSensitive().advantages(c.batch()),
+    "quantile_baseline": lambda c: xs.QuantileBaseline().advantages(c.batch()),
+    "unlikeliness": lambda c: xs.Unlikeliness().rewards(c.batch()),
+    "ucpo": lambda c: xs.UniformCorrect(0.5).advantages(c.batch()),
     **{
         f"pass_threshold_{of}_{level}": lambda c, of=of, level=level: xs.PassThreshold(0.3, level=level, of=of).select(
             c.batch()

@@ -19,6 +19,7 @@ REQUIRED = {
     "curriculum": {"solve_rates": {"a": 1.0}},
     "element_wise_temperature": {"solve_rates": {"a": 1.0}},
     "passk_training": {"k": 4},
+    "pkpo": {"k": 4},
     "reference_reset": {"every": 200},
 }
 
@@ -26,8 +27,10 @@ NAMES = [
     "bottom_p",
     "importance_correction",
     "element_wise_temperature",
+    "annealed_temperature",
     "mask_truncated",
     "pass_threshold",
+    "overlong_penalty",
     "curriculum",
     "egsw",
     "ppl_shaping",
@@ -35,10 +38,18 @@ NAMES = [
     "entropy_advantage",
     "negative_reinforcement",
     "passk_training",
+    "pkpo",
+    "maxrl",
+    "risk_sensitive",
+    "quantile_baseline",
+    "unlikeliness",
+    "ucpo",
+    "outcome_exploration",
     "clip_higher",
     "forking_tokens",
     "clip_cov",
     "kl_cov",
+    "lp_reg",
     "entropy_bonus",
     "reference_reset",
 ]
@@ -119,7 +130,7 @@ import explorl.strategies
 print(len(explorl.strategies.describe()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "18\n", done.stderr
+    assert done.stdout == f"{len(NAMES)}\n", done.stderr
 
 
 # --- building -----------------------------------------------------------------------------------------------------
@@ -197,6 +208,7 @@ def test_a_bad_schedule_in_a_config(schedule, message):
         ({}, "a strategy must be a name"),
         ({"name": 3}, "a strategy's name must be text, such as bottom_p; got 3"),
         ("passk_training", "passk_training needs k, for example {passk_training: {k: 4}}"),
+        ("pkpo", "pkpo needs k, for example {pkpo: {k: 4}}"),
         ("curriculum", "curriculum needs solve_rates, for example {curriculum: {solve_rates: rates.json}}"),
         ("element_wise_temperature", "element_wise_temperature: solve_rates is missing"),
         ("reference_reset", "reference_reset: (every, on_stall) is (None, None); it must be one of the two"),
@@ -216,9 +228,17 @@ BAD_VALUES = [
     ("element_wise_temperature", "source", ["file"]),
     ("element_wise_temperature", "decay", [1, -0.1, True]),
     ("element_wise_temperature", "training_temperature", ["rows", 1.0, True]),
+    ("annealed_temperature", "highest", [0, -1, 101, "1.2", math.nan]),
+    ("annealed_temperature", "lowest", [0, 1.2, 2.0, "0.1"]),
+    ("annealed_temperature", "decay", [0, -1, 2e6, "400", math.inf, Schedule(400, 0)]),
+    ("annealed_temperature", "warmup", [-1, 1.5, True]),
+    ("annealed_temperature", "training_temperature", ["row", 1.0]),
     ("pass_threshold", "threshold", ["0.3", math.nan, False]),
     ("pass_threshold", "level", ["prompt"]),
     ("pass_threshold", "of", ["accuracy", True]),
+    ("overlong_penalty", "cache", [0, -1, 1.5, "4096", True]),
+    ("overlong_penalty", "longest", [0, 2.5, False]),
+    ("overlong_penalty", "factor", [-1, "1", math.inf]),
     ("curriculum", "mode", ["hard_first"]),
     ("curriculum", "above", [1, -0.1, Schedule(0, 0.5)]),
     ("egsw", "alpha", ["0.3", -1, True, math.nan]),
@@ -241,6 +261,20 @@ BAD_VALUES = [
     ("negative_reinforcement", "positive_weight", [-1, "0"]),
     ("negative_reinforcement", "negative_weight", [-1]),
     ("passk_training", "k", [0, -1, 2.5, "4", True, math.nan, Schedule(0, 4), Schedule(4, 1.5)]),
+    ("outcome_exploration", "coef", [-0.1, "0.1", math.nan]),
+    ("outcome_exploration", "kind", ["ucb", True]),
+    ("outcome_exploration", "baseline", ["median", None]),
+    ("outcome_exploration", "constant", [-0.1, 1.5, "0.5"]),
+    ("pkpo", "k", [0, -1, 2.5, "4", True, math.nan, Schedule(0, 4), Schedule(4, 1.5)]),
+    ("pkpo", "of", ["accuracy", True]),
+    ("maxrl", "of", ["accuracy", None]),
+    ("risk_sensitive", "beta", [-1, "2", math.inf, math.nan, True, Schedule(2, -1)]),
+    ("risk_sensitive", "of", ["rewards"]),
+    ("quantile_baseline", "quantile", [0, 1, -0.4, "0.4", Schedule(0.4, 1)]),
+    ("quantile_baseline", "of", ["total"]),
+    ("unlikeliness", "beta", [-0.25, 1.5, "0.25", None]),
+    ("unlikeliness", "level", ["answer", True]),
+    ("ucpo", "tau", [-0.1, 1.1, "0.2", math.nan, Schedule(0.2, 2)]),
     ("clip_higher", "low", [0, 1.5, "0.2"]),
     ("clip_higher", "high", [0, -0.28]),
     ("forking_tokens", "fraction", [0, 2, "0.2", Schedule(0.5, 0)]),
@@ -251,6 +285,9 @@ BAD_VALUES = [
     ("clip_cov", "seed", [-1, 0.5, None]),
     ("kl_cov", "fraction", [0, 2]),
     ("kl_cov", "coef", [-1]),
+    ("lp_reg", "coef", [-1, "1"]),
+    ("lp_reg", "fraction", [0, 1.5, "0.01", Schedule(0.1, 0)]),
+    ("lp_reg", "min_p", [0, 1.5, "0.02", Schedule(0.02, 0.1)]),
     ("entropy_bonus", "coef", [-0.1, Schedule(0.1, 0.0)]),
     ("entropy_bonus", "target", [0, "0.2"]),
     ("entropy_bonus", "delta", [0]),
@@ -386,8 +423,11 @@ def test_a_strategy_outlives_its_file(tmp_path):
 
 
 def test_all_that_do_not_exclude_each_other_build_together():
-    specs = [{name: REQUIRED.get(name)} for name in NAMES if name != "negative_reinforcement"]
-    assert len(xs.build_all(specs)) == len(NAMES) - 1
+    replacing = [name for name in NAMES if xs.REGISTRY[name].replaces_advantage]
+    assert "maxrl" in replacing
+    for chosen in replacing:
+        specs = [{name: REQUIRED.get(name)} for name in NAMES if name not in replacing or name == chosen]
+        assert len(xs.build_all(specs)) == len(NAMES) - len(replacing) + 1
 
 
 def test_two_replacements_of_the_advantage_are_an_error():
@@ -425,6 +465,24 @@ def test_what_is_overwritten_by_a_later_one():
         "list negative_reinforcement first",
         "the clip of clip_higher has no effect: kl_cov, listed after it, sets another; keep one of them",
     ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_new_rewards_that_nobody_reads(order):
+    def said(*specs):
+        return xs.warn_inert(xs.build_all(specs[::order]), reused=True)
+
+    assert said("unlikeliness", "maxrl") == [
+        "the rewards of unlikeliness have no effect on the advantages: maxrl asks what is correct; keep one of them, "
+        "or give maxrl of='reward'"
+    ]
+    assert said("unlikeliness", {"passk_training": {"k": 2}}) == [
+        "the rewards of unlikeliness have no effect on the advantages: passk_training asks what is correct; keep one "
+        "of them"
+    ]
+    assert said("unlikeliness", {"maxrl": {"of": "reward"}}) == []
+    assert said("unlikeliness", "risk_sensitive") == []
+    assert said("unlikeliness", "egsw") == []
 
 
 # --- strategies of other packages ---------------------------------------------------------------------------------

@@ -50,6 +50,19 @@ def test_the_papers_studies_build_every_arm(name: str, profile: str, tmp_path: P
     assert study.needs_solve_rates == (name == "mecklenburg")
 
 
+def test_the_frontier_study_builds_every_arm_and_looks_twice(tmp_path: Path) -> None:
+    study = load_study(STUDIES / "frontier.yaml", profile="tiny")
+    assert study.sequential == {"first": 3, "keep": 4, "measures": ["pass@1", "pass@16", "entropy"]}
+    assert len(study.seeds) == 8
+    plain = flat(study.arm_config(study.arm("GRPO"), 0, tmp_path).dump())
+    for arm in study.arms:
+        config = study.arm_config(arm, 0, tmp_path)
+        assert not inert(arm), "every strategy has an effect"
+        other = {key for key, value in flat(config.dump()).items() if plain.get(key) != value}
+        assert other or arm.name == "GRPO", "an arm differs from the baseline"
+        assert all(key.startswith(("strategies", "training.dynamic_sampling")) for key in other), other
+
+
 def test_the_papers_studies_have_the_papers_arms() -> None:
     deng = load_study(STUDIES / "deng.yaml", profile="tiny")
     used = {

@@ -258,3 +258,26 @@ def test_a_batch_is_verified_once_for_all_reward_parts(mini: Task, monkeypatch: 
     assert len(calls) == 2
     assert form(prompts=[row["prompt"]] * 2, completions=["b", CORRECT], **columns) == [0.0, 1.0]
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize("own", ["nothing", "rewards", "reward_functions"])
+def test_answers_come_from_the_verdicts_of_the_rewards(mini: Task, monkeypatch: pytest.MonkeyPatch, own: str) -> None:
+    kind = type(mini)
+    calls = []
+    verify = kind.verify
+    monkeypatch.setattr(kind, "verify", lambda self, *a, **k: (calls.append(1), verify(self, *a, **k))[1])
+    if own == "rewards":  # which say nothing of the answers: these cost a verification
+        monkeypatch.setattr(kind, "rewards", lambda self, *a, **k: {"correctness": 0.5, "format": 0.5})
+    if own == "reward_functions":
+        monkeypatch.setattr(kind, "reward_functions", lambda self: ["mine", *Task.reward_functions(self)])
+    row = mini.rows("train", limit=1)[0]
+    given = {"id": [row["id"]] * 2, "data": [row["data"]] * 2, "opened": [False] * 2}
+    given |= {"prompts": [row["prompt"]] * 2, "completions": ["a", CORRECT]}
+    functions, answers = mini.scorers()
+    assert len(functions) == 2 + (own == "reward_functions")
+    if own != "reward_functions":
+        functions[0](**given)
+    said = mini.verify(CORRECT, mini.problems("train", limit=1)[0]).answer
+    assert answers(**given) == answers(**given) == [None, said]
+    assert len(calls) == 1 + 2
+    assert answers(**{**given, "completions": [CORRECT, "a"]}) == [said, None]

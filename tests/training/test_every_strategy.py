@@ -29,8 +29,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"source": "running"},
         {"solve_rates": RATES, "training_temperature": "one"},
     ],
+    "annealed_temperature": [
+        {"decay": 3.0, "training_temperature": "one"},
+        {"decay": {"from": 4.0, "to": 8.0, "steps": 4}, "highest": 1.5, "warmup": 2},
+    ],
     "mask_truncated": [{}],
     "pass_threshold": [{"threshold": 0.4}, {"threshold": 0.4, "level": "group"}],
+    "overlong_penalty": [{}, {"cache": 6, "longest": 8, "factor": 0.5}],
     "curriculum": [{"solve_rates": RATES}, {"solve_rates": RATES, "mode": "easy_first"}],
     "egsw": [{}, {"alpha": {"from": 0.8, "to": 0.0, "steps": 4}, "level": "sequence", "entropy": "raw"}],
     "ppl_shaping": [{"alpha": 0.2}],
@@ -38,10 +43,18 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "entropy_advantage": [{}],
     "negative_reinforcement": [{"positive_weight": 0.1}],
     "passk_training": [{"k": 2}],
+    "pkpo": [{"k": 2, "of": "reward"}, {"k": {"from": 3, "to": 1, "steps": 5}}],
+    "maxrl": [{"of": "reward"}, {}],
+    "risk_sensitive": [{}],
+    "quantile_baseline": [{}],
+    "unlikeliness": [{"level": "token"}, {"beta": 0.5}],
+    "ucpo": [{"tau": 0.5}],
+    "outcome_exploration": [{"kind": "batch"}, {"constant": 0.2, "coef": {"from": 0.5, "to": 0.1, "steps": 5}}],
     "clip_higher": [{"low": 0.001, "high": 0.002}],
     "forking_tokens": [{}, {"normalize": "kept"}],
     "clip_cov": [{"fraction": 0.1, "low": 0.1, "high": 50.0}],
     "kl_cov": [{"fraction": 0.2, "coef": {"from": 2.0, "to": 1.0, "steps": 5}}],
+    "lp_reg": [{"fraction": 0.3, "coef": 2.0}, {"fraction": {"from": 1.0, "to": 0.9, "steps": 5}, "min_p": 0.1}],
     "entropy_bonus": [{"coef": 0.05}, {"coef": 0.05, "target": 5.0}],
     "reference_reset": [{"every": 2}, {"every": 3}, {"on_stall": 1}],
 }
@@ -81,6 +94,11 @@ def logs(trainer: Any) -> dict[int, dict[str, float]]:
     return {entry["step"]: {key: value for key, value in entry.items() if "time" not in key} for entry in entries}
 
 
+def first_characters(completions: Sequence[str], **columns: Any) -> list[str | None]:
+    """What an answer says, for strategies that ask: some say the same, and some say nothing."""
+    return [text.strip()[:1] or None for text in completions]
+
+
 Run = Callable[..., Any]
 
 
@@ -89,9 +107,11 @@ def run(make_trainer: Callable[..., Any], tmp_path: Path) -> Run:
     """Trains for five steps, two of them on each batch, and saves after the third: in the middle of a reuse."""
 
     def train(strategies: Sequence[Any], *, resume: int | None = None, **changes: Any) -> Any:
-        options = {"strategies": strategies, **changes.pop("options", {})}
+        # a digit in ten characters is right, so that a prompt has right answers and wrong ones
+        options = {"strategies": strategies, "answers": first_characters, "correct": ("digits", 0.1)}
+        options |= changes.pop("options", {})
         settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 3, "beta": 0.05, "num_iterations": 2}
-        settings["reward_weights"] = [5.0]  # an answer with two digits in ten characters is right: R = 1
+        settings["reward_weights"] = [5.0]
         trainer = make_trainer(ExplorationTrainer, options=options, **{**settings, **changes})
         trainer.train(resume_from_checkpoint=None if resume is None else str(tmp_path / f"out/checkpoint-{resume}"))
         return trainer

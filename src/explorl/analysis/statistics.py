@@ -39,7 +39,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,9 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 SMALLEST_P = 1e-9
 """A p value below is given as this: so far out nobody knows the tails."""
+
+Tested = TypeVar("Tested", str, tuple[str, str])
+"""An arm, or an arm and a measure."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,19 @@ class Estimate:
     @property
     def low(self) -> float | None:
         """Lower end of the 95 % interval."""
-        return self.mean - self._reach((1 - CONFIDENCE) / 2) if self.parts else None
+        return self.ends(1 - CONFIDENCE)[0]
 
     @property
     def high(self) -> float | None:
         """Upper end of the 95 % interval."""
-        return self.mean + self._reach((1 - CONFIDENCE) / 2) if self.parts else None
+        return self.ends(1 - CONFIDENCE)[1]
+
+    def ends(self, level: float) -> tuple[float | None, float | None]:
+        """The interval that misses the truth with a chance of `level`."""
+        if not self.parts:
+            return None, None
+        reach = self._reach(level / 2)
+        return self.mean - reach, self.mean + reach
 
     @property
     def p(self) -> float | None:
@@ -112,15 +122,15 @@ def seeds_mean(values: Any) -> Estimate:
     return Estimate(float(x.mean()), ((float(x.var(ddof=1)) / len(x), len(x) - 1),) if len(x) > 1 else ())
 
 
-def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
+def holm(p_values: Mapping[Tested, float | None]) -> dict[Tested, float | None]:
     """p values corrected for their number, so that the chance of any false finding stays below the level (Holm 1979).
 
         p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) · p_(j)),   p_(1) ≤ … ≤ p_(m)
 
     An arm without a p value does not count.
     """
-    known = sorted((p, name) for name, p in p_values.items() if p is not None)
-    corrected: dict[str, float | None] = dict.fromkeys(p_values)
+    known = sorted(((p, name) for name, p in p_values.items() if p is not None), key=lambda pair: pair[0])
+    corrected: dict[Tested, float | None] = dict.fromkeys(p_values)
     highest = 0.0
     for place, (p, name) in enumerate(known):
         highest = max(highest, min(1.0, (len(known) - place) * p))

@@ -17,15 +17,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from explorl.analysis.statistics import (
-    Estimate,
-    area_weights,
-    crossed_mean,
-    holm,
-    minimum_detectable_effect,
-    seeds_mean,
-    steps_to,
-)
+from explorl.analysis.differences import Values, corrected, paired_values, pooled_deviation, with_floor
+from explorl.analysis.looks import look_words, looks_of
+from explorl.analysis.statistics import area_weights, minimum_detectable_effect, steps_to
 from explorl.analysis.study_answers import error_breakdown, sampled_rollouts
 from explorl.analysis.verdicts import arm_verdict, study_verdict
 from explorl.metrics import Cell, Interval, Table, pass_at_k, upset_counts
@@ -41,8 +35,6 @@ OTHER_CURVES = {"reward": "reward", "loss": "loss"}
 """Curves that are read where a run has no training accuracy: with rewards of its own, or fine-tuned on solutions."""
 START = "start"
 """What the policy before training is called beside the arms."""
-NO_SPREAD = "no spread"
-"""The word beside an interval that would have no width."""
 UNITS: Mapping[str, tuple[str, bool | None]] = {
     "best pass@1": ("%", True),
     "area": ("%", True),
@@ -155,13 +147,19 @@ def results_of(
     baseline = complete[study["baseline"]]
     scored = [run for found in (baseline, *complete.values()) for run in found if run.evaluations]
     some = scored[0] if scored else None
-    ks = _ks(min(run.final.samples for run in scored)) if scored else [1]
+    ks = reported_ks(min(run.final.samples for run in scored)) if scored else [1]
     measured = {name: _measures(found, ks, study["target"]) for name, found in complete.items()}
-    differences = _differences(measured, study["baseline"])
-    deviation = _seen_deviation(measured, study["baseline"])
+    paired = paired_values(measured, study["baseline"])
+    looks = looks_of(study)
+    others = [name for name in measured if name != study["baseline"]]
+    differences = corrected(paired, others) if looks is None else looks.differences(paired)
+    deviation = pooled_deviation(paired.get("pass@1", {}))
     spread = deviation or study["seed_deviation"]
     effect = None if spread is None else minimum_detectable_effect(spread, len(study["seeds"]))
+    if looks is not None:
+        effect = looks.detectable_effect(spread)
     main = ["pass@1"] if len(ks) == 1 else ["pass@1", f"pass@{ks[-1]}"]
+    judged = [] if looks is None else [key for key in looks.measures if key.startswith("pass@")]
     arms = []
     for arm in study["arms"]:
         name = arm["name"]
@@ -177,10 +175,11 @@ def results_of(
                 "differences": differences.get(name),
                 "verdict": arm_verdict(
                     None if name == study["baseline"] else differences.get(name, {}),
-                    main,
+                    judged or main,
                     arms=len(study["arms"]) - 1,
                     seeds=len({run.seed for run in complete[name]} & {run.seed for run in baseline}),
                     failed=len(failed),
+                    comparisons=looks.design.tests if looks is not None and judged else None,
                 ),
                 **_pictures(complete[name], ks),
                 "errors": error_breakdown(
@@ -205,6 +204,7 @@ def results_of(
         "target": study["target"],
         "minimum_detectable_effect": effect,
         "seed_deviation_seen": deviation,
+        "sequential": None if looks is None else looks.record(paired, _unfinished(runs, looks.first_seeds)),
         "verdict": study_verdict(
             compared, "pass@1", study["baseline"], effect, study.get("compared_seeds", len(study["seeds"]))
         ),
@@ -224,9 +224,14 @@ def results_of(
 
 def results_table(results: Mapping[str, Any]) -> Table:
     """The arms with their scores, and their differences to the baseline; it prints, and can be written."""
+    plan = results.get("sequential")
     scores = [entry["key"] for entry in results["measures"] if entry["key"].startswith("pass@")]
+    scores = [key for key in plan["measures"] if key.startswith("pass@")] or scores if plan else scores
     gains = [f"Δ {key} (points)" for key in scores]
-    columns = ["arm", *scores, *gains, "p (pass@1)", "entropy (nats)", "seeds"]
+    tested = [key for key in plan["measures"] if key not in scores] if plan else []
+    judged = plan["measures"] if plan else ["pass@1"]
+    columns = ["arm", *scores, *gains, *(f"Δ {key}" for key in tested), *(f"p ({key})" for key in judged)]
+    columns += ["entropy (nats)", "seeds", *(["last look"] if plan else [])]
     rows: list[list[Cell]] = []
     for arm in results["arms"]:
         differences = arm["differences"] or {}
@@ -235,12 +240,15 @@ def results_table(results: Mapping[str, Any]) -> Table:
                 arm["name"],
                 *(_cell(arm["measures"].get(key)) for key in scores),
                 *(_cell(differences.get(key), 100) for key in scores),
-                differences.get("pass@1", {}).get("p_corrected"),
+                *(_cell(differences.get(key)) for key in tested),
+                *(differences.get(key, {}).get("p_corrected") for key in judged),
                 _cell(arm["measures"].get("entropy")),
                 f"{len(arm['seeds'])}, {len(arm['failed'])} failed" if arm["failed"] else str(len(arm["seeds"])),
+                *([look_words(plan["arms"].get(arm["name"]))] if plan else []),
             ]
         )
     number = {**dict.fromkeys(scores, ".1%"), **dict.fromkeys(gains, "+.1f")}
+    number |= {f"Δ {key}": "+.4f" for key in tested}
     return Table(columns, rows, title=results["title"], number=number)
 
 
@@ -287,6 +295,16 @@ def _failures(runs: Sequence[Run]) -> dict[str, str]:
     return {seed: path.read_text(encoding="utf-8").strip() for seed, path in texts.items() if path.exists()}
 
 
+def _unfinished(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> dict[str, str]:
+    """Arms that have not all of these seeds: "failed" where one of them did, else "waits"."""
+    found = {}
+    for name, ones in runs.items():
+        open_runs = [run for run in ones if run.seed in seeds and not run.done]
+        if open_runs:
+            found[name] = "failed" if len(_failures(open_runs)) == len(open_runs) else "waits"
+    return found
+
+
 def _origin(runs: Sequence[Run], seeds: Sequence[int]) -> dict[str, Any]:
     """Versions, hardware and commit of the baseline's first start; what differs from start to start stays out."""
     path = runs[0].folder / "provenance.json" if runs else None
@@ -300,10 +318,6 @@ def _origin(runs: Sequence[Run], seeds: Sequence[int]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------- measures
-Values = dict[int, Any]
-"""By seed: a number, or one number per problem."""
-
-
 def _measures(runs: Sequence[Run], ks: Sequence[int], target: float | None) -> dict[str, Values]:
     """What each run of an arm scores. A measure that a run lacks is there for no run."""
     found: dict[str, Values] = {}
@@ -330,76 +344,12 @@ def _scored(run: Run, ks: Sequence[int], target: float | None) -> dict[str, Any]
     return values
 
 
-def _estimate(values: Values) -> Estimate | None:
-    if not values:
-        return None
-    stacked = np.stack([np.asarray(value, dtype=np.float64) for value in values.values()])
-    return crossed_mean(stacked) if stacked.ndim == 2 else seeds_mean(stacked)
-
-
 def _interval(values: Values) -> dict[str, Any]:
     """Mean and interval, which ends at 0, and at 1 where there is a share per problem: no measure is below or above."""
-    found = _with_floor(values)
+    found = with_floor(values)
     highest = 1.0 if values and np.ndim(next(iter(values.values()))) == 1 else np.inf
     ends = {end: None if found[end] is None else min(max(found[end], 0.0), highest) for end in ("low", "high")}
     return {**found, **ends}
-
-
-def _with_floor(values: Values) -> dict[str, Any]:
-    """Mean and interval. One without any width would claim certainty: where no problem differs from another, 3 in
-    so many problems could still do so (the rule of three), and where seeds agree there is a word for it."""
-    estimate = _estimate(values)
-    if estimate is None:
-        return {"mean": None, "low": None, "high": None}
-    mean, low, high = estimate.mean, estimate.low, estimate.high
-    if low is None or high is None or high - low > 1e-12:
-        return {"mean": mean, "low": low, "high": high}
-    problems = np.size(next(iter(values.values())))
-    reach = 3 / problems if problems > 1 else 0.0
-    return {"mean": mean, "low": mean - reach, "high": mean + reach, "note": NO_SPREAD}
-
-
-def _differences(measured: Mapping[str, dict[str, Values]], baseline: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Each arm minus the baseline, over the seeds that both have; corrected over the arms, measure by measure."""
-    estimates: dict[str, dict[str, Estimate]] = {}
-    spans: dict[tuple[str, str], dict[str, Any]] = {}
-    seeds: dict[str, int] = {}
-    for name, own in measured.items():
-        if name == baseline:
-            continue
-        for key, values in own.items():
-            other = measured[baseline].get(key, {})
-            paired = {
-                seed: value - other[seed]
-                for seed, value in values.items()
-                if seed in other and np.shape(value) == np.shape(other[seed])
-            }
-            estimate = _estimate(paired)
-            seeds[name] = len(paired)
-            spans[name, key] = _with_floor(paired)
-            if estimate is not None:
-                estimates.setdefault(key, {})[name] = estimate
-    result: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in measured if name != baseline}
-    for key, by_arm in estimates.items():
-        # of one seed the problems' interval is known, but not whether another training would agree
-        p_values = {name: estimate.p if seeds[name] > 1 else None for name, estimate in by_arm.items()}
-        corrected = holm(p_values)
-        for name in by_arm:
-            result[name][key] = {**spans[name, key], "p": p_values[name], "p_corrected": corrected[name]}
-    return result
-
-
-def _seen_deviation(measured: Mapping[str, dict[str, Values]], baseline: str) -> float | None:
-    """Standard deviation between seeds of the difference in pass@1 to the baseline, pooled over the arms."""
-    squares, freedom = 0.0, 0
-    for name, own in measured.items():
-        other = measured[baseline].get("pass@1", {})
-        seeds = [seed for seed in own.get("pass@1", {}) if seed in other]
-        if name != baseline and len(seeds) > 1:
-            means = np.array([float(np.mean(own["pass@1"][seed] - other[seed])) for seed in seeds])
-            squares += float(((means - means.mean()) ** 2).sum())
-            freedom += len(seeds) - 1
-    return float(np.sqrt(squares / freedom)) if squares > 0 else None
 
 
 def _measure_list(ks: Sequence[int], measured: Mapping[str, dict[str, Values]]) -> list[dict[str, Any]]:
@@ -412,8 +362,8 @@ def _measure_list(ks: Sequence[int], measured: Mapping[str, dict[str, Values]]) 
     ]
 
 
-def _ks(samples: int) -> list[int]:
-    """1, 2, 4, … up to the number of samples."""
+def reported_ks(samples: int) -> list[int]:
+    """The k of pass@k: 1, 2, 4, … up to the number of samples."""
     return sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
 
 
@@ -508,7 +458,7 @@ def _gain(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
     if not begun:
         return {"k": [], "mean": [], "low": [], "high": []}
     found = [
-        _with_floor({run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun})
+        with_floor({run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun})
         for k in ks
     ]
     return {"k": list(ks), **_bounds(found), "band": interval_words(len(begun))}

@@ -23,9 +23,12 @@ def found(difference: Difference) -> bool:
     return low is not None and high is not None and not low <= 0 <= high and p is not None and p < LEVEL
 
 
-def difference_in_words(label: str, difference: Difference, arms: int, seeds: int) -> str:
+def difference_in_words(
+    label: str, difference: Difference, arms: int, seeds: int, comparisons: int | None = None
+) -> str:
     """``+4.1 points pass@1 [+1.2, +7.0]``, or that no difference was seen, with the interval that says how large one
-    could still be; where only the correction for many arms takes a finding back, the corrected p value is given."""
+    could still be; where only the correction for many arms takes a finding back, the corrected p value is given.
+    `comparisons` are those that it is over, where these are not the arms."""
     mean, low, high = difference["mean"], difference.get("low"), difference.get("high")
     if low is None or high is None:
         return f"{points(mean)} points {label} (no interval)"
@@ -38,18 +41,29 @@ def difference_in_words(label: str, difference: Difference, arms: int, seeds: in
     if not found(difference):
         p = difference.get("p_corrected")
         against = "" if arms == 1 else f" over {arms} arms"
+        against = against if comparisons is None else f" over {comparisons} comparisons"
         text += " (no spread to judge by)" if p is None else f" (p = {p:.2f} after correction{against})"
     return text
 
 
 def arm_verdict(
-    differences: Mapping[str, Difference] | None, labels: Sequence[str], *, arms: int, seeds: int, failed: int
+    differences: Mapping[str, Difference] | None,
+    labels: Sequence[str],
+    *,
+    arms: int,
+    seeds: int,
+    failed: int,
+    comparisons: int | None = None,
 ) -> str:
     """An arm against the baseline, on the main measures; `arms` were compared, each with so many seeds."""
     if differences is None:
         text = "the baseline"
     else:
-        told = [difference_in_words(label, differences[label], arms, seeds) for label in labels if label in differences]
+        told = [
+            difference_in_words(label, differences[label], arms, seeds, comparisons)
+            for label in labels
+            if label in differences
+        ]
         text = ", ".join(told) or "nothing to compare yet"
     return f"{text}; {failed} failed" if failed else text
 

@@ -211,15 +211,16 @@ def packed_logps(
     attention_mask: Int[Tensor, "batch length"],
     completion: int,
     *,
-    temperature: Float[Tensor, " batch"] | None = None,
+    temperature: Float[Tensor, " batch"] | Float[Tensor, "batch time"] | None = None,
     head_temperature: float = 1.0,
     written_out: bool = False,
     use_kernels: bool | None = None,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
     """log π and entropy of the last `completion` positions; 0 where the mask is 0.
 
-    `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one per row, what
-    the head reads is scaled so that each row has its own; where the head is not linear, logits are computed here.
+    `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one per row or
+    one per token, what the head reads is scaled so that each has its own; where the head is not linear, logits are
+    computed here.
     Whether a model may run like this, and `written_out`, is for `explorl.modeling.passes` to say.
     """
     counted = attention_mask.bool()
@@ -230,7 +231,7 @@ def packed_logps(
     following[:, :-1] = labels[:, 1:]  # what stands at a place predicts the token after it
     packed = {"input_ids": input_ids[rows.kept].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
     targets = following[rows.kept]
-    row_temperature = None if temperature is None else temperature.unsqueeze(1).expand_as(input_ids)[rows.kept]
+    row_temperature = None if temperature is None else by_place(temperature, input_ids)[rows.kept]
     with packed_rows(model, rows, written_out, use_kernels):
         if row_temperature is None or is_linear(model):
             scale = None if row_temperature is None else head_temperature / row_temperature
@@ -253,6 +254,18 @@ def packed_logps(
         return flat.view_as(input_ids)[:, -completion:]
 
     return unpack(logps), unpack(entropy)
+
+
+def by_place(
+    temperature: Float[Tensor, " batch"] | Float[Tensor, "batch time"], input_ids: Int[Tensor, "batch length"]
+) -> Float[Tensor, "batch length"]:
+    """The temperature at which each place predicts: one per row, or one per token of the completion, which is predicted
+    one place before it."""
+    if temperature.dim() == 1:
+        return temperature.unsqueeze(1).expand_as(input_ids)
+    places = temperature.new_ones(input_ids.shape)
+    places[:, -temperature.size(1) - 1 : -1] = temperature
+    return places
 
 
 def causal(model: Any) -> Any:

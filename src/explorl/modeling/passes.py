@@ -120,9 +120,9 @@ def _packed(
 def tempered_logps(
     model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int, temperature: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """log π and entropy of padded rows at a temperature of their own, from all logits."""
+    """log π and entropy of padded rows at a temperature of their own, or of each token's own, from all logits."""
     logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-    logits = logits[:, -completion - 1 : -1].float() / temperature[:, None, None]
+    logits = logits[:, -completion - 1 : -1].float() / temperature.view(len(temperature), -1, 1)
     distribution = torch.log_softmax(logits, dim=-1)
     counted = attention_mask[:, -completion:] > 0
     logps = distribution.gather(-1, input_ids[:, -completion:, None]).squeeze(-1)

@@ -148,7 +148,7 @@ def answer_records(
     completion: int,
     *,
     rows: int | None = None,
-    temperature: float | Float[Tensor, " batch"] = 1.0,
+    temperature: float | Float[Tensor, " batch"] | Float[Tensor, "batch time"] = 1.0,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     mass: float = 0.95,
     block: int | None = None,
@@ -162,7 +162,7 @@ def answer_records(
 
     Args:
         rows: How many rows the model sees at once; all by default.
-        temperature: One for all rows or one per row.
+        temperature: One for all rows, one per row, or one per position.
         autocast: Makes the context in which the model is called.
         packed: False calls the model on padded rows, also where a packed pass is right.
     """
@@ -188,7 +188,9 @@ def answer_records(
         if not len(aligned.targets) and not together:
             continue
         row, column = some[aligned.places[0]], aligned.places[1]
-        own = temperature.to(device)[row] if isinstance(temperature, Tensor) else temperature
+        own: float | Tensor = temperature
+        if isinstance(temperature, Tensor):
+            own = temperature.to(device)[row] if temperature.dim() == 1 else temperature.to(device)[row, column]
         with autocast():
             if found.kind == "own logits":
                 records, norms = _from_own_logits(model, aligned, own, mass, block)

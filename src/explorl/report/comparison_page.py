@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from explorl.analysis.boundary import Boundary
+from explorl.analysis.differences import NO_SPREAD
 from explorl.analysis.statistics import holm
 from explorl.analysis.study_answers import error_breakdown
-from explorl.analysis.study_results import NO_SPREAD
 from explorl.analysis.verdicts import arm_verdict
 from explorl.metrics import Interval
 

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from explorl.analysis.looks import found_words, plan_words, power_words
 from explorl.report import study_sections as sections
 from explorl.report.lens_sections import lens_sections
 from explorl.report.study_figures import Look, looks, swatch
@@ -98,6 +99,10 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _note(results: Mapping[str, Any]) -> str:
+    if plan := results.get("sequential"):
+        differences = {arm["name"]: arm["differences"] for arm in results["arms"]}
+        parts = (plan_words(plan, results["baseline"]), found_words(differences, plan), power_words(plan))
+        return " ".join(parts)
     effect = results.get("minimum_detectable_effect")
     if effect is None:
         return ""

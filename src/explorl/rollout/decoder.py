@@ -161,6 +161,8 @@ class Decoder:
             ints, row_of = self.state.ints[:, torch.from_numpy(layout.lead)], torch.from_numpy(layout.row_of)
         self.cache.look(ints, length, even)
         logits = self._logits(ints[TOKEN, :, None], ints[POSITION, :, None], self.cache)
+        if active.by_position:
+            self.state.temper()
         self.sample(logits, self.state, active, row_of)
 
     def _replay(self, rows: int, length: int, active: Active) -> None:

@@ -100,8 +100,11 @@ class Engine:
         write_out = self._written_out(requests.longest)
         active = Active.of(params, requests.rows)
         decoder = self._prepare(requests, active, device, write_out)
-        if decoder.state.set_stops(requests.stop_ids):
+        stops_moved = decoder.state.set_stops(requests.stop_ids)
+        if decoder.state.set_curves(requests.curves) or stops_moved:
             decoder.drop_graphs()
+        if active.min_p_mass:
+            decoder.state.keep_mass()
         assert self.plan is not None
         with self.weights(), sampling_mode(self.model), decoder.fused():
             schedule = Schedule(decoder, requests, active, self.plan.slots, self.tokenizer, params.stop, on_finish)

@@ -56,6 +56,8 @@ def generate(
     on_batch: Callable[[int], None] | None = None,
 ) -> list[Completion]:
     """n completions of each prompt, prompt by prompt; `batch_size` sequences at a time. Parameters must be scalars."""
+    if params.temperature_by_position is not None or params.min_p_mass is not None:
+        raise ValueError("temperature_by_position and min_p_mass are for the engine; model.generate has neither")
     ids = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
     requests = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(n)]
     ends = set(eos_token_ids(model, tokenizer))

@@ -28,6 +28,8 @@ class Requests:
     """Sampling numbers, one value per request."""
     stop_ids: tuple[int, ...]
     seed: int
+    curves: Sequence[Sequence[float]] = ()
+    """Temperatures by position; ``rows["curve"]`` says which of them a request has."""
 
     def __len__(self) -> int:
         return len(self.prompts) * self.n
@@ -86,7 +88,7 @@ def prepare(
     for token in stop_ids:
         if params.stop_token_ids is not None and not 0 <= token < vocab:
             raise ValueError(f"stop token {token} is outside the vocabulary; use ids from 0 to {vocab - 1}")
-    return Requests(ids, n, rows, stop_ids, seed)
+    return Requests(ids, n, rows, stop_ids, seed, params.curves)
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:

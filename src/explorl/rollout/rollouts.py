@@ -33,6 +33,9 @@ class Rollout:
     branching: Int[Tensor, " time"]
     """Size of the smallest set of top tokens with mass ≥ 0.95 at temperature 1."""
     finish_reason: FinishReason
+    min_p_mass: Float[Tensor, " time"] | None = None
+    """Mass, at the request's temperature, of the tokens at least `SamplingParams.min_p_mass` times as likely as the
+    likeliest one; 0 where the sampled token is none of them. None where it was not asked for."""
     error: str = ""
     """What went wrong, where ``finish_reason`` is "error"; the tokens before it are kept."""
     tokenizer: Any = field(default=None, repr=False)
@@ -59,6 +62,7 @@ class PaddedRollouts:
     prompt_index: Int[Tensor, " batch"]
     truncated: Bool[Tensor, " batch"]
     """True where the completion hit its length limit."""
+    min_p_mass: Float[Tensor, "batch time"] | None = None
 
 
 @dataclass(eq=False)
@@ -118,6 +122,7 @@ class Rollouts(Sequence[Rollout]):
         def pad(rows: list[Tensor], value: float) -> Tensor:
             return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value).to(device)
 
+        masses = [r.min_p_mass for r in self.rollouts if r.min_p_mass is not None]
         return PaddedRollouts(
             token_ids=pad([torch.tensor(r.token_ids, dtype=torch.long) for r in self.rollouts], pad_token_id),
             mask=mask.to(device),
@@ -127,4 +132,5 @@ class Rollouts(Sequence[Rollout]):
             branching=pad([r.branching for r in self.rollouts], 0),
             prompt_index=torch.tensor([r.prompt_index for r in self.rollouts]).to(device),
             truncated=torch.tensor([r.finish_reason == "length" for r in self.rollouts]).to(device),
+            min_p_mass=pad(masses, 0.0) if len(masses) == len(self.rollouts) else None,
         )

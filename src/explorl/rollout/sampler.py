@@ -6,6 +6,7 @@ blocks of the vocabulary and then inside one block, in float64, so the far tail 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -69,6 +70,8 @@ class Draw(NamedTuple):
     """Size of the smallest set of top tokens with mass ≥ 0.95, at temperature 1."""
     broken: Bool[Tensor, " rows"]
     """True where the logits hold NaN or +inf."""
+    min_p_mass: Float[Tensor, " rows"] | None = None
+    """Mass of the min-p set, 0 where the token is not in it; None where it is not asked for."""
 
 
 class Coin(NamedTuple):
@@ -171,7 +174,15 @@ def draw(
         logq = coin.mixture(logq, token)
     if active.greedy:
         logq = torch.where(greedy, 0.0, logq)
-    return Draw(token, logp, logq, entropy, branching, broken)
+    mass = _min_p_mass(policy, row, token, active.min_p_mass) if active.min_p_mass else None
+    return Draw(token, logp, logq, entropy, branching, broken, mass)
+
+
+def _min_p_mass(policy: Tensor, row: Tensor, token: Tensor, share: float) -> Tensor:
+    """Mass of the tokens at least ``share`` times as likely as the likeliest one; 0 where the token is none of them."""
+    kept = policy >= policy.amax(-1, keepdim=True) + math.log(share)
+    mass = torch.where(kept, policy.exp(), 0.0).sum(-1)
+    return torch.where(kept[row, token], mass[row], 0.0)
 
 
 def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
@@ -220,6 +231,8 @@ def sample_step(
     new_reals = torch.stack([result.logp, result.logq, result.entropy])
     _record(state.out_ints[:, :rows], step, new_ints, good)
     _record(state.out_reals[:, :rows], step, new_reals, good)
+    if result.min_p_mass is not None and state.out_mass is not None:
+        _record(state.out_mass[None, :rows], step, result.min_p_mass[None], good)
     if state.seen is not None:
         seen = state.seen[:rows]
         token = result.token[:, None]

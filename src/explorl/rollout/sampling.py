@@ -36,6 +36,9 @@ class SamplingParams:
 
     temperature: PerRow = 1.0
     """0 is greedy: the most likely token, whatever the other settings but the repetition penalty."""
+    temperature_by_position: Sequence[Sequence[float]] | None = None
+    """In place of ``temperature``: of the first token, of the second, and so on; the last value holds on. One sequence
+    per prompt or one per request."""
     top_k: int | Sequence[int] = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: PerRow = 1.0
@@ -58,6 +61,8 @@ class SamplingParams:
     """Tokens that end a completion and stay in it; None is the model's end-of-sequence tokens, () is none."""
     prefix: str = ""
     """Text put at the end of every prompt, such as ``<think>``. It belongs to the prompt, not to the completion."""
+    min_p_mass: float | None = None
+    """Record the mass of the tokens that are at least this fraction as likely as the most likely one."""
     seed: int | None = None
     """Same seed, same tokens. None takes one from torch's global generator."""
 
@@ -70,6 +75,10 @@ class SamplingParams:
             value = getattr(self, name)
             if not _scalar(value):
                 object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
+        if self.temperature_by_position is not None:
+            object.__setattr__(self, "temperature_by_position", _curves(self.temperature_by_position))
+        if self.min_p_mass is not None and not (_real(self.min_p_mass) and 0 < self.min_p_mass <= 1):
+            raise ValueError(f"min_p_mass is {self.min_p_mass!r}; use a number in (0, 1] such as 0.02, or None")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not text for text in stop):
             raise ValueError("stop holds an empty string; use a text such as '</answer>'")
@@ -79,7 +88,42 @@ class SamplingParams:
 
     def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
         """Every number as an array with one value per request."""
-        return {name: _spread(name, getattr(self, name), prompts, n) for name in _RULES}
+        rows = {name: _spread(name, getattr(self, name), prompts, n) for name in _RULES}
+        return rows | {"curve": _spread("temperature_by_position", self._which_curve, prompts, n)}
+
+    @property
+    def curves(self) -> Sequence[Sequence[float]]:
+        """The different temperatures by position; ``rows`` says which of them a request has."""
+        return list(dict.fromkeys(self.temperature_by_position or ()))
+
+    @property
+    def _which_curve(self) -> int | list[int]:
+        place = {curve: i for i, curve in enumerate(self.curves)}
+        return 0 if self.temperature_by_position is None else [place[c] for c in self.temperature_by_position]
+
+
+def _real(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _curves(given: Any) -> tuple[tuple[float, ...], ...]:
+    """Temperatures by position, checked; a sequence that several rows share is looked at once."""
+    good = "one sequence of temperatures per row, each from 1e-6 to 100, such as [[1.2, 1.1, 1.0], [1.0]]"
+    seen: dict[int, tuple[float, ...]] = {}
+    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray) or len(given) == 0:
+        raise ValueError(f"temperature_by_position is {given!r}; use {good}")
+    given = list(given)  # what is looked up by its id must live on
+    for row, curve in enumerate(given):
+        if id(curve) in seen:
+            continue
+        if isinstance(curve, str) or not isinstance(curve, Sequence | np.ndarray) or len(curve) == 0:
+            raise ValueError(f"temperature_by_position of row {row} is {curve!r}; use {good}")
+        values = tuple(np.asarray(curve).tolist())
+        for value in values:
+            if not _real(value) or not 1e-6 <= value <= 100:
+                raise ValueError(f"temperature_by_position of row {row} holds {value!r}; use {good}")
+        seen[id(curve)] = values
+    return tuple(seen[id(curve)] for curve in given)
 
 
 def _integer(value: float) -> bool:
@@ -98,6 +142,9 @@ _RULES: Mapping[str, tuple[str, Any]] = {
 }
 
 
+_WHOLE = ("top_k", "max_tokens", "temperature_by_position")
+
+
 def _scalar(value: Any) -> bool:
     return np.ndim(value) == 0
 
@@ -111,7 +158,7 @@ def _check(name: str, value: Any, good: str, ok: Any) -> None:
 
 
 def _spread(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
-    array = np.asarray(value, dtype=np.int64 if name in ("top_k", "max_tokens") else np.float64)
+    array = np.asarray(value, dtype=np.int64 if name in _WHOLE else np.float64)
     if array.ndim == 0:
         return np.full(prompts * n, array)
     if len(array) == prompts * n:
@@ -137,21 +184,27 @@ class Active:
     bottom_p: bool = False
     bottom_p_chance: bool = False
     per_sequence: bool = False
+    by_position: bool = False
+    min_p_mass: float = 0.0
 
     @classmethod
     def of(cls, params: SamplingParams, rows: Mapping[str, np.ndarray]) -> Active:
         bottom_p = bool((rows["bottom_p"] < 1).any())
         chance = bottom_p and bool((rows["bottom_p_frequency"] < 1).any())
+        by_position = params.temperature_by_position is not None
+        tempered = (rows["temperature"] != 1) & (rows["temperature"] != 0)
         return cls(
             repetition=bool((rows["repetition_penalty"] != 1).any()),
-            temperature=bool(((rows["temperature"] != 1) & (rows["temperature"] != 0)).any()),
-            greedy=bool((rows["temperature"] == 0).any()),
+            temperature=by_position or bool(tempered.any()),
+            greedy=not by_position and bool((rows["temperature"] == 0).any()),
             top_k=bool((rows["top_k"] > 0).any()),
             top_p=bool((rows["top_p"] < 1).any()),
             min_p=bool((rows["min_p"] > 0).any()),
             bottom_p=bottom_p,
             bottom_p_chance=chance,
             per_sequence=chance and params.bottom_p_per == "sequence",
+            by_position=by_position,
+            min_p_mass=params.min_p_mass or 0.0,
         )
 
     @property

@@ -17,6 +17,7 @@ from explorl.rollout.sampling import Active
 from explorl.rollout.sharing import Layout, Rows
 from explorl.rollout.state import (
     BROKEN,
+    CURVE,
     IDLE,
     KEY,
     LIMIT,
@@ -160,6 +161,7 @@ class Schedule:
             TOP_K: values["top_k"][index],
             PROMPT: entries,
             OFFSET: offsets,
+            CURVE: values["curve"][index],
         }
         ints = np.stack([np.broadcast_to(fields[i], len(seats)) for i in range(len(fields))])
         reals = np.stack([values[name][index] for name in STATE_REALS])
@@ -191,6 +193,7 @@ class Schedule:
         longest = int(self.steps[done].max())
         ints = state.out_ints[:, where, :longest].cpu()
         reals = state.out_reals[:, where, :longest].cpu()
+        mass = None if not self.active.min_p_mass else state.out_mass[where, :longest].cpu()  # type: ignore[index]
         broken = self.rows.row[done[status[done] == BROKEN]]
         if len(broken):
             # Free rows are decoded along with somebody else's token, so theirs may be spoiled too.
@@ -201,6 +204,8 @@ class Schedule:
             length = cut.get(int(seat), int(self.steps[seat]))
             records = {"branching": branching[i, :length], "entropy": reals[2, i, :length]}
             records |= {"logps": reals[0, i, :length], "sampling_logps": reals[1, i, :length]}
+            if mass is not None:
+                records["min_p_mass"] = mass[i, :length]
             self._finish(int(self.owner[seat]), int(status[seat]), tokens[i][:length], records)
         state.ints[STATUS, where] = IDLE
         self.owner[done], self.steps[done] = -1, 0

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET = range(9)
+TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE = range(10)
 """Rows of `State.ints`: next input token, its position, tokens sampled so far, most tokens, status, random key, top-k,
-prompt entry, and how many tokens that entry holds."""
+prompt entry, how many tokens that entry holds, and which of `State.curves` says the temperature."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
 """Rows of `State.reals`."""
 RUNNING, STOPPED, LENGTH, BROKEN, IDLE = range(5)
@@ -30,7 +30,7 @@ class State:
 
     def __init__(self, slots: int, tokens: int, vocab: int, device: torch.device) -> None:
         self.slots, self.tokens, self.vocab = slots, tokens, vocab
-        self.ints = torch.zeros(9, slots, dtype=torch.int64, device=device)
+        self.ints = torch.zeros(10, slots, dtype=torch.int64, device=device)
         self.ints[STATUS] = IDLE
         self.reals = torch.ones(6, slots, dtype=torch.float64, device=device)
         self.out_ints = torch.zeros(2, slots, tokens, dtype=torch.int32, device=device)
@@ -38,11 +38,15 @@ class State:
         self.stops = torch.full((STOP_SLOTS,), -1, dtype=torch.int64, device=device)
         self.seen: Tensor | None = None
         """Which tokens a seat has had, for the repetition penalty; allocated when it is first needed."""
+        self.curves: Tensor | None = None
+        """Temperatures by position, (curves, tokens), where a call has any; allocated when it is first needed."""
+        self.out_mass: Tensor | None = None
+        """Mass of the min-p set at each sampled token, 0 where that is not in it; allocated when it is first needed."""
 
     @staticmethod
     def bytes(slots: int, tokens: int) -> int:
         """Memory of a state without ``seen``."""
-        return slots * (9 * 8 + 6 * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
+        return slots * (10 * 8 + 6 * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
 
     def set_stops(self, ids: Sequence[int]) -> bool:
         """Stores the stop tokens; True where they moved to another place in memory."""
@@ -52,6 +56,31 @@ class State:
         self.stops.fill_(-1)
         self.stops[: len(ids)] = torch.tensor(list(ids), dtype=torch.int64)
         return moved
+
+    def set_curves(self, curves: Sequence[Sequence[float]]) -> bool:
+        """Stores temperatures by position; True where they moved to another place in memory."""
+        if not curves:
+            return False
+        moved = self.curves is None or len(curves) > len(self.curves)
+        if self.curves is None or moved:
+            rows = 1 << (len(curves) - 1).bit_length()
+            self.curves = torch.ones(rows, self.tokens, dtype=torch.float64, device=self.reals.device)
+        for row, curve in enumerate(curves):
+            held = torch.tensor(curve[: self.tokens], dtype=torch.float64)
+            self.curves[row, : len(held)] = held.to(self.curves.device)
+            self.curves[row, len(held) :] = held[-1]
+        return moved
+
+    def temper(self) -> None:
+        """Gives every seat the temperature of the token that it is about to sample."""
+        assert self.curves is not None
+        step = self.ints[STEP].clamp(max=self.tokens - 1)
+        self.reals[TEMPERATURE] = self.curves[self.ints[CURVE], step]
+
+    def keep_mass(self) -> None:
+        """Makes room for the mass of the min-p set."""
+        if self.out_mass is None:
+            self.out_mass = torch.zeros_like(self.out_reals[0])
 
     def admit(self, seats: Tensor, ints: Tensor, reals: Tensor) -> None:
         """Starts requests in these seats; ``ints`` and ``reals`` have one column per seat."""
@@ -78,3 +107,5 @@ class State:
         self.out_reals[:, target, :steps] = self.out_reals[:, source, :steps]
         if self.seen is not None:
             self.seen[target] = self.seen[source]
+        if self.out_mass is not None:
+            self.out_mass[target, :steps] = self.out_mass[source, :steps]

@@ -10,6 +10,8 @@ the mixture of bottom-p needs are taken in the pass that draws.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -162,13 +164,13 @@ def _branching(
 
 @triton.jit
 def _sample_kernel(
-    logits, ints, reals, out_ints, out_reals, seen, stops,
-    logits_row, vocab, slots, tokens, mass,
+    logits, ints, reals, out_ints, out_reals, out_mass, seen, stops,
+    logits_row, vocab, slots, tokens, mass, log_min_p,
     STOPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
     RAW_SHIFT: tl.constexpr, SHIFT: tl.constexpr,
     SEEN: tl.constexpr, REP: tl.constexpr, TAU: tl.constexpr, GREEDY: tl.constexpr, HAS_K: tl.constexpr,
     HAS_P: tl.constexpr, HAS_MIN: tl.constexpr, HAS_BOTTOM: tl.constexpr, CHANCE: tl.constexpr,
-    PER_SEQUENCE: tl.constexpr,
+    PER_SEQUENCE: tl.constexpr, MIN_P_MASS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     if tl.load(ints + STATUS * slots + row) != RUNNING:
@@ -328,6 +330,10 @@ def _sample_kernel(
     tl.store(out_reals + at, logp)
     tl.store(out_reals + plane + at, logq)
     tl.store(out_reals + 2 * plane + at, entropy)
+    if MIN_P_MASS:  # of the policy itself, before all warpers
+        floor = highest + tau * log_min_p
+        kept = _mass(line, had, penalty, vocab, highest, rate, floor, float("inf"), BLOCK, False, EVEN)
+        tl.store(out_mass + at, tl.where(raw >= floor, kept / policy_total, 0.0))
     if SEEN:
         tl.store(had + token, 1)
     step += 1
@@ -352,13 +358,15 @@ def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Ten
     block = min(BLOCK, max(16, triton.next_power_of_2(vocab)))
     raw_shift = 16 if logits.dtype == torch.bfloat16 else 0
     seen = state.ints if state.seen is None else state.seen.view(torch.uint8)
+    out_mass = state.out_reals if state.out_mass is None else state.out_mass
     _sample_kernel[(rows,)](
-        logits, state.ints, state.reals, state.out_ints, state.out_reals, seen, state.stops,
-        logits.stride(0), vocab, state.slots, state.tokens, MASS,
+        logits, state.ints, state.reals, state.out_ints, state.out_reals, out_mass, seen, state.stops,
+        logits.stride(0), vocab, state.slots, state.tokens, MASS, math.log(active.min_p_mass or 1.0),
         STOPS=triton.next_power_of_2(len(state.stops)), BLOCK=block,
         BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocab, block))), EVEN=vocab % block == 0, RAW_SHIFT=raw_shift,
         SHIFT=0 if active.repetition else raw_shift, SEEN=state.seen is not None, REP=active.repetition,
         TAU=active.temperature, GREEDY=active.greedy, HAS_K=active.top_k, HAS_P=active.top_p, HAS_MIN=active.min_p,
         HAS_BOTTOM=active.bottom_p, CHANCE=active.bottom_p_chance, PER_SEQUENCE=active.per_sequence,
+        MIN_P_MASS=active.min_p_mass > 0,
         num_warps=SEARCH_WARPS if active.top_k or active.top_p or active.bottom_p else WARPS,
     )  # fmt: skip

@@ -1,14 +1,16 @@
 """Exploration strategies: one file per mechanism, a pure function for its mathematics and a dataclass for its hooks.
 
 Strategies compose: give the trainer a list, and each hook of each is called in that order. What the order means:
-advantages are changed one after the other, so one that replaces them (negative_reinforcement, passk_training) stands
-first; weights multiply and masks intersect, so there the order is without effect; of two that set the same sampling
-parameter or the clip, the later one wins. Weights see the final advantages.
+advantages are changed one after the other, so one that replaces them (negative_reinforcement, passk_training, pkpo,
+maxrl, risk_sensitive, quantile_baseline) stands first; weights multiply and masks intersect, so there the order is
+without effect; of two that set the same sampling parameter or the clip, the later one wins. Weights see the final
+advantages.
 
 Every tensor function is computed in double precision without gradient, gives 0 where a token does not count, and
 looks at no padding. Shaped advantages keep the dtype of the advantages; weights and masks are float32.
 """
 
+from explorl.strategies.annealed_temperature import AnnealedTemperature, annealed_temperatures
 from explorl.strategies.base import Batch, Sampling, StepState, Strategy
 from explorl.strategies.bottom_p import BottomP
 from explorl.strategies.clip_cov import ClipCov, clip_cov_mask
@@ -23,18 +25,29 @@ from explorl.strategies.forking_tokens import ForkingTokens, forking_mask
 from explorl.strategies.grpo import grpo_advantages
 from explorl.strategies.importance_correction import ImportanceCorrection, importance_weights
 from explorl.strategies.kl_cov import KLCov, top_cov_mask
+from explorl.strategies.lp_reg import LowProbabilityRegularization, proxy_penalty, shielded_tokens
 from explorl.strategies.mask_truncated import MaskTruncated
+from explorl.strategies.maxrl import MaxRL, maxrl_advantages
 from explorl.strategies.negative_reinforcement import NegativeReinforcement, signed_advantages
+from explorl.strategies.outcome_exploration import OutcomeExploration, repetition_penalties, ucb_bonuses
+from explorl.strategies.overlong_penalty import OverlongPenalty, overlong_penalties
 from explorl.strategies.pass_threshold import PassThreshold
 from explorl.strategies.passk_training import PassKTraining, passk_advantages
+from explorl.strategies.pkpo import PKPO, pkpo_advantages
 from explorl.strategies.position_shaping import PositionShaping, position_shaped
 from explorl.strategies.ppl_shaping import PerplexityShaping, ppl_shaped
+from explorl.strategies.quantile_baseline import QuantileBaseline, quantile_advantages
 from explorl.strategies.reference_reset import ReferenceReset
 from explorl.strategies.registry import REGISTRY, build, build_all, describe, find, warn_inert
+from explorl.strategies.risk_sensitive import RiskSensitive, risk_sensitive_advantages
 from explorl.strategies.schedule import Schedule, Scheduled, at
+from explorl.strategies.ucpo import UniformCorrect, uniform_correct
+from explorl.strategies.unlikeliness import Unlikeliness, unlikeliness_rewards
 
 __all__ = [
+    "PKPO",
     "REGISTRY",
+    "AnnealedTemperature",
     "Batch",
     "BottomP",
     "ClipCov",
@@ -47,18 +60,27 @@ __all__ = [
     "ForkingTokens",
     "ImportanceCorrection",
     "KLCov",
+    "LowProbabilityRegularization",
     "MaskTruncated",
+    "MaxRL",
     "NegativeReinforcement",
+    "OutcomeExploration",
+    "OverlongPenalty",
     "PassKTraining",
     "PassThreshold",
     "PerplexityShaping",
     "PositionShaping",
+    "QuantileBaseline",
     "ReferenceReset",
+    "RiskSensitive",
     "Sampling",
     "Schedule",
     "Scheduled",
     "StepState",
     "Strategy",
+    "UniformCorrect",
+    "Unlikeliness",
+    "annealed_temperatures",
     "at",
     "build",
     "build_all",
@@ -70,11 +92,22 @@ __all__ = [
     "forking_mask",
     "grpo_advantages",
     "importance_weights",
+    "maxrl_advantages",
+    "overlong_penalties",
     "passk_advantages",
+    "pkpo_advantages",
     "position_shaped",
     "ppl_shaped",
+    "proxy_penalty",
+    "quantile_advantages",
+    "repetition_penalties",
+    "risk_sensitive_advantages",
+    "shielded_tokens",
     "signed_advantages",
     "token_covariance",
     "top_cov_mask",
+    "ucb_bonuses",
+    "uniform_correct",
+    "unlikeliness_rewards",
     "warn_inert",
 ]

@@ -42,7 +42,8 @@ class Batch:
     """1 on completion tokens that count: neither padding nor a tool's output."""
     advantages: Float[Tensor, "batch time"]
     rewards: Float[Tensor, " batch"]
-    """The total reward, over all reward functions; NaN where none could score the answer."""
+    """The total reward, over all reward functions; NaN where none could score the answer. Once the `Strategy.rewards`
+    hooks have spoken, what they left of it; `correct` and `correctness` stay the task's own."""
     correct: Bool[Tensor, " batch"]
     """True where the answer is correct, as the run defines it: a named reward function and a threshold."""
     correctness: Float[Tensor, " batch"]
@@ -52,11 +53,21 @@ class Batch:
     truncated: Bool[Tensor, " batch"]
     """True where the sequence hit the length limit."""
     temperature: Float[Tensor, " batch"]
-    """What each row was sampled at."""
+    """What each row was sampled at; its mean over the row's tokens where it changes with the position."""
     step: int
     """Optimizer steps taken so far."""
     prompts: Sequence[str] = ()
     """Text of each row's prompt: the key under which a strategy may remember it."""
+    answers: Sequence[str | None] = ()
+    """Each row's final answer in the task's normal form, equal for answers that say the same; None where there is none.
+    Needed because rewards tell right from wrong, but not one wrong answer from another. Empty unless a strategy asks
+    (`Strategy.needs_answers`). A policy wrote them: they may be of any length and hold any character."""
+    max_length: int | None = None
+    """The most tokens that an answer may have; None where there is no bound."""
+    min_p_mass: Float[Tensor, "batch time"] | None = None
+    """Mass of the tokens that are at least `Strategy.needs_min_p_mass` times as likely as the likeliest one, at the
+    temperature of sampling; 0 where the sampled token is none of them. Needed because the mass is a sum over the
+    vocabulary, which nobody keeps. None unless a strategy asks."""
 
     def with_(self, **changes: Any) -> Batch:
         """A copy with some fields replaced."""
@@ -77,18 +88,23 @@ class StepState:
     """Empties the optimizer's state (the moments), not its learning-rate schedule."""
 
 
-Sampling = Mapping[str, Sequence[float]]
+Sampling = Mapping[str, Sequence[float] | Sequence[Sequence[float]]]
 """Sampling parameters by name, one value per row: ``temperature``, ``top_p``, ``top_k``, ``min_p``,
 ``repetition_penalty``, ``bottom_p``, ``bottom_p_frequency``, ``bottom_p_per_sequence`` (0 or 1); and
-``training_temperature``: temperature of the training log-probabilities; the row's temperature where absent."""
+``training_temperature``: temperature of the training log-probabilities; the row's temperature where absent.
+
+``temperature_by_position`` has one sequence per row: the temperature of its first token, of its second, and so on; the
+last one holds on. It is a key of its own because what holds for a row alone cannot say that an answer begins hot and
+ends cool. It takes the place of ``temperature``, in sampling and in the training log-probabilities."""
 
 
 @dataclass(frozen=True)
 class Strategy:
     """Base of all strategies. Every hook is optional; a subclass overrides those it needs.
 
-    Order of the calls for one generation batch: `order` (once, on the data set), `sampling`, `advantages`, `select`,
-    `weights`, `clip`, `keep`; then `penalty` for each micro-batch, and `after_step` after each optimizer step.
+    Order of the calls for one generation batch: `order` (once, on the data set), `sampling`, `rewards`, `advantages`,
+    `select`, `weights`, `clip`, `keep`; then `penalty` for each micro-batch, and `after_step` after each optimizer
+    step.
     """
 
     name: ClassVar[str] = ""
@@ -105,6 +121,11 @@ class Strategy:
     """True where it reads `Batch.sampling_logps`, which the engine and vLLM record and `model.generate` does not."""
     needs_correct: ClassVar[bool] = False
     """True where the strategy asks what is correct; where that depends on its hyperparameters, a property."""
+    needs_answers: ClassVar[bool] = False
+    """True where it reads `Batch.answers`: from the task, or from a function that the user gives the trainer."""
+    needs_min_p_mass: ClassVar[float | None] = None
+    """Where it reads `Batch.min_p_mass`: the least share of the likeliest token's probability, such as 0.02; a property
+    where that is a hyperparameter. The engine alone records it."""
     moved: ClassVar[Mapping[str, str]] = {}
     """Hyperparameters that it no longer has, and what to write instead: the end of an error message."""
 
@@ -126,6 +147,12 @@ class Strategy:
         step: optimizer steps taken so far.
         """
         return {}
+
+    def rewards(self, batch: Batch) -> Float[Tensor, " batch"] | None:
+        """New total rewards, before they are normalised: the trainer computes the advantages anew from them, as it does
+        from the task's own. Needed because what is added after normalisation is not divided by the deviation, and moves
+        no baseline. Each strategy sees what the one before it left; logs show the task's own rewards."""
+        return None
 
     def select(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
         """1 on tokens that stay in the loss. It takes tokens out of the loss and out of no statistic."""
@@ -164,6 +191,9 @@ class Strategy:
 
     def check(self, *, num_generations: int) -> None:
         """Raises `ValueError` where the hyperparameters cannot work with this many samples per prompt."""
+
+    def check_length(self, *, max_completion_length: int | None) -> None:
+        """Raises `ValueError` where the hyperparameters cannot work with answers of at most so many tokens."""
 
 
 def overrides(strategy: Strategy, hook: str) -> bool:

@@ -24,7 +24,19 @@ from explorl.strategies.schedule import Schedule
 BEGIN, END = "<!-- measured effects: begin -->", "<!-- measured effects: end -->"
 NOT_YET = "Nothing is measured yet."
 
-HOOKS = ("arguments", "order", "sampling", "advantages", "select", "weights", "clip", "keep", "penalty", "after_step")
+HOOKS = (
+    "arguments",
+    "order",
+    "sampling",
+    "rewards",
+    "advantages",
+    "select",
+    "weights",
+    "clip",
+    "keep",
+    "penalty",
+    "after_step",
+)
 LABELS = ("What to expect", "When not to", "Deviations")
 
 HEAD = """\
@@ -73,7 +85,8 @@ strategies = [
 
 The run says what counts as a correct answer: a named reward function and a threshold.
 {correct} need to know it, and so do element_wise_temperature with
-`source: running` and pass_threshold with `of: correct`.
+`source: running`, and pass_threshold, pkpo, maxrl, risk_sensitive and quantile_baseline with `of: correct` (the default
+of pkpo and maxrl).
 
 For each generation batch the log has `strategy/<name>/…`: how far it moved the advantages or weights
 (`advantage_change`, `weight_change`: the mean absolute change over all counted tokens), how many tokens it changed

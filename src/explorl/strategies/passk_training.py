@@ -35,7 +35,7 @@ from explorl.strategies.stats import double, group_total
 from explorl.strategies.validate import whole
 
 
-def _binomial_ratio(m: Float[Tensor, " batch"], n: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
+def binomial_ratio(m: Float[Tensor, " batch"], n: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
     """C(m, k)/C(n, k) as a product of k fractions: no factorial, so nothing overflows."""
     j = torch.arange(k, device=m.device)
     return ((m.unsqueeze(1) - j).clamp(min=0) / (n.unsqueeze(1) - j).clamp(min=1)).prod(1)
@@ -51,9 +51,9 @@ def passk_advantages(
         raise ValueError(f"k is {k}, but a prompt has {smallest} samples; k must be between 1 and {smallest}")
     n = group_total(counts, group)
     wrong = group_total(double(scored & ~correct), group)
-    missed = _binomial_ratio(wrong, n, k)  # 1 − ρ
+    missed = binomial_ratio(wrong, n, k)  # 1 − ρ
     sigma = (missed * (1 - missed)).sqrt() + 1e-6
-    without = _binomial_ratio(wrong - 1, n - 1, k - 1)
+    without = binomial_ratio(wrong - 1, n - 1, k - 1)
     signed = torch.where(correct, missed, missed - without) / sigma
     return torch.where(scored, signed, 0.0).float()
 

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
+from explorl.strategies.annealed_temperature import AnnealedTemperature
 from explorl.strategies.base import Strategy, overrides
 from explorl.strategies.bottom_p import BottomP
 from explorl.strategies.clip_cov import ClipCov
@@ -26,14 +27,23 @@ from explorl.strategies.entropy_bonus import EntropyBonus
 from explorl.strategies.forking_tokens import ForkingTokens
 from explorl.strategies.importance_correction import ImportanceCorrection
 from explorl.strategies.kl_cov import KLCov
+from explorl.strategies.lp_reg import LowProbabilityRegularization
 from explorl.strategies.mask_truncated import MaskTruncated
+from explorl.strategies.maxrl import MaxRL
 from explorl.strategies.negative_reinforcement import NegativeReinforcement
+from explorl.strategies.outcome_exploration import OutcomeExploration
+from explorl.strategies.overlong_penalty import OverlongPenalty
 from explorl.strategies.pass_threshold import PassThreshold
 from explorl.strategies.passk_training import PassKTraining
+from explorl.strategies.pkpo import PKPO
 from explorl.strategies.position_shaping import PositionShaping
 from explorl.strategies.ppl_shaping import PerplexityShaping
+from explorl.strategies.quantile_baseline import QuantileBaseline
 from explorl.strategies.reference_reset import ReferenceReset
+from explorl.strategies.risk_sensitive import RiskSensitive
 from explorl.strategies.schedule import Schedule
+from explorl.strategies.ucpo import UniformCorrect
+from explorl.strategies.unlikeliness import Unlikeliness
 from explorl.strategies.validate import title
 
 GROUP = "explorl.strategies"
@@ -45,8 +55,10 @@ REGISTRY: dict[str, type[Strategy]] = {
         BottomP,
         ImportanceCorrection,
         ElementWiseTemperature,
+        AnnealedTemperature,
         MaskTruncated,
         PassThreshold,
+        OverlongPenalty,
         Curriculum,
         EntropyGuidedWeighting,
         PerplexityShaping,
@@ -54,10 +66,18 @@ REGISTRY: dict[str, type[Strategy]] = {
         EntropyAdvantage,
         NegativeReinforcement,
         PassKTraining,
+        PKPO,
+        MaxRL,
+        RiskSensitive,
+        QuantileBaseline,
+        Unlikeliness,
+        UniformCorrect,
+        OutcomeExploration,
         ClipHigher,
         ForkingTokens,
         ClipCov,
         KLCov,
+        LowProbabilityRegularization,
         EntropyBonus,
         ReferenceReset,
     )
@@ -125,6 +145,14 @@ def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
                     f"the clip of {title(earlier)} has no effect: {title(strategy)}, listed after it, sets another; "
                     "keep one of them"
                 )
+    for judge in (s for s in strategies if type(s) in REGISTRY.values() and s.replaces_advantage and s.needs_correct):
+        offer = f", or give {title(judge)} of='reward'" if hasattr(judge, "of") else ""
+        messages += [
+            f"the rewards of {title(other)} have no effect on the advantages: {title(judge)} asks what is correct; "
+            f"keep one of them{offer}"
+            for other in strategies
+            if overrides(other, "rewards")
+        ]
     return messages
 
 

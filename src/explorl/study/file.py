@@ -43,6 +43,7 @@ from explorl.config import (
     rft_config,
 )
 from explorl.store import StoreError, cleaned, file_name
+from explorl.terminal import counted
 
 START = "start"
 """As `solve_rates` of a strategy: those of the policy that all arms start from, measured once by the study."""
@@ -109,6 +110,28 @@ class Budget(Section):
         return self
 
 
+class Sequential(Section):
+    """A study with two looks: every arm runs the first seeds, those that look alive and the baseline run the others.
+
+    The chance of any false finding stays below 5 % over both looks, all arms and all measures; docs/studies.md has the
+    rule. The arms, the seeds and this are chosen before the study begins."""
+
+    first: Annotated[int, Field(ge=2)]
+    """Seeds of every arm at the first look; `seeds` is how many there are at the last."""
+    keep: Count
+    """How many arms at most go on after the first look: those whose differences, either way, promise most findings."""
+    measures: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["pass@1"])
+    """What arms are compared on: `pass@k` with any k of 1, 2, 4, … samples, `entropy`, `branching`, `area`. The
+    correction is over all of them; an arm stops early as found by the first."""
+
+    @field_validator("measures")
+    @classmethod
+    def _once(cls, measures: list[str]) -> list[str]:
+        if len(set(measures)) < len(measures):
+            raise ValueError(f"a measure is named twice in {measures}; name each once")
+        return measures
+
+
 class StudyFile(Section):
     """The keys of a study file, but for `profiles`."""
 
@@ -130,6 +153,8 @@ class StudyFile(Section):
     """The arm with which all others are compared."""
     seeds: Count | list[Annotated[int, Field(ge=0)]] = 3
     """A count, which is the seeds 0, 1, …; or a list of seeds. Each arm is run once with each of them."""
+    sequential: Sequential | None = None
+    """Stops arms that show nothing after the first seeds, like `{first: 3, keep: 4}`; null runs all seeds of all."""
     evaluation: EvaluationPlan = EvaluationPlan()
     """When and how every arm is judged."""
     budget: Budget | None = None
@@ -190,6 +215,8 @@ class Study:
     target: float | None
     seed_deviation: float
     solve_rate_samples: int
+    sequential: dict[str, Any] | None = None
+    """`first`, `keep` and `measures` of a study with two looks."""
 
     @property
     def needs_solve_rates(self) -> bool:
@@ -232,6 +259,7 @@ class Study:
         """The study that a folder holds."""
         values = read_record(folder)
         arms = tuple(Arm(**arm) for arm in values["arms"])
+        values.setdefault("sequential", None)  # older than the key
         kept = {key: values[key] for key in cls.__dataclass_fields__ if key not in ("arms", "seeds")}
         return cls(**kept, arms=arms, seeds=tuple(values["seeds"]))
 
@@ -380,7 +408,9 @@ def _finding(finding: Any, place: str) -> str:
     location = [str(part) for part in finding["loc"]]
     key = ".".join(location)
     if finding["type"] == "extra_forbidden":
-        sections: dict[str, type[Section]] = {"arms": ArmSettings, "evaluation": EvaluationPlan, "budget": Budget}
+        sections: dict[str, type[Section]] = {
+            "arms": ArmSettings, "evaluation": EvaluationPlan, "budget": Budget, "sequential": Sequential,
+        }  # fmt: skip
         section = sections.get(location[0], StudyFile) if len(location) > 1 else StudyFile
         return f"unknown key {key} in {place}; {_nearest(location[-1], [*section.model_fields])}"
     if finding["type"] == "value_error":
@@ -431,7 +461,30 @@ def _resolved(file: StudyFile, profile: str | None, seeds: int | Sequence[int] |
         target=file.target,
         seed_deviation=file.seed_deviation,
         solve_rate_samples=file.solve_rate_samples,
+        sequential=_sequential(file, base, len(chosen), place),
     )
+
+
+def _sequential(file: StudyFile, base: Config, seeds: int, place: str) -> dict[str, Any] | None:
+    """The plan of the looks, which fits the seeds and what is measured."""
+    from explorl.analysis.study_results import reported_ks
+    from explorl.evaluation import protocol
+
+    plan = file.sequential
+    if plan is None:
+        return None
+    if plan.first >= seeds:
+        raise ConfigError(
+            f"sequential.first is {plan.first} and there are {counted(seeds, 'seed')} in {place}; the first look needs "
+            "fewer than all, such as 3 of 8"
+        )
+    samples = base.evaluation.samples or protocol(base.evaluation.protocol).samples
+    known = [*(f"pass@{k}" for k in reported_ks(samples)), "entropy", "branching", "area"]
+    for name in plan.measures:
+        if name not in known:
+            has = f"with {counted(samples, 'sample')} there are {', '.join(known)}"
+            raise ConfigError(f"sequential.measures has {name!r} in {place}; {has}")
+    return plan.model_dump()
 
 
 def _budget(file: StudyFile, base: Config, kinds: set[str], place: str) -> dict[str, float]:

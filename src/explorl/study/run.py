@@ -27,14 +27,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from explorl.analysis.statistics import minimum_detectable_effect
+from explorl.analysis.looks import EFFICACY, FAILED, FUTILITY, ON
 from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_precision, check_trackers, completed
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.file import Arm, Study, flat, inert, load_study, read_record
-from explorl.terminal import ProgressLines, counted, duration, literal
+from explorl.study.plan import changed_words, effect_words, size_words
+from explorl.terminal import ProgressLines, duration, literal
 from explorl.text import clean
 
 POLL = 0.2
@@ -79,11 +80,19 @@ def run_study(
     wanted = [study.arm(name) for name in only] if only else list(study.arms)
     check_parts(study)
     place = Path(folder) if folder is not None else default_folder(study)
+    before = [arm["name"] for arm in read_record(place)["arms"]] if (place / "study.json").exists() else None
     with locked_study(place, study) as study:
+        for words in changed_words(before, [arm.name for arm in study.arms]) if before else ():
+            console.print(literal(words), soft_wrap=True)
         _print_plan(study, place, console)
         _prepare(study, place, console)
-        runs = [_Run(place, arm, seed) for seed in study.seeds for arm in wanted]
+        first = study.seeds if study.sequential is None else study.seeds[: study.sequential["first"]]
+        runs = [_Run(place, arm, seed) for seed in first for arm in wanted]
         _Runner([run for run in runs if not run.done], jobs, console).run()
+        if study.sequential is not None:
+            later = _after_first_look(study, place, wanted, console)
+            _Runner([run for run in later if not run.done], jobs, console).run()
+            runs += later
         results = write_results(place)
     failed = [run.label for run in runs if not run.done]
     for label in failed:
@@ -118,18 +127,21 @@ def write_results(folder: str | Path) -> dict[str, Any]:
 
 
 def study_status(folder: str | Path) -> Table:
-    """How far each run is."""
+    """How far each run is; "later" are those that the first look of a sequential study has yet to ask for, or never
+    will."""
     place = Path(folder)
     study = Study.read(place)
+    later = study.seeds[study.sequential["first"] :] if study.sequential else ()
     rows: list[list[Cell]] = []
     for arm in study.arms:
         for seed in study.seeds:
             run = _Run(place, arm, seed)
+            state = "later" if run.state == "waiting" and seed in later else run.state
             lines = run.store.metrics()
             scores = [line["pass@1"] for line in lines if line.get("kind") == "evaluation"]
             seconds = sum(line.get("step_time") or 0.0 for line in lines if line.get("kind") == "train")
             step = trained_steps(run.store) // arm.config["training"]["iterations"]
-            rows.append([arm.name, seed, run.state, step, scores[-1] if scores else None, seconds])
+            rows.append([arm.name, seed, state, step, scores[-1] if scores else None, seconds])
     return Table(
         ["arm", "seed", "state", "step", "accuracy", "seconds"],
         rows,
@@ -151,16 +163,6 @@ def check_parts(study: Study) -> None:
         check_precision(arm.config["model"]["dtype"])
 
 
-def plan_effect(study: Study, folder: Path) -> tuple[float | None, str]:
-    """The minimum detectable effect of the chosen seeds, and where the spread that it rests on comes from."""
-    if (folder / "arms").is_dir():
-        results = study_results(folder)
-        if results["minimum_detectable_effect"] is not None and results["seed_deviation_seen"]:
-            return results["minimum_detectable_effect"], "as seen in the runs that are done"
-    effect = minimum_detectable_effect(study.seed_deviation, len(study.seeds))
-    return effect, "as the study assumes (seed_deviation)"
-
-
 # ---------------------------------------------------------------------------- the folder
 @contextmanager
 def locked_study(folder: Path, study: Study) -> Iterator[Study]:
@@ -172,7 +174,8 @@ def locked_study(folder: Path, study: Study) -> Iterator[Study]:
             old = read_record(folder)
             _refuse_other_study(folder, old, record)
             record["created"] = old["created"]
-            record["seeds"] = list(dict.fromkeys([*old["seeds"], *record["seeds"]]))
+            if study.sequential is None:
+                record["seeds"] = list(dict.fromkeys([*old["seeds"], *record["seeds"]]))
         write_json(folder / "study.json", record)
         yield Study.read(folder)
 
@@ -187,20 +190,28 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_other_study(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """What would make old and new runs incomparable; more arms and other seeds do not."""
+    """What would make old and new runs incomparable; more arms and other seeds do not, nor do arms without any run.
+
+    In a study with two looks the seeds stay as they were planned: more of them after a look would be a third one."""
     advice = "name another folder, or remove this one"
-    for key in ("name", "profile", "baseline", "budget", "solve_rate_samples"):
-        if what := _difference(key, old[key], new[key]):
+    for key in ("name", "profile", "baseline", "budget", "solve_rate_samples", "sequential"):
+        if what := _difference(key, old.get(key), new[key]):
             raise StoreError(f"{folder} holds another study: {what}; {advice}")
+    if new["sequential"] is not None and (what := _difference("seeds", old["seeds"], new["seeds"])):
+        raise StoreError(f"{folder} holds a study with two looks, whose seeds are fixed: {what}; {advice}")
     configs = {arm["name"]: arm["config"] for arm in new["arms"]}
-    pairs = {key: (old[key], new[key]) for key in ("base", "warm_start")}
-    for arm in old["arms"]:
-        if arm["name"] not in configs:
-            raise StoreError(f"{folder} holds another study: it has the arm {arm['name']!r}; {advice}")
-        pairs[f"arm {arm['name']!r}"] = (arm["config"], configs[arm["name"]])
-    for name, (before, after) in pairs.items():
-        if what := _difference(name, before and completed(before), after and completed(after)):
+    for key in ("base", "warm_start"):
+        if what := _difference(key, old[key] and completed(old[key]), new[key] and completed(new[key])):
             raise StoreError(f"{folder} holds another study: {what}; {advice}")
+    for arm in old["arms"]:
+        name, runs = arm["name"], folder / "arms" / arm["slug"]
+        if not any(runs.glob("seed-*/config.yaml")):
+            continue
+        there = f"it has the arm {name!r}"
+        if name in configs:
+            there = _difference(f"arm {name!r}", completed(arm["config"]), completed(configs[name])) or ""
+        if there:
+            raise StoreError(f"{folder} holds another study: {there}; {advice}, or the arm's runs in {runs}")
 
 
 def _difference(name: str, old: Any, new: Any) -> str | None:
@@ -355,6 +366,24 @@ class _Runner:
             self.console.print(literal(f"{run.label}: failed: {last}"))
 
 
+def _after_first_look(study: Study, folder: Path, wanted: Sequence[Arm], console: Console) -> list[_Run]:
+    """The runs that follow the first look; none while other arms of the study have not come to it."""
+    told = study_results(folder)["sequential"]
+    if told["waiting"]:
+        names = ", ".join(told["waiting"])
+        console.print(literal(f"the first look waits for the first {told['first']} seeds of {names}"), soft_wrap=True)
+        return []
+    decided = {name: one["decision"] for name, one in told["arms"].items()}
+    words = {ON: "go on", FUTILITY: "stop for futility", EFFICACY: "stop as found", FAILED: "failed"}
+    for decision, text in words.items():
+        if names := ", ".join(name for name, what in decided.items() if what == decision):
+            console.print(literal(f"after the first look {text}: {names}"), soft_wrap=True)
+    on = {study.baseline, *(name for name, what in decided.items() if what == ON)}
+    if len(on) == 1:
+        return []
+    return [_Run(folder, arm, seed) for seed in study.seeds[told["first"] :] for arm in wanted if arm.name in on]
+
+
 def _prepare(study: Study, folder: Path, console: Console) -> None:
     """The warm start and the solve rates, in a process of their own."""
     if prepared(folder, study):
@@ -457,18 +486,8 @@ def _show(run: _Run, progress: Progress) -> None:
 
 
 def _print_plan(study: Study, folder: Path, console: Console) -> None:
-    limit = ", ".join(f"{value:,g} {unit}" for unit, value in study.budget.items())
-    size = f"{counted(len(study.arms), 'arm')} × {counted(len(study.seeds), 'seed')}"
-    console.print(literal(f"{study.title}: {size}, {limit} each, in {folder}"), soft_wrap=True)
-    effect, source = plan_effect(study, folder)
-    if effect is None:
-        console.print("One seed: differences between arms cannot be told from those between trainings.")
-    else:
-        console.print(
-            f"Minimum detectable effect: {effect * 100:.1f} points of pass@1 to the baseline, with a chance of 80 % at "
-            f"the level 0.05 for one arm; the spread between seeds is {source}.",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+    console.print(literal(f"{study.title}: {size_words(study)}, in {folder}"), soft_wrap=True)
+    console.print(literal(effect_words(study, folder)), highlight=False, soft_wrap=True)
     for arm in study.arms:
         for message in inert(arm):
             console.print(literal(f"{arm.name}: {message}"), soft_wrap=True)

@@ -121,6 +121,8 @@ def _study(folder: Path) -> tuple[str, list[Arm]]:
     arms = []
     for arm in study["arms"]:
         stores = [RunStore(folder / "arms" / arm["slug"] / f"seed-{seed}") for seed in study["seeds"]]
+        due = (study.get("sequential") or {}).get("first", len(stores))
+        stores = [store for place, store in enumerate(stores) if place < due or store.folder.exists()]
         total = arm["config"]["training"]["steps"] * len(stores)
         arms.append(_arm(arm["name"], stores, total, arm["config"]["training"]["iterations"]))
     return f"{study['title']}, {folder}", arms

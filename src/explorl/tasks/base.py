@@ -21,6 +21,8 @@ Prompt = str | list[Message]
 """Text for a base model, or messages that the model's own chat template turns into text."""
 RewardFunction = Callable[..., list[float]]
 """``(prompts, completions, **columns) -> rewards``, as TRL calls it."""
+AnswerFunction = Callable[..., list[str | None]]
+"""Called in the same way; gives the answer of each completion, None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Task(ABC):
     """Reward parts and their weights in the sum (Mecklenburg 2025, §4)."""
     correct_part: ClassVar[str] = "correctness"
     """Which of ``reward_parts`` says whether an answer is correct: it is where the part, before its weight, is 1.0."""
+    has_answers: ClassVar[bool] = True
+    """Whether the verdicts of `verify` say what was answered (`Verdict.answer`)."""
 
     @abstractmethod
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
@@ -152,32 +156,76 @@ class Task(ABC):
 
         They read the columns of `rows`; ``data`` may also be JSON text, which a table keeps as it is.
         """
-        latest: dict[str, Any] = {}  # a trainer asks for all parts of a batch in turn; it is verified once
-        return [self._reward_function(part, latest) for part in self.reward_parts]
+        return self._scorers()[0]
 
-    def _reward_function(self, part: str, latest: dict[str, Any]) -> RewardFunction:
-        def reward(
-            prompts: Sequence[Prompt],
-            completions: Sequence[str | list[Message]],
-            *,
-            id: Sequence[str],
-            data: Sequence[Mapping[str, Any] | str],
-            opened: Sequence[bool] | None = None,
-            **columns: Any,
-        ) -> list[float]:
-            is_open = [opens_think(prompt) for prompt in prompts] if opened is None else list(opened)
-            texts = [completion_text(completion) for completion in completions]
-            batch = (texts, list(id), is_open)
-            if latest.get("batch") != batch:
-                given = [json.loads(fields) if isinstance(fields, str) else fields for fields in data]
-                problems = [Problem(key, fields) for key, fields in zip(id, given, strict=True)]
-                latest.update(batch=batch, rewards=self.rewards_many(texts, problems, opened=is_open))
-            if any(part not in parts for parts in latest["rewards"]):
-                raise ValueError(f"reward_parts of task {self.name!r} has {part!r}, of which `rewards` gives no value")
-            return [parts[part] for parts in latest["rewards"]]
+    def scorers(self) -> tuple[list[RewardFunction], AnswerFunction]:
+        """`reward_functions`, and a function that gives the answers of the same completions: verified once for all."""
+        functions, answers = self._scorers()
+        return functions if type(self).reward_functions is Task.reward_functions else self.reward_functions(), answers
 
-        reward.__name__ = part
-        return reward
+    def _scorers(self) -> tuple[list[RewardFunction], AnswerFunction]:
+        latest = _Latest(self)
+
+        def part_of(name: str) -> RewardFunction:
+            def reward(*args: Any, **columns: Any) -> list[float]:
+                rewards = latest.see(*args, **columns).rewards
+                if any(name not in parts for parts in rewards):
+                    raise ValueError(
+                        f"reward_parts of task {self.name!r} has {name!r}, of which `rewards` gives no value"
+                    )
+                return [parts[name] for parts in rewards]
+
+            reward.__name__ = name
+            return reward
+
+        def answers(*args: Any, **columns: Any) -> list[str | None]:
+            return latest.see(*args, **columns).answers
+
+        return [part_of(name) for name in self.reward_parts], answers
+
+
+class _Latest:
+    """The batch that a trainer asks about: for each part of the reward in turn, and for the answers."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._batch: Any = None
+        self._answers: list[str | None] | None = None
+
+    def see(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[str | list[Message]],
+        *,
+        id: Sequence[str],
+        data: Sequence[Mapping[str, Any] | str],
+        opened: Sequence[bool] | None = None,
+        **columns: Any,
+    ) -> _Latest:
+        """Verifies these completions, unless they are those of the call before."""
+        is_open = [opens_think(prompt) for prompt in prompts] if opened is None else list(opened)
+        texts = [completion_text(completion) for completion in completions]
+        batch = (texts, list(id), is_open)
+        if self._batch == batch:
+            return self
+        given = [json.loads(fields) if isinstance(fields, str) else fields for fields in data]
+        self._problems = [Problem(key, fields) for key, fields in zip(id, given, strict=True)]
+        kind = type(self.task)
+        if kind.rewards is Task.rewards and kind.rewards_many is Task.rewards_many:
+            verdicts = self.task.verify_many(texts, self._problems, opened=is_open)
+            self.rewards, self._answers = [_parts(one) for one in verdicts], [one.answer for one in verdicts]
+        else:  # rewards of its own, which say nothing of the answers
+            self.rewards, self._answers = self.task.rewards_many(texts, self._problems, opened=is_open), None
+        self._batch = batch
+        return self
+
+    @property
+    def answers(self) -> list[str | None]:
+        if self._answers is None:
+            texts, _, is_open = self._batch
+            verdicts = self.task.verify_many(texts, self._problems, opened=is_open)
+            self._answers = [verdict.answer for verdict in verdicts]
+        return self._answers
 
 
 def problems_of(task: Task, split: str, limit: int | None = None) -> list[Problem]:

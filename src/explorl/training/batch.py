@@ -16,6 +16,7 @@ from torch import Tensor
 from explorl.modeling.token_records import answer_records
 from explorl.rollout import PaddedRollouts
 from explorl.strategies import Batch, Strategy
+from explorl.strategies.base import masked_mean
 from explorl.training.checked import finite, per_token
 from explorl.training.correct import Correct
 from explorl.training.records import counted_tokens, prompt_text
@@ -33,6 +34,8 @@ class Recorded(NamedTuple):
     """At temperature 1; None where no full distribution was seen."""
     sampling_logps: Tensor | None
     """log q; None where something else than the engine sampled."""
+    min_p_mass: Tensor | None = None
+    """None where it was not asked for."""
 
 
 def padded_to(values: Tensor, length: int) -> Tensor:
@@ -43,7 +46,9 @@ def padded_to(values: Tensor, length: int) -> Tensor:
 def by_engine(records: PaddedRollouts, length: int) -> Recorded:
     """What the engine recorded while sampling."""
     values = records.logps, records.entropy, records.branching.float(), records.sampling_logps
-    return Recorded(*(padded_to(value, length) for value in values))
+    mass = None if records.min_p_mass is None else padded_to(records.min_p_mass, length)
+    logps, entropy, branching, sampling_logps = (padded_to(value, length) for value in values)
+    return Recorded(logps, entropy, branching, sampling_logps, mass)
 
 
 def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
@@ -78,6 +83,8 @@ def gathered(
     temperature: float,
     row_temperature: Tensor | None,
     step: int,
+    answers: Sequence[str | None] | None = None,
+    max_length: int | None = None,
 ) -> Batch:
     """The generation batch of all processes."""
 
@@ -109,11 +116,24 @@ def gathered(
         group=torch.arange(len(rewards), device=rewards.device) // generations,
         truncated=accelerator.gather(truncated),
         temperature=(
-            torch.full_like(rewards, temperature) if row_temperature is None else accelerator.gather(row_temperature)
+            torch.full_like(rewards, temperature)
+            if row_temperature is None
+            else accelerator.gather(per_row(row_temperature, mask))
         ),
         step=step,
         prompts=gather_object([prompt_text(prompt) for prompt in prompts]),
+        answers=() if answers is None else gather_object(list(answers)),
+        max_length=max_length,
+        min_p_mass=optional(recorded.min_p_mass),
     )
+
+
+def per_row(temperature: Tensor, mask: Tensor) -> Tensor:
+    """One temperature per row; where they go by position, their mean over the tokens that count."""
+    if temperature.dim() == 1:
+        return temperature
+    width = min(temperature.size(1), mask.size(1))
+    return masked_mean(temperature[:, :width], mask[:, :width], dim=1)
 
 
 ROW_FIELDS = ("rewards", "correct", "correctness", "group", "truncated")
@@ -163,7 +183,7 @@ def penalties(
         branching=None,
         mask=mask,
         advantages=advantages,
-        temperature=inputs.get("row_temperature", torch.full_like(rows["rewards"], temperature)),
+        temperature=per_row(inputs.get("row_temperature", torch.full_like(rows["rewards"], temperature)), mask),
         step=step,
         **rows,
     )

@@ -35,6 +35,26 @@ def per_token(strategy: Strategy, hook: str, value: Any, batch: Batch) -> PerTok
     return (value if value.is_floating_point() else value.to(like.dtype)).expand_as(like)
 
 
+def per_row(strategy: Strategy, hook: str, value: Any, batch: Batch) -> Float[Tensor, " batch"]:
+    """One finite number per row, NaN only where there was NaN before: an answer that could not be scored."""
+    place, like = f"{title(strategy)}.{hook}", batch.rewards
+    shape = tuple(like.shape)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{place} is {type(value).__name__}; give a tensor of shape {shape}, one value per row")
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{place} has shape {tuple(value.shape)}; give one value per row, shape {shape}")
+    if value.device != like.device:
+        raise ValueError(f"{place} is on {value.device}; give it on {like.device}, the batch's own device")
+    value = value.detach().to(like.dtype)
+    bad = ~value.isfinite() & like.isfinite()
+    if bool(bad.any()):
+        raise ValueError(
+            f"{place} is {value[bad][0].item()} on {int(bad.sum())} of {len(like)} rows at step {batch.step}; give "
+            "finite numbers, and NaN only where batch.rewards has it"
+        )
+    return value
+
+
 def finite(strategy: Strategy, hook: str, value: PerToken, batch: Batch, *, infinite: bool = False) -> PerToken:
     """NaN (and ±∞, unless ``infinite``) on a counted token is an error, unless the batch itself has some."""
     counted = batch.mask > 0

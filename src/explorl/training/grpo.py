@@ -12,7 +12,8 @@ TRL samples (through our engine), rewards and normalises; the whole generation b
 in `explorl.training.loss`.) With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
 
 The trainer is built up in rooms, each a class on the one before: `trl_trainer` (what is asked of TRL), `sampling`,
-`logps`, `objective`, `watching` (what is told of a step), and this one, which ties them together.
+`logps`, `objective`, `watching` (what is told of a step), `refilling` (which prompts there are), and this one, which
+ties them together.
 """
 
 from __future__ import annotations
@@ -31,22 +32,26 @@ from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, w
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
 from explorl.training import checkpoints, options
+from explorl.training.answers import AnswerFunction, answers_of, check_answers
 from explorl.training.batch import Recorded, by_engine, by_pass, gathered, padded_to, put_back
 from explorl.training.correct import Correct
 from explorl.training.correct import Spec as CorrectSpec
 from explorl.training.dealing import dealt
+from explorl.training.dynamic import DynamicSampling, as_option
 from explorl.training.lens import Lens, ObserverLike, build_observers
 from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
+from explorl.training.refilling import RefillingTrainer, refuse
 from explorl.training.shaping import shape
+from explorl.training.solved import SkipSolved
 from explorl.training.trl_trainer import IMAGES
-from explorl.training.watching import RolloutListener, WatchingTrainer
+from explorl.training.watching import RolloutListener
 
 StrategyLike = Strategy | str | Mapping[str, Any]
 ENGINES = ("explorl", "generate", "vllm")
 
 
-class ExplorationTrainer(WatchingTrainer):
+class ExplorationTrainer(RefillingTrainer):
     """`trl.GRPOTrainer` with a list of exploration strategies.
 
     Args:
@@ -54,6 +59,8 @@ class ExplorationTrainer(WatchingTrainer):
             order in which they act.
         correct: what a correct answer is, for strategies that ask: the name of a reward function, or that and the least
             value that it gives one ("accuracy" or ("accuracy", 0.5)). None guesses, and says so.
+        answers: what each answer says, for strategies that ask: a function that is called as a reward function is and
+            gives one text per completion, equal where two say the same, or None where there is no answer.
         engine: what samples: "explorl" (`explorl.rollout.Engine`), "generate" (`model.generate`) or "vllm" (TRL's own
             path). None is vllm where `args.use_vllm` says so, else "explorl" where it computes what the model computes,
             else "generate", with a warning that says why.
@@ -65,6 +72,10 @@ class ExplorationTrainer(WatchingTrainer):
             import paths (`explorl.training.lens`); `explorl.training.observers.statistics()` is what `explorl train`
             has.
         lens: how many answers are looked at closely, and how often.
+        dynamic_sampling: exchange groups whose rewards are all equal for those of fresh prompts, before anything is
+            learnt from the batch: True, a `DynamicSampling` (`explorl.training.dynamic`) or a mapping of its settings.
+        skip_solved: ask prompts that are solved every time less often: True, a `SkipSolved` (`explorl.training.solved`)
+            or a mapping of its settings.
 
     All other arguments are those of `GRPOTrainer`; docs/trl.md lists what becomes of each of TRL's options.
     """
@@ -80,18 +91,23 @@ class ExplorationTrainer(WatchingTrainer):
         *more: Any,
         strategies: Sequence[StrategyLike] = (),
         correct: CorrectSpec = None,
+        answers: AnswerFunction | None = None,
         engine: Literal["explorl", "generate", "vllm"] | None = None,
         packed: bool | None = None,
         on_rollouts: RolloutListener | None = None,
         token_records: int = 0,
         observers: Sequence[ObserverLike] = (),
         lens: Lens | None = None,
+        dynamic_sampling: DynamicSampling | Mapping[str, Any] | bool | None = None,
+        skip_solved: SkipSolved | Mapping[str, Any] | bool | None = None,
         **trl: Any,
     ) -> None:
         if engine not in (None, *ENGINES):
             raise ValueError(f"engine is {engine!r}; use {', '.join(map(repr, ENGINES))}, or None to have one chosen")
         self.strategies: list[Strategy] = build_all(strategies)
         watching = build_observers(observers)
+        dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
+        skip = as_option(SkipSolved, skip_solved, "skip_solved")
         self._warned: set[str] = set()
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
@@ -100,18 +116,21 @@ class ExplorationTrainer(WatchingTrainer):
             for key, value in strategy.arguments().items():
                 setattr(args, key, value)
         options.refuse(args)
-        for strategy in self.strategies:
-            strategy.check(num_generations=args.num_generations)
+        options.refuse_strategies(args, self.strategies)
+        check_answers(self.strategies, answers)
+        self._answer_function = answers
         if engine == "vllm":
             args.use_vllm = True
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
+        refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **trl)
 
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine)
         self._packed = False if self._only_padded() else packed
         self._begin_watching(lens or Lens(), watching, token_records)
+        self._begin_refilling(dynamic, skip)
         if on_rollouts is not None:
             self.listen(on_rollouts)
         self._forget_rollout()
@@ -156,13 +175,16 @@ class ExplorationTrainer(WatchingTrainer):
                 )
             if overrides(strategy, "clip") and self.loss_type in ("sapo", "vespo"):
                 self.warn_once(f"the clip of {strategy.name} has no effect: loss_type={self.loss_type!r} clips nothing")
-        if self.correct.guessed and any(strategy.needs_correct for strategy in self.strategies):
+        asked = self.skip_solved is not None or (self.dynamic_sampling and self.dynamic_sampling.by == "correct")
+        if self.correct.guessed and (asked or any(strategy.needs_correct for strategy in self.strategies)):
             self.warn_once(self.correct.guess)
 
     # ---------------------------------------------------------------- record, shape
 
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A generation batch: sampled, rewarded, and shaped by the strategies."""
+        if self.mode == "train":
+            inputs = self.refilled(inputs)
         self._forget_rollout()
         self._prompts = [row.get("prompt", "") for row in inputs]
         if self.asked_for_old and self.old_is_first_pass:
@@ -190,10 +212,8 @@ class ExplorationTrainer(WatchingTrainer):
 
     def _rewards(self) -> Tensor:
         """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""
-        parts = self.reward_parts
-        assert parts is not None
-        rewards = (parts * self.reward_weights.to(parts.device)).nansum(dim=1)
-        return torch.where(parts.isnan().all(dim=1), torch.nan, rewards)
+        assert self.reward_parts is not None
+        return self._totals(self.reward_parts)
 
     def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> None:
         assert self.reward_parts is not None
@@ -210,11 +230,19 @@ class ExplorationTrainer(WatchingTrainer):
             temperature=self.temperature,
             row_temperature=self._sampling_temperature,
             step=self.now,
+            answers=self._answers(),
+            max_length=self.max_completion_length,
         )
-        shaped = shape(self.strategies, batch)
+        shaped = shape(self.strategies, batch, self.normalised)
         put_back(shaped, output, batch, process=self.accelerator.process_index, penalties=self.has_penalties)
         for name, value in shaped.metrics.items():
             self.record_metric(name, value)
+
+    def _answers(self) -> list[str | None] | None:
+        """What this process's answers say; None where no strategy asks."""
+        if self._answer_function is None or not any(strategy.needs_answers for strategy in self.strategies):
+            return None
+        return answers_of(self._answer_function, self.rewarded)
 
     def _recorded(self, output: Mapping[str, Any]) -> Recorded:
         """log π at the sampling temperature, entropy and branching factor at 1, of every completion token."""
@@ -321,11 +349,13 @@ class ExplorationTrainer(WatchingTrainer):
             return
         progress = checkpoints.Progress(self.micro_step, self._mean_reward)
         checkpoints.write_progress(folder, progress, self.strategies)
+        self._write_streaks(folder)
         if self._reference_moved:
             checkpoints.write_reference(folder, reference_weights(*self._models()))
 
     def read_state(self, folder: Path) -> None:
         self._read_looks(folder)
+        self._read_streaks(folder)
         progress = checkpoints.read_progress(folder, self.strategies)
         if progress is None:
             return

@@ -1,4 +1,5 @@
-"""Log-probabilities of a batch: packed where that is right for the model, else padded, at each row's temperature."""
+"""Log-probabilities of a batch: packed where that is right for the model, else padded, at each row's temperature, or
+that of each of its tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +10,16 @@ import torch
 from torch import Tensor
 
 from explorl.modeling import passes
-from explorl.modeling.packed import is_linear, packed_logps, scaled_states
+from explorl.modeling.packed import by_place, is_linear, packed_logps, scaled_states
 from explorl.training.batch import padded_to
 from explorl.training.sampling import SamplingTrainer
 from explorl.training.trl_trainer import IMAGES
+
+
+def widened(temperature: Tensor, completion: int) -> Tensor:
+    """Temperatures by position for so many of them, since TRL may round their number up; 1 where there is none."""
+    wide = padded_to(temperature, completion)
+    return torch.where(wide > 0, wide, 1.0)
 
 
 class LogProbabilityTrainer(SamplingTrainer):
@@ -73,13 +80,16 @@ class LogProbabilityTrainer(SamplingTrainer):
         temperature: Tensor | None = None,
         **asked: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Packed where that is right for the model, padded else; at each row's own temperature, where it has one."""
+        """Packed where that is right for the model, padded else; at each row's own temperature, where it has one, or at
+        each token's."""
         no_gradient = not torch.is_grad_enabled()
         if self._old_logps is not None and model is self.model and no_gradient:
             recorded, self._old_logps = padded_to(self._old_logps, completion), None
             return recorded, None, None
         if temperature is None and no_gradient:
             temperature = self._row_temperature
+        if temperature is not None and temperature.dim() == 2:
+            temperature = widened(temperature, completion)
         entropy = bool(asked.get("compute_entropy"))
         kind = "padded" if asked.keys() - {"compute_entropy"} else self._kind(model, input_ids.size(1))
         if kind == "padded" and temperature is None:
@@ -110,11 +120,11 @@ class LogProbabilityTrainer(SamplingTrainer):
     def _tempered(
         self, model: Any, ids: Tensor, mask: Tensor, completion: int, temperature: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The padded pass with a temperature per row."""
+        """The padded pass with a temperature per row, or per token."""
         if not is_linear(model):
             with self.accelerator.autocast():
                 return passes.tempered_logps(model, ids, mask, completion, temperature)
-        with scaled_states(model, (self.temperature / temperature).view(-1, 1, 1)):
+        with scaled_states(model, self.temperature / by_place(temperature, ids).unsqueeze(2)):
             logps, entropy, _ = self.padded_log_probabilities(
                 model, ids, mask, completion, rows=len(ids), compute_entropy=True
             )

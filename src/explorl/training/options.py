@@ -11,9 +11,12 @@ is in `refuse`, each with what to use instead; docs/trl.md is made from this mod
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from explorl.strategies import Strategy
+from explorl.strategies.base import overrides
+from explorl.strategies.validate import title
 from explorl.training.loss import LOSSES
 
 ARGUMENTS: Mapping[str, str] = {
@@ -242,8 +245,31 @@ REFUSED: Mapping[str, str] = {
     "a strategy that sets sampling per row, with tools or environments": "a conversation is sampled turn by turn",
     "a strategy that sets sampling per row, without the engine": "`generate` and vLLM sample all rows alike",
     "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
+    "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from any place of the data set",
+    "`dynamic_sampling`, with tools, environments, a `rollout_func`, images or vLLM": (
+        "answers to fresh prompts could not be put among the others, or nobody has tried it"
+    ),
+    "a strategy that changes rewards, with multi_objective_aggregation='normalize_then_sum'": (
+        "each reward is normalised by itself, before there is a total to change"
+    ),
 }
 """What is refused at construction; no option of TRL's by itself is."""
+
+
+def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
+    """The same for strategies: what cannot work with these arguments."""
+    shares = {title(one): one.needs_min_p_mass for one in strategies if one.needs_min_p_mass is not None}
+    if len(set(shares.values())) > 1:
+        raise ValueError(f"strategies need the mass above different shares of the likeliest token: {shares}; use one")
+    for strategy in strategies:
+        strategy.check(num_generations=args.num_generations)
+        strategy.check_length(max_completion_length=args.max_completion_length)
+        if overrides(strategy, "rewards") and args.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"{title(strategy)} changes the total reward, and multi_objective_aggregation="
+                f"{args.multi_objective_aggregation!r} normalises each reward by itself, before there is a total; use "
+                f"'sum_then_normalize', or leave out {title(strategy)}"
+            )
 
 
 def refuse(args: Any) -> None:
@@ -321,8 +347,9 @@ steps do not end with a generation batch, they are TRL's own.
 
 {arguments}
 
-Ours beside them: `strategies`, `correct`, `engine`, `packed`, `on_rollouts`, `token_records`, `observers`, `lens`; see
-`help(ExplorationTrainer)`. An observer is any object with `see(step: StepView)` that returns numbers by name; what it
+Ours beside them: `strategies`, `correct`, `answers`, `engine`, `packed`, `on_rollouts`, `token_records`, `observers`,
+`lens`, `dynamic_sampling`, `skip_solved`; see `help(ExplorationTrainer)`. [dynamic-sampling.md](dynamic-sampling.md)
+has the last two. An observer is any object with `see(step: StepView)` that returns numbers by name; what it
 says of a generation batch, once the last update on it is done, is logged under `lens/`. What `explorl train` logs is
 `observers=statistics()` from `explorl.training.observers`; `lens=Lens(rate=0.05)` from `explorl.training.lens` says how
 many answers are looked at closely, by two passes without gradient. Without observers nothing is looked at.

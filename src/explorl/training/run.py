@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig
 
-from explorl.config import Config, check_engine, check_precision
+from explorl.config import Config, Section, check_engine, check_precision
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy, lora_config
 from explorl.store import RunStore
@@ -138,9 +139,10 @@ def run_grpo(
         args = grpo_config(config, nowhere)  # the trainer makes its folder at once
         check_one_gpu(args)
         args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
+        reward_functions, answers = task.scorers()
         trainer = StoredExplorationTrainer(
             model=policy.model,
-            reward_funcs=task.reward_functions(),
+            reward_funcs=reward_functions,
             args=args,
             train_dataset=Dataset.from_list(rows),
             processing_class=policy.tokenizer,
@@ -148,8 +150,11 @@ def run_grpo(
             strategies=config.strategies,
             engine=config.rollout.engine,
             correct=correct,
+            answers=answers if task.has_answers else None,
             observers=observers,
             lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
+            dynamic_sampling=_settings(config.training.dynamic_sampling),
+            skip_solved=_settings(config.training.skip_solved),
             callbacks=callbacks,
         )
         if config.training.save_rollouts:
@@ -180,6 +185,10 @@ def run_grpo(
         finally:
             shown.close()
         return save_model(store, trainer, policy.tokenizer)
+
+
+def _settings(section: Section | None) -> dict[str, Any] | None:
+    return None if section is None else section.model_dump()
 
 
 def run_name(folder: Path) -> str:

@@ -50,6 +50,7 @@ OF_NO_MATTER = {
 
 PER_ROW = (
     "temperature",
+    "temperature_by_position",
     "top_p",
     "top_k",
     "min_p",
@@ -118,11 +119,20 @@ def _said(strategy: Strategy, given: Any, rows: int) -> dict[str, Any]:
             raise ValueError(f"{title(strategy)}.sampling gives {key!r}; it may give {', '.join(PER_ROW)}")
         value = value.tolist() if isinstance(value, Tensor) else value
         said[key] = [value] * rows if isinstance(value, Real) else list(value)
+        if key == "temperature_by_position" and any(isinstance(one, Real) for one in said[key]):
+            raise ValueError(
+                f"{title(strategy)}.sampling gives one number as a row's {key!r}; give each row a sequence, such as "
+                "[1.2, 1.1, 1.0]"
+            )
         if len(said[key]) != rows:
             raise ValueError(
                 f"{title(strategy)}.sampling gives {len(said[key])} values of {key!r} for {rows} rows; give one per row"
             )
     return said
+
+
+_EXCLUSIVE = {"temperature": "temperature_by_position", "temperature_by_position": "temperature"}
+"""What takes the place of what an earlier strategy said."""
 
 
 class Draw:
@@ -134,15 +144,32 @@ class Draw:
         said: dict[str, Any] = {}
         for strategy in strategies:
             if overrides(strategy, "sampling"):
-                said.update(_said(strategy, strategy.sampling(prompts, step), len(prompts)))
+                own_words = _said(strategy, strategy.sampling(prompts, step), len(prompts))
+                for key, other in _EXCLUSIVE.items():
+                    if key in own_words:
+                        said.pop(other, None)
+                said.update(own_words)
+            if strategy.needs_min_p_mass is not None:
+                said["min_p_mass"] = strategy.needs_min_p_mass
         if any(said.pop("bottom_p_per_sequence", [])):
             said["bottom_p_per"] = "sequence"
         own = said.pop("training_temperature", None)
         # Whether rows have temperatures of their own is up to the strategies, not to their values: so all processes
         # agree on it, also where the prompts of one of them happen to have the trainer's temperature.
-        self.sampling_temperature: Sequence[float] | None = said.get("temperature")
-        self.training_temperature: Sequence[float] | None = said.get("temperature") if own is None else own
+        # By position, each row has a sequence of them.
+        self.sampling_temperature: Sequence[Any] | None = said.get("temperature_by_position", said.get("temperature"))
+        self.training_temperature: Sequence[Any] | None = self.sampling_temperature if own is None else own
         self.params = SamplingParams(**{**options, **said})
+
+
+def by_position(curves: Sequence[Sequence[float]], width: int) -> list[list[float]]:
+    """Sequences of any length as rows of so many positions; the last value holds on."""
+    known: dict[int, list[float]] = {}  # rows mostly share one
+    for curve in curves:
+        if id(curve) not in known:
+            held = list(curve[:width])
+            known[id(curve)] = held + [held[-1]] * (width - len(held))
+    return [known[id(curve)] for curve in curves]
 
 
 class SamplingTrainer(NamedGRPOTrainer):
@@ -155,14 +182,14 @@ class SamplingTrainer(NamedGRPOTrainer):
     _old_logps: Tensor | None
     """log π_old for TRL, where the records have it."""
     _sampling_temperature: Tensor | None
-    """One per row, where a strategy sets it."""
+    """One per row, or one per position of each, where a strategy sets it."""
     _row_temperature: Tensor | None
-    """That at which the loss looks at each row."""
+    """That at which the loss looks at each row, or at each of its tokens."""
     _prompts: list[Any]
 
     def _engine_for(self, engine: str | None) -> Engine | None:
         """The engine, tried out on this model; None where TRL samples."""
-        needing = [strategy.name for strategy in self.strategies if overrides(strategy, "sampling")]
+        needing = [title(strategy) for strategy in self.strategies if overrides(strategy, "sampling")]
         self._check_recorded(engine)
         why = self._why_not_engine()
         if engine == "explorl" and why:
@@ -195,6 +222,14 @@ class SamplingTrainer(NamedGRPOTrainer):
     def _check_recorded(self, engine: str | None) -> None:
         """That what strategies need to know of sampling will be recorded."""
         for strategy in self.strategies:
+            if strategy.needs_min_p_mass is not None:
+                why = "vLLM samples" if self.use_vllm else self._why_not_engine() if engine != "generate" else ""
+                why = "a conversation with tools is sampled turn by turn" if self.tools else why
+                if why or engine == "generate" or self.environment_factories:
+                    raise ValueError(
+                        f"{title(strategy)} needs to know how likely other tokens were, which only Explorl's engine "
+                        f"records ({why or 'model.generate samples'}); use engine='explorl', or leave it out"
+                    )
             if not strategy.needs_sampling_logps:
                 continue
             if self.use_vllm and self.vllm_importance_sampling_correction:
@@ -239,7 +274,9 @@ class SamplingTrainer(NamedGRPOTrainer):
         """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
         if self._engine is None:
             return None
-        per_row = any(overrides(strategy, "sampling") for strategy in self.strategies)
+        per_row = any(
+            overrides(strategy, "sampling") or strategy.needs_min_p_mass is not None for strategy in self.strategies
+        )
         if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
             return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
@@ -275,13 +312,19 @@ class SamplingTrainer(NamedGRPOTrainer):
         return int(self.accelerator.gather(here).max().item())
 
     def _remember(self, records: PaddedRollouts, draw: Draw) -> None:
-        def rows(values: Sequence[float] | None) -> Tensor | None:
+        def rows(values: Sequence[Any] | None) -> Tensor | None:
+            if values is not None and not isinstance(values[0], Real):
+                values = by_position(values, records.logps.size(1))
             return None if values is None else torch.tensor(values, dtype=torch.float32, device=records.logps.device)
 
+        sampling = rows(draw.sampling_temperature)
         same = draw.training_temperature is draw.sampling_temperature
-        self._records = records
-        self._sampling_temperature = rows(draw.sampling_temperature)
-        self._row_temperature = self._sampling_temperature if same else rows(draw.training_temperature)
+        self._keep(records, sampling, sampling if same else rows(draw.training_temperature))
+
+    def _keep(self, records: PaddedRollouts, sampling: Tensor | None, training: Tensor | None) -> None:
+        """Takes down what was recorded of this process's rows, and their temperatures in sampling and in the loss."""
+        self._records, self._sampling_temperature, self._row_temperature = records, sampling, training
+        same = training is sampling
         # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the
         # difference of two log-probabilities, which then have to come from one and the same pass.
         exact = self.compute_dtype is None and weights_dtype(self.model) == torch.float32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from explorl.strategies import Batch, Strategy
+from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
-from explorl.training.checked import finite, number, per_token
+from explorl.training.checked import finite, number, per_row, per_token
 
 PerToken = Float[Tensor, "batch time"]
+PerRow = Float[Tensor, " batch"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,12 @@ class Shaped:
 
 
 @torch.no_grad()
-def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
+def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[PerRow], PerRow] | None = None) -> Shaped:
     """Calls the hooks of all strategies in their order, on the whole batch.
 
-    First every `advantages`, each on what the one before it left; then `select`, `weights`, `clip` and `keep`, which
-    see the final advantages. Weights multiply, masks multiply, and of several clips the last one counts.
+    First every `rewards`, from whose last word `normalised` makes advantages, one per row; then every `advantages`,
+    each on what the one before it left; then `select`, `weights`, `clip` and `keep`, which see the final advantages.
+    Weights multiply, masks multiply, and of several clips the last one counts.
     """
     metrics: dict[str, float] = {}
     counted = batch.mask > 0
@@ -57,6 +60,21 @@ def shape(strategies: Sequence[Strategy], batch: Batch) -> Shaped:
         change = (after - before).abs()[counted].float()
         metrics[f"{prefix(strategy)}/{what}_change"] = (change.sum() / tokens).item()
         metrics[f"{prefix(strategy)}/{what}_tokens"] = float((change > 0).sum().item())
+
+    rewarding = [strategy for strategy in strategies if overrides(strategy, "rewards")]
+    changed = False
+    for strategy in rewarding:
+        rewards = strategy.rewards(batch)
+        if rewards is not None:
+            rewards = per_row(strategy, "rewards", rewards, batch)
+            change = (rewards - batch.rewards).abs()
+            metrics[f"{prefix(strategy)}/reward_change"] = change.nanmean().item()
+            metrics[f"{prefix(strategy)}/reward_rows"] = float((change > 0).sum().item())
+            batch, changed = batch.with_(rewards=rewards), True
+    if changed:
+        assert normalised is not None, "nobody said how rewards become advantages"
+        anew = normalised(batch.rewards).unsqueeze(1) * batch.mask
+        batch = batch.with_(advantages=anew.to(batch.advantages.dtype))
 
     for strategy in strategies:
         advantages = strategy.advantages(batch)

@@ -4,15 +4,16 @@ What is overridden, and what a subclass finds in its place:
 
     _generate_single_turn                 sample(prompt_ids)
     _get_per_token_logps_and_entropies    log_probabilities(model, ids, mask, completion, ...)
-    _calculate_rewards                    reward_parts
+    _calculate_rewards                    reward_parts, rewarded; known_rewards()
     _generate_and_score_completions       scored(inputs)
     _prepare_inputs                       micro_batches(batch)
     _compute_loss                         loss(model, batch)
     _get_train_sampler                    (the same order of prompts, also in a resumed run)
     _save_checkpoint, _load_from_checkpoint, _load_optimizer_and_scheduler    write_state(folder), read_state(folder)
 
-What is read: _step, _buffered_inputs, _metrics, _logs, _tokenizer, _is_vlm, _entropy_bonus_enabled,
-_last_world_entropy, _entropy_window_stats, _get_output_dir.
+What is read: _step, _buffered_inputs, _metrics, _logs, _pending_extra_logs, _tokenizer, _is_vlm,
+_entropy_bonus_enabled, _last_world_entropy, _entropy_window_stats, _get_output_dir; and called: _generate,
+_calculate_rewards, _set_signature_columns_if_needed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import (
     RepeatSampler,
     add_fused_lm_head,
+    nanstd,
     shuffle_sequence_dict,
     split_pixel_values_by_grid,
     split_tensor_dict,
@@ -54,6 +56,21 @@ IMAGES = (
 Mode = Literal["train", "eval"]
 
 
+class Answered(NamedTuple):
+    """Rows that were sampled and rewarded."""
+
+    completion_ids: list[list[int]]
+    """Of this process."""
+    extra: dict[str, list[Any]]
+    """What reward functions logged of each, by column (``log_extra``); of this process."""
+    reward_parts: Tensor
+    """Of all processes, (rows, reward functions), NaN where one said None."""
+
+
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+"""Columns of a data set that reward functions get under other names, or not at all."""
+
+
 def add_head(model: Any) -> None:
     """Give a model the fused head that the trainer gives it: log-probabilities and entropies without all logits."""
     add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
@@ -74,6 +91,8 @@ class NamedGRPOTrainer(GRPOTrainer):
     entropy_coef: float
     reward_parts: Tensor | None = None
     """Rewards of the latest generation batch of all processes, (rows, reward functions), NaN where one said None."""
+    rewarded: Mapping[str, Any]
+    """What the reward functions of this process were called with, by name: prompts, completions and columns."""
     _warned: set[str]
     _last_world_entropy: float
     _entropy_window_stats: Tensor | None
@@ -164,12 +183,45 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     # ---------------------------------------------------------------- score
 
+    def answered(self, inputs: list[dict[str, Any]]) -> Answered:
+        """Samples and rewards rows, as many on each process, without a trace of them in what is logged."""
+        prompts = [row["prompt"] for row in inputs]
+        metrics = {name: list(values) for name, values in self._metrics[self.mode].items()}
+        completion_ids, _, completions = self._generate(prompts)[1:4]
+        self._metrics[self.mode].clear()
+        self._metrics[self.mode].update(metrics)
+        parts = self._calculate_rewards(inputs, prompts, completions, completion_ids)
+        extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
+        self._pending_extra_logs.clear()
+        return Answered(completion_ids, extra, parts)
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of all prompts and answers so far."""
+        return int(self.state.num_input_tokens_seen)
+
+    @tokens_seen.setter
+    def tokens_seen(self, count: int) -> None:
+        self.state.num_input_tokens_seen = count
+        self._metrics[self.mode]["num_tokens"] = [count]
+
+    def known_rewards(self) -> Answered | None:
+        """Answers of the generation batch where it is rewarded already; None has the reward functions called."""
+        return None
+
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Samples, rewards and normalises a generation batch."""
         rewards = self._calculate_rewards
 
-        def kept(*args: Any, **kwargs: Any) -> Tensor:
-            self.reward_parts = rewards(*args, **kwargs)
+        def kept(inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **options: Any) -> Tensor:
+            known = self.known_rewards()
+            if known is None:
+                self.reward_parts = rewards(inputs, prompts, completions, ids, *more, **options)
+            else:
+                self.reward_parts = known.reward_parts
+                self._pending_extra_logs.update(known.extra)
+            columns = {key: [row[key] for row in inputs] for key in inputs[0] if key not in _NOT_COLUMNS}
+            self.rewarded = {"prompts": prompts, "completions": completions, "completion_ids": ids, **columns}
             return self.reward_parts
 
         self._calculate_rewards: Any = (
@@ -182,6 +234,17 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         return self.scored(inputs)
+
+    def normalised(self, rewards: Tensor) -> Tensor:
+        """Advantages of total rewards of all processes, one per row, as TRL makes them ("sum_then_normalize")."""
+        grouped = rewards.view(-1, self.num_generations)
+        advantages = rewards - grouped.nanmean(dim=1).repeat_interleave(self.num_generations, dim=0)
+        if self.scale_rewards != "none":
+            batch = self.scale_rewards == "batch"
+            std = nanstd(rewards).expand_as(rewards) if batch else nanstd(grouped, dim=1)
+            std = std if batch else std.repeat_interleave(self.num_generations, dim=0)
+            advantages = advantages / (std + 1e-4)
+        return torch.nan_to_num(advantages, nan=0.0)
 
     # ---------------------------------------------------------------- split
 
@@ -264,6 +327,14 @@ class NamedGRPOTrainer(GRPOTrainer):
         return total
 
     # ---------------------------------------------------------------- order of the prompts, checkpoints
+
+    def row_at(self, place: int) -> dict[str, Any]:
+        """A row of the training data as it comes to `scored`."""
+        row = dict(self.train_dataset[place])
+        if not self.args.remove_unused_columns:
+            return row
+        self._set_signature_columns_if_needed()
+        return {name: value for name, value in row.items() if name in self._signature_columns}
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)

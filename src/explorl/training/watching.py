@@ -38,6 +38,7 @@ from explorl.training.lens import (
     remembered,
     undisturbed,
 )
+from explorl.training.logps import widened
 from explorl.training.objective import ObjectiveTrainer
 from explorl.training.records import (
     counted_tokens,
@@ -175,7 +176,11 @@ class WatchingTrainer(ObjectiveTrainer):
         chosen = torch.tensor(rows, device=output["completion_ids"].device)
         inputs = {name: output[name][chosen] for name in _INPUTS}
         temperature = torch.full((len(rows),), float(self.temperature), device=chosen.device)
-        inputs["temperature"] = temperature if self._row_temperature is None else self._row_temperature[chosen]
+        if self._row_temperature is not None:
+            temperature = self._row_temperature[chosen]
+        if temperature.dim() == 2:
+            temperature = widened(temperature, output["completion_ids"].size(1))
+        inputs["temperature"] = temperature
         inputs["counted"] = counted_tokens(output)[chosen]
         return inputs, self._records_of(inputs)
 
@@ -189,10 +194,12 @@ class WatchingTrainer(ObjectiveTrainer):
             for kind in ("ids", "mask")
         )
         model = self.accelerator.unwrap_model(self.model)
+        temperature = inputs["temperature"]  # one per row, or one per position
+        temperature = temperature if temperature.dim() == 1 else temperature[:, :time]
         with undisturbed(ids.device), _still(model):
             found = answer_records(
                 model, ids, mask, time, rows=self.args.per_device_train_batch_size,
-                temperature=inputs["temperature"], autocast=self.accelerator.autocast,
+                temperature=temperature, autocast=self.accelerator.autocast,
                 packed=self._packed is not False,
             )  # fmt: skip
         return AnswerRecords(*(padded_to(values, width) for values in found))
@@ -203,7 +210,11 @@ class WatchingTrainer(ObjectiveTrainer):
         chosen = torch.tensor(rows, device=records.logps.device)
         moved = (token_advantages(output) * token_weights(output))[chosen]  # at the first update the ratio is 1
         size = update_size(
-            records.logps, records.others_squared, records.state_norms, moved, temperature=temperature.unsqueeze(1)
+            records.logps,
+            records.others_squared,
+            records.state_norms,
+            moved,
+            temperature=temperature.view(len(temperature), -1),
         )
         return Sampled(
             rows=chosen,

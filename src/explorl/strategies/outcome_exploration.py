@@ -1,0 +1,151 @@
+"""Outcome-based exploration: a bonus for final answers that were seldom given to a prompt.
+
+    historical   A_i ← A_i + coef · (b_i − baseline),   b_i = min(1, N(x, a_i)^(−1/2))
+    batch        A_i ← A_i − coef · (1/n) · #{j ≠ i : a_j = a_i}
+
+Song, Kempe and Munos 2025. N(x, a) is how often prompt x was answered by a in the batches before this one, so an answer
+that is new has b = 1. `baseline="none"` is their UCB, "mean" UCB-Mean (the mean of b over the group) and "constant"
+UCB-Con (b_0, here `constant`: answers given more than b_0^(−2) times lose). `kind="batch"` looks at the n answers of
+the group alone.
+
+What to expect: on prompts that are not solved yet the policy goes on to try new answers instead of repeating a wrong
+one. The authors found that UCB alone helps training more than the test, that UCB-Con helps both, and that batch keeps
+answers most varied at the end of training.
+
+When not to: where answers are of endless variety (programs, proofs), nearly all are new and the bonus tells nothing
+apart. The bonus never ends for wrong answers either: with a large `coef` the policy is paid for being wrong in new
+ways. An answer that the task reads as None is none: it gets nothing, and neither counts nor stands in the mean.
+
+Deviations: the mean baseline is over all n answers of the group; leaving out the answer itself would multiply b_i −
+mean by n/(n − 1). The defaults of `coef` and `constant` are ours. What answers are equal is for the task, or for the
+trainer's `answers` function, to say. Of each prompt the counts of at most 1000 different answers are remembered; when
+there are more, the rarest and among these the oldest are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from explorl.strategies.base import Batch, Strategy
+from explorl.strategies.schedule import Scheduled, at
+from explorl.strategies.solve_rates import digest
+from explorl.strategies.stats import counted, double, group_moments, group_total
+from explorl.strategies.validate import choice, number
+
+MOST_ANSWERS = 1000
+"""Different answers to a prompt whose counts are remembered."""
+
+
+def ucb_bonuses(
+    counts: Float[Tensor, " batch"],
+    outcome: Int[Tensor, " batch"],
+    group: Int[Tensor, " batch"],
+    *,
+    baseline: Literal["none", "mean", "constant"],
+    constant: float,
+) -> Float[Tensor, " batch"]:
+    """min(1, N^(−1/2)) − baseline for each answer that was given N times before; 0 where the outcome is −1: none."""
+    answered = outcome >= 0
+    bonus = double(counts).clamp(min=1.0).rsqrt()
+    if baseline == "mean":
+        mean, _ = group_moments(bonus, group, answered, correction=0)
+        bonus = bonus - mean
+    elif baseline == "constant":
+        bonus = bonus - constant
+    return torch.where(answered, bonus, 0.0).float()
+
+
+def repetition_penalties(outcome: Int[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    """−(1/n) · #{j ≠ i : a_j = a_i} within each group of n; 0 where the outcome is −1: no answer."""
+    answered = outcome >= 0
+    _, pair = torch.unique(torch.stack([group, outcome.to(group.dtype)]), dim=1, return_inverse=True)
+    others = group_total(torch.ones_like(double(outcome)), pair) - 1
+    size = group_total(torch.ones_like(others), group)
+    return torch.where(answered, -others / size, 0.0).float()
+
+
+@dataclass(frozen=True)
+class OutcomeExploration(Strategy):
+    """A bonus for final answers that were seldom given to a prompt."""
+
+    name = "outcome_exploration"
+    paper = "Song, Kempe and Munos 2025, Outcome-based exploration for LLM reasoning (arXiv:2509.06941)"
+    needs_answers = True
+
+    coef: Scheduled = 0.1
+    kind: Literal["historical", "batch"] = "historical"
+    baseline: Literal["constant", "mean", "none"] = "constant"  # of the historical bonus
+    constant: Scheduled = 0.5  # b_0: answers given more than b_0^(−2) times lose
+
+    def __post_init__(self) -> None:
+        number(self, "coef", at_least=0)
+        choice(self, "kind", "historical", "batch")
+        choice(self, "baseline", "constant", "mean", "none")
+        number(self, "constant", at_least=0, at_most=1)
+
+    def bonuses(self, batch: Batch) -> Float[Tensor, " batch"]:
+        """What each answer gains, before the coefficient."""
+        known: dict[str, int] = {}
+        texts = _answers(batch)
+        ids = [-1 if text is None else known.setdefault(text, len(known)) for text in texts]
+        outcome = torch.tensor(ids, device=batch.group.device)
+        if self.kind == "batch":
+            return repetition_penalties(outcome, batch.group)
+        seen = self.memory.get("counts", {})
+        counts = [
+            0 if text is None else seen.get(digest(prompt), {}).get(digest(text), 0)
+            for prompt, text in zip(batch.prompts, texts, strict=True)
+        ]
+        return ucb_bonuses(
+            torch.tensor(counts, dtype=torch.float32, device=batch.group.device),
+            outcome,
+            batch.group,
+            baseline=self.baseline,
+            constant=at(self.constant, batch.step),
+        )
+
+    def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
+        bonus = double(at(self.coef, batch.step) * self.bonuses(batch)).unsqueeze(1)
+        shaped = counted(batch.advantages, batch.mask) + bonus * (batch.mask > 0)
+        return shaped.to(batch.advantages.dtype)
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        """The mean bonus, the share of rows with an answer, different answers per prompt; and counts the answers."""
+        texts = _answers(batch)
+        numbers = {
+            "bonus": float(self.bonuses(batch).mean()),
+            "answered": sum(text is not None for text in texts) / max(len(texts), 1),
+            "distinct": len({pair for pair in zip(batch.group.tolist(), texts, strict=True) if pair[1] is not None})
+            / max(len(batch.group.unique()), 1),
+        }
+        if self.kind == "historical":
+            self._remember(batch.prompts, texts)
+        return numbers
+
+    def _remember(self, prompts: Sequence[str], texts: Sequence[str | None]) -> None:
+        given = Counter((digest(p), digest(text)) for p, text in zip(prompts, texts, strict=True) if text is not None)
+        counts = self.memory.setdefault("counts", {})
+        for (prompt, text), times in given.items():
+            own = counts.setdefault(prompt, {})
+            own[text] = own.get(text, 0) + times
+        for prompt in {prompt for prompt, _ in given}:
+            surplus = len(counts[prompt]) - MOST_ANSWERS
+            for text in sorted(counts[prompt], key=counts[prompt].__getitem__)[: max(surplus, 0)]:
+                del counts[prompt][text]
+
+
+def _answers(batch: Batch) -> Sequence[str | None]:
+    """One per row, or an error: a trainer that does not know this strategy's needs has given none."""
+    if len(batch.answers) != len(batch.group):
+        raise ValueError(
+            f"outcome_exploration has {len(batch.answers)} answers for {len(batch.group)} rows; whoever makes the "
+            "batch must fill in Batch.answers, one text or None per row"
+        )
+    return batch.answers
