@@ -33,6 +33,16 @@ def test_the_page_is_what_the_docstrings_say() -> None:
     assert written == docs.render(written), "run python -m explorl.strategies.docs"
 
 
+def test_the_readme_lists_every_strategy() -> None:
+    page = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert docs.readme(page) == page, "run python -m explorl.strategies.docs"
+    for name, strategy in xs.REGISTRY.items():
+        assert f"| `{name}` |" in page
+        assert strategy.paper.split(",")[0] in page
+    with pytest.raises(ValueError, match="no table that begins with"):
+        docs.readme("# A page\n")
+
+
 @pytest.mark.parametrize("name", xs.REGISTRY)
 def test_every_strategy_has_a_whole_section(name: str) -> None:
     section = docs.render().split(f"\n## {name}\n")[1].split("\n## ")[0]

@@ -34,7 +34,7 @@ class BottomP(Strategy):
     """Sample without the most likely tokens."""
 
     name = "bottom_p"
-    paper = "Mecklenburg, exploration strategies for reasoning fine-tuning of small language models, §5.2"
+    paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §5.2"
     moved: ClassVar[Mapping[str, str]] = {
         "importance": "list the strategy importance_correction beside it",
         "cap": "it is now the cap of the strategy importance_correction",

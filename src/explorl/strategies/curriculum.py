@@ -31,7 +31,7 @@ class Curriculum(Strategy):
     """Train on the prompts that the starting checkpoint can solve, or on the easiest first."""
 
     name = "curriculum"
-    paper = "Mecklenburg, exploration strategies for reasoning fine-tuning of small language models, §3"
+    paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §3"
 
     solve_rates: SolveRates  # a mapping from prompt to rate, or the path of a JSON file
     mode: Literal["solved", "easy_first"] = "solved"

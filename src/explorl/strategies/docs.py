@@ -1,7 +1,7 @@
-"""Writes docs/strategies.md from the docstrings, so that the two cannot drift apart.
+"""Writes docs/strategies.md and the README's table from the docstrings, so that they cannot drift apart.
 
-    python -m explorl.strategies.docs            # writes docs/strategies.md
-    python -m explorl.strategies.docs --check    # fails where it is not what would be written
+    python -m explorl.strategies.docs            # writes both
+    python -m explorl.strategies.docs --check    # fails where they are not what would be written
 
 What stands between the two marks of the measured effects is written by hand and kept.
 """
@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from explorl.strategies.schedule import Schedule
 
 BEGIN, END = "<!-- measured effects: begin -->", "<!-- measured effects: end -->"
 NOT_YET = "Nothing is measured yet."
+README_HEAD = "| name | what it does | source |\n"
 
 HOOKS = (
     "arguments",
@@ -125,7 +126,7 @@ TAIL = """\
 
 def render(existing: str = "") -> str:
     """The whole document; what `existing` has between the marks of the measured effects is kept."""
-    entries = [entry for entry in describe() if entry["name"] in REGISTRY]
+    entries = [entry for entry in describe() if _ours(entry)]
     head = HEAD.format(
         listing=_listing(entries),
         composition=_paragraphs(explorl.strategies)[1],
@@ -150,18 +151,43 @@ def measured(document: str) -> str:
     return kept.strip("\n")
 
 
-def write(path: Path, *, check: bool = False) -> None:
+def readme(existing: str) -> str:
+    """The README with its table of the strategies made anew."""
+    before, head, rest = existing.partition(README_HEAD)
+    if not head:
+        raise ValueError(f"the README has no table that begins with {README_HEAD!r}")
+    after = rest.partition("\n\n")[2]
+    rows = [(f"`{entry['name']}`", _effect(entry), _short(entry["paper"])) for entry in describe() if _ours(entry)]
+    return f"{before}{_table(('name', 'what it does', 'source'), rows)}\n\n{after}"
+
+
+def write(path: Path, *, check: bool = False, make: Callable[[str], str] = render) -> None:
     """Writes the document, or fails where it is not what would be written."""
     existing = path.read_text(encoding="utf-8") if path.exists() else ""
-    document = render(existing)
+    document = make(existing)
     if check:
         if document != existing:
-            command = f"python -m explorl.strategies.docs --path {path}"
+            option = "path" if make is render else "readme-path"
+            command = f"python -m explorl.strategies.docs --{option} {path}"
             raise ValueError(f"{path} is not what the docstrings say; run {command}")
         return
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     staged.write_text(document, encoding="utf-8")
     staged.replace(path)
+
+
+def _ours(entry: Mapping[str, Any]) -> bool:
+    return entry["name"] in REGISTRY
+
+
+def _short(paper: str) -> str:
+    """Authors, year and where to find it, without the title."""
+    parts = []
+    for source in paper.split("; "):
+        found = re.match(r".*?\d{4}", source)
+        number, place = re.search(r" \(arXiv:[\d.]+\)", source), re.search(r", (Eq\.|§)[^,]*$", source)
+        parts.append("".join(match[0] for match in (found, number, place) if match))
+    return "; ".join(parts)
 
 
 def _listing(entries: list[dict[str, Any]]) -> str:
@@ -246,9 +272,10 @@ def _names(names: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _main(path: Path = Path("docs/strategies.md"), check: bool = False) -> None:
+def _main(path: Path = Path("docs/strategies.md"), readme_path: Path = Path("README.md"), check: bool = False) -> None:
     try:
         write(path, check=check)
+        write(readme_path, check=check, make=readme)
     except ValueError as error:
         raise SystemExit(str(error)) from None
 

@@ -38,7 +38,7 @@ class ElementWiseTemperature(Strategy):
     """Explore hard prompts hot, easy ones cool."""
 
     name = "element_wise_temperature"
-    paper = "Mecklenburg, exploration strategies for reasoning fine-tuning of small language models, §5.2"
+    paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §5.2"
 
     easy: Scheduled = 0.6
     hard: Scheduled = 1.5

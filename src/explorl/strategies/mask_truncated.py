@@ -31,7 +31,7 @@ class MaskTruncated(Strategy):
     """Answers that hit the length limit give no gradient."""
 
     name = "mask_truncated"
-    paper = "Mecklenburg, exploration strategies for reasoning fine-tuning of small language models, §3"
+    paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §3"
 
     def select(self, batch: Batch) -> Float[Tensor, "batch time"]:
         return per_token((~batch.truncated).float(), batch.mask) * batch.mask

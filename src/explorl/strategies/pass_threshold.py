@@ -38,7 +38,7 @@ class PassThreshold(Strategy):
     """A batch, or a group, with too low a mean reward gives no gradient."""
 
     name = "pass_threshold"
-    paper = "Mecklenburg, exploration strategies for reasoning fine-tuning of small language models, §5.2"
+    paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §5.2"
 
     threshold: Scheduled = 0.3
     level: Literal["batch", "group"] = "batch"

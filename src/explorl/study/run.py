@@ -306,7 +306,7 @@ class _Runner:
     def _line(self, seconds: float, total: int) -> str:
         """How far the study is, in a line for a log; empty before the first step."""
         steps, ended = self._steps(), total - len(self.waiting) - len(self.running)
-        if steps == self.first:
+        if steps <= self.first:  # what a run had trained beyond its last checkpoint is trained again
             return ""
         now = "; ".join(f"{run.label}: step {run.step:,}{run.note}" for run in self.running)
         rest = sum(run.steps for run in self.every) - steps
