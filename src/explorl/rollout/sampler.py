@@ -183,21 +183,25 @@ def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
 def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> tuple[Tensor, Coin | None]:
     """Scores after all warpers, and the coin where one is thrown for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
-    warped = policy
+    ranked, warped, rate = scores, policy, None  # cuts look at scores before the temperature
     if active.repetition:
         assert state.seen is not None
-        warped = warp_repetition(scores, state.seen[:rows], reals[REPETITION])
+        ranked = warped = warp_repetition(scores, state.seen[:rows], reals[REPETITION])
         if active.temperature:
             warped = warp_temperature(warped, reals[TEMPERATURE])
+    if active.temperature:
+        rate = 1.0 / torch.where(reals[TEMPERATURE] == 0, 1.0, reals[TEMPERATURE])
     if active.top_k:
-        warped = warp_top_k(warped, ints[TOP_K])
+        ranked = warp_top_k(ranked, ints[TOP_K])
     if active.top_p:
-        warped = warp_top_p(warped, reals[TOP_P])
+        ranked = warp_top_p(ranked, reals[TOP_P], rate)
     if active.min_p:
-        warped = warp_min_p(warped, reals[MIN_P])
+        ranked = warp_min_p(ranked, reals[MIN_P], rate)
+    if active.top_k or active.top_p or active.min_p:
+        warped = warped.masked_fill(ranked == -torch.inf, -torch.inf)
     if not active.bottom_p:
         return warped, None
-    cut, mass = bottom_p_cut(warped, reals[BOTTOM_P])
+    cut, mass = bottom_p_cut(ranked, reals[BOTTOM_P], rate)
     if not active.bottom_p_chance:
         return warped.masked_fill(cut, -torch.inf), None
     positions = torch.zeros_like(ints[STEP]) if active.per_sequence else ints[STEP]

@@ -1,8 +1,10 @@
 """How tokens are drawn: `SamplingParams`, and the warpers that turn logits into the distribution to sample from.
 
-Order: repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab) logits and one
-value per row, and returns logits with −inf where a token is removed; none of them waits for the device outside the CPU,
-so all run inside a CUDA graph.
+Order: bias and bans → repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab)
+logits and one value per row, and returns logits with −inf where a token is removed; none of them waits for the device
+outside the CPU, so all run inside a CUDA graph. Of tokens with the same logit, those with lower ids count as likelier,
+so that every cut keeps one definite set of tokens (`explorl.rollout.ranking`). ``rate`` is 1 / temperature where the
+logits are those before it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from explorl.rollout.ranking import head_mask, kth_largest, mass_head
+from explorl.rollout.ranking import SLACK, comparable, count_head, head_mask, mass_head
 
 PerRow = float | Sequence[float]
 """One value for all rows, or one per row."""
@@ -182,21 +184,28 @@ def warp_temperature(logits: Logits, temperature: Rows) -> Logits:
 
 
 def warp_top_k(logits: Logits, k: Int[Tensor, " rows"] | int) -> Logits:
-    """Keeps the k most likely tokens, and those as likely as the last of them; 0 keeps all."""
-    rank = _column(k, logits)[:, 0]
-    return logits.masked_fill(logits < kth_largest(logits, rank)[:, None], -torch.inf)
+    """Keeps the k most likely tokens; 0 keeps all."""
+    return logits.masked_fill(~head_mask(logits, count_head(logits, _column(k, logits)[:, 0])), -torch.inf)
 
 
-def warp_top_p(logits: Logits, p: Rows) -> Logits:
+def warp_top_p(logits: Logits, p: Rows, rate: Float[Tensor, " rows"] | None = None) -> Logits:
     """Keeps the smallest set of most likely tokens whose mass is at least p (Holtzman et al. 2020)."""
     mass = _column(p, logits)[:, 0].double()
-    return logits.masked_fill(~head_mask(logits, mass_head(logits, mass)) & (mass < 1)[:, None], -torch.inf)
+    head = mass_head(logits, mass, rate=rate)
+    return logits.masked_fill(~head_mask(logits, head) & (mass < 1)[:, None], -torch.inf)
 
 
-def warp_min_p(logits: Logits, p: Rows) -> Logits:
-    """Keeps tokens whose probability is at least p times the largest (Nguyen et al. 2024)."""
-    floor = logits.amax(-1, keepdim=True) + _column(p, logits).to(logits.dtype).log()
-    return logits.masked_fill(logits < floor, -torch.inf)
+def warp_min_p(logits: Logits, p: Rows, rate: Float[Tensor, " rows"] | None = None) -> Logits:
+    """Keeps tokens whose probability is at least p times the largest (Nguyen et al. 2024).
+
+    In logits: x ≥ max x + log(p) / rate, rounded once, to the precision in which scores are compared.
+    """
+    scores = comparable(logits)
+    below = (_column(p, logits).double() * (1 - SLACK)).log()
+    if rate is not None:
+        below = below / rate[:, None]
+    floor = (scores.amax(-1, keepdim=True).double() + below).to(scores.dtype)
+    return logits.masked_fill(scores < floor, -torch.inf)
 
 
 def warp_bottom_p(logits: Logits, p: Rows, apply: Bool[Tensor, " rows"] | None = None) -> Logits:
@@ -211,7 +220,9 @@ def warp_bottom_p(logits: Logits, p: Rows, apply: Bool[Tensor, " rows"] | None =
     return logits.masked_fill(cut, -torch.inf)
 
 
-def bottom_p_cut(logits: Logits, p: Rows) -> tuple[Bool[Tensor, "rows vocab"], Float64[Tensor, " rows"]]:
+def bottom_p_cut(
+    logits: Logits, p: Rows, rate: Float[Tensor, " rows"] | None = None
+) -> tuple[Bool[Tensor, "rows vocab"], Float64[Tensor, " rows"]]:
     """The tokens that bottom-p removes, and their probability together."""
-    head = mass_head(logits, 1.0 - _column(p, logits)[:, 0].double(), over=True)
+    head = mass_head(logits, 1.0 - _column(p, logits)[:, 0].double(), over=True, rate=rate)
     return head_mask(logits, head), head.mass

@@ -3,9 +3,9 @@
 
 One program handles one row and reads its logits a few times from the second-level cache instead of writing
 vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search that divides
-the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. Tokens with
-exactly the logit at a cut stay together. The draw uses the same random numbers as `sampler.draw`. The two sums that
-the mixture of bottom-p needs are taken in the pass that draws.
+the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. A cut is a score
+and a token id, since of tokens with the same score the one with the lower id comes first (`ranking`). The draw uses the
+same random numbers as `sampler.draw`. The two sums that the mixture of bottom-p needs are taken in the pass that draws.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from explorl.modeling.triton_order import key_of, value_of
+from explorl.modeling.triton_order import SHIFTS, key_of, value_of
 from explorl.rollout import rng
+from explorl.rollout import ranking
 from explorl.rollout import state as fields
 from explorl.rollout.sampling import Active
 from explorl.rollout.state import State
@@ -33,6 +34,9 @@ MIX_2 = tl.constexpr(rng.signed(rng.MIX_2))
 BERNOULLI = tl.constexpr(rng.signed(rng.BERNOULLI))
 
 LOG2E = tl.constexpr(1.4426950408889634)
+SLACK, TINY = tl.constexpr(ranking.SLACK), tl.constexpr(ranking.TINY)
+ALL = tl.constexpr(2147483647)
+"""As the token id of a cut: all tokens with its score."""
 BY_VALUE = tl.constexpr(3)
 """Passes of a search that divide by value."""
 
@@ -67,25 +71,81 @@ def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
+def _ahead(x, offs, score, token):
+    """Whether tokens rank up to this one: a higher score, or the same and an id that is not higher."""
+    return (x > score) | ((x == score) & (offs <= token))
+
+
+@triton.jit
 def _mass(
-    line, seen, penalty, vocab, top, rate, low, high,
+    line, seen, penalty, vocab, top, rate, low, low_id,
     BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Σ 2^((x − top) · rate) over the tokens with low ≤ x ≤ high."""
+    """Σ 2^((x − top) · rate) over the tokens that rank up to the low cut."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, seen, penalty, start + tl.arange(0, BLOCK), vocab, REP, EVEN)
-        sums += tl.where((x >= low) & (x <= high), tl.exp2((x - top) * rate), 0.0)
-    return tl.sum(sums, 0)
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
+        sums += tl.where(_ahead(x, offs, low, low_id), tl.exp2((x - top) * rate), 0.0)
+    return tl.sum(sums.to(tl.float64), 0)
+
+
+@triton.jit
+def _at(
+    line, seen, penalty, vocab, top, rate, low, low_id, cut,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """What the tokens above a score weigh, of those up to the low cut, and how many have exactly this score."""
+    above = tl.zeros([BLOCK], tl.float32)
+    equal = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
+        inside = _ahead(x, offs, low, low_id) & (offs < vocab)
+        weight = tl.where(inside, 1.0, 0.0) if COUNT else tl.exp2((x - top) * rate)
+        above += tl.where(inside & (x > cut), weight, 0.0)
+        equal += (inside & (x == cut)).to(tl.int32)
+    return tl.sum(above.to(tl.float64), 0), tl.sum(equal, 0)
+
+
+@triton.jit
+def _nth(
+    line, seen, penalty, vocab, score, n, BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """Id of the n-th token, from 1, with exactly this score; −1 where n is 0."""
+    before = tl.full((), 0, tl.int32)
+    found = tl.full((), -1, tl.int32)
+    for start in range(0, vocab, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
+        equal = (x == score) & (offs < vocab)
+        rank = before + tl.cumsum(equal.to(tl.int32), 0)
+        found = tl.maximum(found, tl.max(tl.where(equal & (rank == n), offs, -1), 0))
+        before += tl.sum(equal.to(tl.int32), 0)
+    return found
+
+
+@triton.jit
+def _lightest(
+    line, seen, penalty, vocab, top, rate, low, low_id, BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """The lowest score of a token with non-zero probability, of those up to the low cut."""
+    least = tl.full([BLOCK], float("inf"), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
+        counts = _ahead(x, offs, low, low_id) & (tl.exp2((x - top) * rate) >= TINY)
+        least = tl.minimum(least, tl.where(counts, x, float("inf")))
+    return tl.min(least, 0)
 
 
 @triton.jit
 def _search(
-    line, seen, penalty, vocab, top, rate, least, low, high, target,
+    line, seen, penalty, vocab, top, rate, least, low, low_id, target,
     COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr,
-    EVEN: tl.constexpr, BOUNDED: tl.constexpr,
+    EVEN: tl.constexpr, BOUNDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The largest t for which the tokens with t ≤ x, of those in [low, high], weigh at least (or more than) target.
+    """The largest t for which the tokens with t ≤ x, of those up to the low cut, weigh at least (or more than) target.
 
     The answer is not below ``least``, nor above ``top``. Each pass weighs three thresholds, which divide what is left
     into four: by value in the first passes (logits are spread over values, not over keys, half of which are next to
@@ -116,11 +176,15 @@ def _search(
             x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
             weight = tl.where(offs < vocab, 1.0, 0.0) if COUNT else tl.exp2((x - top) * rate)
             if BOUNDED:
-                weight = tl.where((x >= low) & (x <= high), weight, 0.0)
+                weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
             sum_1 += tl.where(x >= first, weight, 0.0)
             sum_2 += tl.where(x >= second, weight, 0.0)
             sum_3 += tl.where(x >= third, weight, 0.0)
-        mass_1, mass_2, mass_3 = tl.sum(sum_1, 0), tl.sum(sum_2, 0), tl.sum(sum_3, 0)
+        if WIDE:
+            mass_1, mass_2 = tl.sum(sum_1.to(tl.float64), 0), tl.sum(sum_2.to(tl.float64), 0)
+            mass_3 = tl.sum(sum_3.to(tl.float64), 0)
+        else:
+            mass_1, mass_2, mass_3 = tl.sum(sum_1, 0), tl.sum(sum_2, 0), tl.sum(sum_3, 0)
         if STRICT:
             pass_1, pass_2, pass_3 = mass_1 > target, mass_2 > target, mass_3 > target
         else:
@@ -146,7 +210,7 @@ def _branching(
     target = total * mass
     least = _least(top, lowest, vocab, LOG2E, target / total)
     cut = _search(
-        line, line, 1.0, vocab, top, LOG2E, least, 0.0, 0.0, target, False, False, SHIFT, BLOCK, False, EVEN, False
+        line, line, 1.0, vocab, top, LOG2E, least, 0.0, 0, target, False, False, SHIFT, BLOCK, False, EVEN, False, False
     )  # fmt: skip
     above = tl.zeros([BLOCK], tl.float32)
     n_above = tl.zeros([BLOCK], tl.int32)
@@ -222,43 +286,68 @@ def _sample_kernel(
         return
     branching = _branching(line, vocab, highest, lowest, total, mass, RAW_SHIFT, BLOCK, EVEN)
 
-    # 2. The warpers, as an interval of scores that stay.
+    # 2. The warpers, as two cuts: tokens up to the low one stay, but for those up to the high one.
     low = tl.full((), float("-inf"), tl.float32)
-    high = tl.full((), float("inf"), tl.float32)
+    low_id = tl.full((), ALL, tl.int32)
     if HAS_K:
         k = tl.load(ints + TOP_K * slots + row)
-        cut = _search(
-            line, had, penalty, vocab, best, rate, worst, low, high, k.to(tl.float32),
-            True, False, SHIFT, BLOCK, REP, EVEN, True,
-        )  # fmt: skip
-        low = tl.where(k > 0, tl.maximum(low, cut), low)
+        if (k > 0) & (k < vocab):
+            cut = _search(
+                line, had, penalty, vocab, best, rate, worst, low, low_id, k.to(tl.float64),
+                True, False, SHIFT, BLOCK, REP, EVEN, False, True,
+            )  # fmt: skip
+            above, ties = _at(line, had, penalty, vocab, best, rate, low, low_id, cut, True, BLOCK, REP, EVEN)
+            need = k.to(tl.int32) - above.to(tl.int32)
+            if need < ties:
+                low_id = _nth(line, had, penalty, vocab, cut, need, BLOCK, REP, EVEN)
+            low = cut
     if HAS_P:
         p = tl.load(reals + TOP_P * slots + row)
         alone: tl.constexpr = not (REP or HAS_K)
-        held = policy_total
+        held = policy_total.to(tl.float64)
         if not alone:
-            held = _mass(line, had, penalty, vocab, best, rate, low, high, BLOCK, REP, EVEN)
-        target = (held.to(tl.float64) * p).to(tl.float32)
-        cut = _search(
-            line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, p), low, high, target,
-            False, False, SHIFT, BLOCK, REP, EVEN, not alone,
-        )  # fmt: skip
-        low = tl.where(p < 1.0, tl.maximum(low, cut), low)
+            held = _mass(line, had, penalty, vocab, best, rate, low, low_id, BLOCK, REP, EVEN)
+        if p < 1.0:
+            target = held * p * (1.0 - SLACK)
+            cut = _search(
+                line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, p), low, low_id, target,
+                False, False, SHIFT, BLOCK, REP, EVEN, not alone, True,
+            )  # fmt: skip
+            above, ties = _at(line, had, penalty, vocab, best, rate, low, low_id, cut, False, BLOCK, REP, EVEN)
+            each = tl.exp2((cut - best) * rate).to(tl.float64)
+            need = tl.maximum(tl.ceil((target - above) / each), 1.0)
+            if need < ties:
+                low_id = _nth(line, had, penalty, vocab, cut, need.to(tl.int32), BLOCK, REP, EVEN)
+            elif cut > low:
+                low_id = tl.full((), ALL, tl.int32)
+            low = cut
     if HAS_MIN:
-        least = tl.load(reals + MIN_P * slots + row).to(tl.float32)
-        low = tl.where(least > 0.0, tl.maximum(low, best + tau * tl.log(least)), low)
+        least_p = tl.load(reals + MIN_P * slots + row)
+        floor = (best.to(tl.float64) + tl.log(least_p * (1.0 - SLACK)) * (LOG2E / rate)).to(tl.float32)
+        if (least_p > 0.0) & (floor > low):
+            low = floor
+            low_id = tl.full((), ALL, tl.int32)
     if HAS_BOTTOM:
+        high_id = tl.full((), -1, tl.int32)
         p = tl.load(reals + BOTTOM_P * slots + row)
         first: tl.constexpr = not (REP or HAS_K or HAS_P or HAS_MIN)  # then nothing is cut yet
-        held = policy_total
+        held = policy_total.to(tl.float64)
         if not first:
-            held = _mass(line, had, penalty, vocab, best, rate, low, high, BLOCK, REP, EVEN)
-        share = tl.minimum(1.0 - p, 0.999999)
-        target = (held.to(tl.float64) * share).to(tl.float32)
-        cut = _search(
-            line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, high, target,
-            False, True, SHIFT, BLOCK, REP, EVEN, not first,
-        )  # fmt: skip
+            held = _mass(line, had, penalty, vocab, best, rate, low, low_id, BLOCK, REP, EVEN)
+        share = (1.0 - p) * (1.0 + SLACK)
+        target = held * share
+        if share < 1.0:
+            high = _search(
+                line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, low_id, target,
+                False, True, SHIFT, BLOCK, REP, EVEN, not first, True,
+            )  # fmt: skip
+        else:  # all go but the last
+            high = _lightest(line, had, penalty, vocab, best, rate, low, low_id, BLOCK, REP, EVEN)
+        above, ties = _at(line, had, penalty, vocab, best, rate, low, low_id, high, False, BLOCK, REP, EVEN)
+        each = tl.exp2((high - best) * rate).to(tl.float64)
+        gone_ties = tl.minimum(tl.floor((target - above) / each), ties - 1.0)
+        if gone_ties > 0.0:
+            high_id = _nth(line, had, penalty, vocab, high, gone_ties.to(tl.int32), BLOCK, REP, EVEN)
         apply = p < 1.0
         if CHANCE:
             at = step
@@ -266,9 +355,10 @@ def _sample_kernel(
                 at = step * 0
             frequency = tl.where(apply, tl.load(reals + FREQUENCY * slots + row), 0.0)
             apply = apply & (_uniform(key_of ^ BERNOULLI, at) < frequency)
-        high = tl.where(apply, tl.minimum(high, cut), high)
+        applied = tl.where(apply, high, float("inf"))
 
     # 3. The draw: first the block of the vocabulary, then the token in it.
+    LOW: tl.constexpr = HAS_K or HAS_P or HAS_MIN
     index = tl.arange(0, BLOCKS)
     blocks = tl.zeros([BLOCKS], tl.float32)
     mixed: tl.constexpr = CHANCE and not PER_SEQUENCE
@@ -276,13 +366,19 @@ def _sample_kernel(
         removed = tl.zeros([BLOCK], tl.float32)
         left = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, REP, EVEN)
-        weight = tl.where((x >= low) & (x <= high), tl.exp2((x - best) * rate), 0.0)
-        blocks = tl.where(index == start // BLOCK, tl.sum(weight, 0), blocks)
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
+        weight = tl.exp2((x - best) * rate)
+        if LOW:
+            weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
+        drawn = weight
+        if HAS_BOTTOM:
+            drawn = tl.where(_ahead(x, offs, applied, high_id), 0.0, weight)
+        blocks = tl.where(index == start // BLOCK, tl.sum(drawn, 0), blocks)
         if mixed:  # what bottom-p removes and what it leaves, whatever the coin showed
-            weight = tl.where(x >= low, tl.exp2((x - best) * rate), 0.0)
-            removed += tl.where(x > cut, weight, 0.0)
-            left += tl.where(x > cut, 0.0, weight)
+            gone = _ahead(x, offs, high, high_id)
+            removed += tl.where(gone, weight, 0.0)
+            left += tl.where(gone, 0.0, weight)
     blocks_64 = blocks.to(tl.float64)
     sampled_total = tl.sum(blocks_64, 0)
     goal = _uniform(key_of, step) * sampled_total
@@ -293,7 +389,11 @@ def _sample_kernel(
     inside = (goal - tl.sum(tl.where(index < chosen, blocks_64, 0.0), 0)) / held_64
     offs = chosen * BLOCK + tl.arange(0, BLOCK)
     x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
-    weight = tl.where((x >= low) & (x <= high), tl.exp2((x - best) * rate), 0.0)
+    weight = tl.exp2((x - best) * rate)
+    if LOW:
+        weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
+    if HAS_BOTTOM:
+        weight = tl.where(_ahead(x, offs, applied, high_id), 0.0, weight)
     weight_64 = weight.to(tl.float64)
     reached = (tl.cumsum(weight_64, 0) > inside * tl.sum(weight_64, 0)) & (weight > 0)
     token = tl.min(tl.where(reached, offs, vocab), 0)
@@ -316,9 +416,9 @@ def _sample_kernel(
     logp = (raw - highest) / tau - tl.log(policy_total)
     logq = (score - best) / tau - tl.log(sampled_total.to(tl.float32))
     if mixed:  # `sampler.Coin.mixture`
-        gone, stay = tl.sum(removed, 0).to(tl.float64), tl.sum(left, 0).to(tl.float64)
-        change = tl.where(score > cut, -frequency, frequency * (gone / stay))
-        change = tl.where(apply, (frequency - 1.0) * (gone / (gone + stay)), change)
+        lost, stay = tl.sum(removed, 0).to(tl.float64), tl.sum(left, 0).to(tl.float64)
+        change = tl.where(_ahead(score, token, high, high_id), -frequency, frequency * (lost / stay))
+        change = tl.where(apply, (frequency - 1.0) * (lost / (lost + stay)), change)
         logq += tl.log(1.0 + change).to(tl.float32)
     logq = tl.where(greedy, 0.0, logq)
     at = row * tokens + step
@@ -350,7 +450,7 @@ def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Ten
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     block = min(BLOCK, max(16, triton.next_power_of_2(vocab)))
-    raw_shift = 16 if logits.dtype == torch.bfloat16 else 0
+    raw_shift = SHIFTS.get(logits.dtype, 0)
     seen = state.ints if state.seen is None else state.seen.view(torch.uint8)
     _sample_kernel[(rows,)](
         logits, state.ints, state.reals, state.out_ints, state.out_reals, seen, state.stops,
