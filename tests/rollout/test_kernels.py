@@ -140,7 +140,7 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
         state.ints[STEP, :], state.ints[STATUS] = 1, RUNNING
         state.ints[STATUS, 4] = 1
         state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
-        state.set_stops(range(0, 2500, 3) if name == "plain" else [7])
+        state.set_stops([range(0, 2500, 3) if name == "plain" else [7]])
         if active.repetition:
             state.remember(torch.arange(rows, device=DEVICE), [[row, 900, 1700] for row in range(rows)])
         step(logits.to(dtype), state, active)

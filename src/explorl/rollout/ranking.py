@@ -164,7 +164,7 @@ def search_head(
     over: bool = False,
     rate: Float[Tensor, " rows"] | None = None,
 ) -> Head:
-    """`mass_head` by bisection: as many passes over the row as a score has bits, no sort and no host synchronisation."""
+    """`mass_head` by bisection: a pass over the row for each bit of a score, no sort and no host synchronisation."""
     scores = comparable(scores)
     distance = scores - scores.amax(-1, keepdim=True)
     weights = torch.exp(distance if rate is None else distance * rate.to(scores.dtype)[:, None])

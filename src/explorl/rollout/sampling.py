@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from explorl.rollout.constraints import freeze_bias, freeze_texts, freeze_tokens, is_per_request, places
 from explorl.rollout.ranking import SLACK, comparable, count_head, head_mask, mass_head
 
 PerRow = float | Sequence[float]
@@ -33,11 +34,12 @@ class SamplingParams:
     """What to sample and when to stop.
 
     Every number may be one value for all requests, or a sequence with one value per prompt or one per request (requests
-    are prompt-major: all samples of the first prompt, then of the second).
+    are prompt-major: all samples of the first prompt, then of the second). So may stop strings, stop tokens, bias and
+    bans: then they are a sequence of lists or mappings.
     """
 
     temperature: PerRow = 1.0
-    """0 is greedy: the most likely token, whatever the other settings but the repetition penalty."""
+    """0 is greedy: the most likely token, whatever the other settings but bias, bans and the repetition penalty."""
     top_k: int | Sequence[int] = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: PerRow = 1.0
@@ -54,30 +56,46 @@ class SamplingParams:
     """Whether that chance is drawn for every token or once per sequence."""
     max_tokens: int | Sequence[int] = 256
     """Longest completion."""
-    stop: str | Sequence[str] = ()
-    """Strings that end a completion; the string itself stays in it."""
-    stop_token_ids: Sequence[int] | None = None
+    stop: str | Sequence[str] | Sequence[Sequence[str]] = ()
+    """Strings that end a completion; the string itself stays in it, what its last token adds to it does not."""
+    stop_token_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None
     """Tokens that end a completion and stay in it; None is the model's end-of-sequence tokens, () is none."""
-    prefix: str = ""
-    """Text put at the end of every prompt, such as ``<think>``. It belongs to the prompt, not to the completion."""
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None
+    """What is added to the logits of some tokens, before everything else."""
+    banned_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
+    """Tokens that are never drawn."""
+    allowed_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
+    """The only tokens that may be drawn; None is all. Name the end-of-sequence token too where it may be."""
+    logprobs: int | Sequence[int] | None = None
+    """How many of the most likely tokens to record at each position, with log π: `Rollout.top_ids`, `top_logps`."""
+    prefix: str | Sequence[str] = ""
+    """Text put at the end of every prompt, such as ``<think>``, or one per prompt. It belongs to the prompt."""
     seed: int | None = None
     """Same seed, same tokens. None takes one from torch's global generator."""
 
     def __post_init__(self) -> None:
         for name, (good, ok) in _RULES.items():
-            _check(name, getattr(self, name), good, ok)
+            if name != "logprobs" or self.logprobs is not None:
+                _check(name, getattr(self, name), good, ok)
         if self.bottom_p_per not in ("token", "sequence"):
             raise ValueError(f"bottom_p_per is {self.bottom_p_per!r}; use 'token' or 'sequence'")
         for name in _RULES:
             value = getattr(self, name)
             if not _scalar(value):
                 object.__setattr__(self, name, tuple(np.asarray(value).tolist()))
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if any(not text for text in stop):
-            raise ValueError("stop holds an empty string; use a text such as '</answer>'")
-        object.__setattr__(self, "stop", stop)
-        if self.stop_token_ids is not None:
-            object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        object.__setattr__(self, "stop", freeze_texts("stop", self.stop))
+        for name in ("stop_token_ids", "banned_tokens", "allowed_tokens"):
+            object.__setattr__(self, name, freeze_tokens(name, getattr(self, name)))
+        if self.allowed_tokens == ():
+            raise ValueError("allowed_tokens is empty; allow at least one token such as [13], or None for all")
+        object.__setattr__(self, "logit_bias", freeze_bias(self.logit_bias))
+        if not isinstance(self.prefix, str):
+            object.__setattr__(self, "prefix", tuple(self.prefix))
+
+    @property
+    def constrained(self) -> bool:
+        """Whether some tokens get a bias or are kept out."""
+        return bool(self.logit_bias) or bool(self.banned_tokens) or self.allowed_tokens is not None
 
     def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
         """Every number as an array with one value per request."""
@@ -97,6 +115,7 @@ _RULES: Mapping[str, tuple[str, Any]] = {
     "bottom_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
     "bottom_p_frequency": ("a number in [0, 1] such as 0.5", lambda v: 0 <= v <= 1),
     "max_tokens": ("a whole number ≥ 1 such as 256", lambda v: v >= 1 and _integer(v)),
+    "logprobs": ("a whole number ≥ 0 such as 5, or None for none", lambda v: v >= 0 and _integer(v)),
 }
 
 
@@ -113,17 +132,11 @@ def _check(name: str, value: Any, good: str, ok: Any) -> None:
 
 
 def _spread(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
-    array = np.asarray(value, dtype=np.int64 if name in ("top_k", "max_tokens") else np.float64)
+    whole = name in ("top_k", "max_tokens", "logprobs")
+    array = np.asarray(0 if value is None else value, dtype=np.int64 if whole else np.float64)
     if array.ndim == 0:
         return np.full(prompts * n, array)
-    if len(array) == prompts * n:
-        return array
-    if len(array) == prompts:
-        return np.repeat(array, n)
-    raise ValueError(
-        f"{name} has {len(array)} values; give one, one for each of the {prompts} prompts, or one for each of the "
-        f"{prompts * n} requests"
-    )
+    return array[places(name, len(array), prompts, n)]
 
 
 @dataclass(frozen=True)
@@ -139,6 +152,11 @@ class Active:
     bottom_p: bool = False
     bottom_p_chance: bool = False
     per_sequence: bool = False
+    bias: bool = False
+    stop_sets: bool = False
+    """Whether requests have stop tokens of their own."""
+    logprobs: int = 0
+    """How many of the most likely tokens are recorded."""
 
     @classmethod
     def of(cls, params: SamplingParams, rows: Mapping[str, np.ndarray]) -> Active:
@@ -154,12 +172,15 @@ class Active:
             bottom_p=bottom_p,
             bottom_p_chance=chance,
             per_sequence=chance and params.bottom_p_per == "sequence",
+            bias=params.constrained,
+            stop_sets=is_per_request(params.stop_token_ids),
+            logprobs=int(rows["logprobs"].max()),
         )
 
     @property
     def warps(self) -> bool:
         """Whether the distribution sampled from is another one than the policy at the row's temperature."""
-        return self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
+        return self.bias or self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
 
     def __str__(self) -> str:
         return "+".join(f.name for f in fields(self) if getattr(self, f.name)) or "plain"
