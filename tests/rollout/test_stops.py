@@ -35,7 +35,7 @@ def bytewise() -> Any:
 def ids_of(tokenizer: Any, text: str) -> list[int]:
     """One token a byte."""
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pieces = letters.pre_tokenize_str(text)[0][0]
+    pieces = letters.pre_tokenize_str(text)[0][0] if text else ""
     return [tokenizer.convert_tokens_to_ids(piece) for piece in pieces]
 
 
@@ -75,6 +75,15 @@ def test_a_search_in_parts_finds_what_a_search_of_every_prefix_finds(bytewise: A
     found = searched(bytewise, tokens, strings, data.draw(st.sampled_from([EVERY, EVERY + 3, 20])))
     want = by_hand(bytewise, tokens, strings)
     assert (None if found is None else found[0]) == want
+
+
+@pytest.mark.parametrize("string", ["a string of thirty-four characters", "десять букв да ещё", "👍🏽👍🏽👍🏽"])
+def test_a_long_string_that_begins_anywhere(bytewise: Any, string: str) -> None:
+    """It may have begun before the tokens that the last search did not know yet."""
+    middle = ids_of(bytewise, string)
+    for before in range(EVERY + 1):
+        tokens = [*ids_of(bytewise, "x" * before), *middle, *ids_of(bytewise, "y" * 5)]
+        assert searched(bytewise, tokens, ["no", string], EVERY) == (before + len(middle), string)
 
 
 def test_special_tokens_between_the_characters(bytewise: Any) -> None:
