@@ -20,6 +20,7 @@ from explorl.rollout.sampler import Coin, Draw, draw, pick
 from explorl.rollout.sampling import (
     Active,
     SamplingParams,
+    bottom_p_cut,
     warp_bottom_p,
     warp_min_p,
     warp_repetition,
@@ -467,8 +468,9 @@ def test_the_policy_is_at_most_so_many_times_likelier_than_the_mixture(
     ratio, most = result.logp - result.logq, -math.log1p(-f)
     assert bool((ratio <= most + 1e-5).all())
     assert bool((result.logq <= 1e-6).all())
-    rest = warp_top_p((x / temperature).log_softmax(-1), top_p)
-    removed = warp_bottom_p(rest, p).gather(-1, result.token[:, None])[:, 0] == -INF
+    rate = torch.full((64,), 1 / temperature, dtype=torch.float64)  # tokens are ranked by their logits as they are
+    cut, _ = bottom_p_cut(warp_top_p(x, top_p, rate), p, rate)
+    removed = cut.gather(-1, result.token[:, None])[:, 0]
     assert bool((ratio[~removed] <= 1e-5).all())
     if top_p == 1:
         assert torch.allclose(ratio[removed], torch.tensor(most, dtype=torch.float32), atol=1e-5)

@@ -100,14 +100,15 @@ class Engine:
         write_out = self._written_out(requests.longest)
         active = Active.of(params, requests.rows)
         decoder = self._prepare(requests, active, device, write_out)
-        stops_moved = decoder.state.set_stops(requests.stop_ids)
-        if decoder.state.set_curves(requests.curves) or stops_moved:
+        state, bias = decoder.state, None if requests.bias is None else torch.from_numpy(requests.bias)
+        moved = [state.set_stops(requests.stop_sets), state.set_bias(bias), state.set_curves(requests.curves)]
+        if any([*moved, state.keep_tops(active.logprobs)]):
             decoder.drop_graphs()
         if active.min_p_mass:
             decoder.state.keep_mass()
         assert self.plan is not None
         with self.weights(), sampling_mode(self.model), decoder.fused():
-            schedule = Schedule(decoder, requests, active, self.plan.slots, self.tokenizer, params.stop, on_finish)
+            schedule = Schedule(decoder, requests, active, self.plan.slots, self.tokenizer, on_finish)
             rollouts = Rollouts(schedule.run(), requests.prompts, n, requests.seed)
         for rollout in rollouts.errors if self.write_out is None else ():  # else it is only being tried out
             logger.error(rollout.error)
@@ -141,6 +142,7 @@ class Engine:
             context=getattr(self._config(), "max_position_embeddings", None),
             eos=self._eos(),
             seed=seed,
+            outputs=self.vocab,
         )
 
     def _refresh(self, device: torch.device) -> None:
@@ -179,9 +181,10 @@ class Engine:
             tokens=int(requests.rows["max_tokens"].max()),
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
+            record_bytes=8 * active.logprobs,
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
             batch_size=self.batch_size,
-            budget=self._budget(device),
+            budget=self._budget(device) - (0 if requests.bias is None else requests.bias.nbytes),
             device=device,
             join=device.type == "cpu" and not kernels,
         )

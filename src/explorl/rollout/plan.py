@@ -97,12 +97,14 @@ def make_plan(
     budget: int,
     device: torch.device,
     join: bool = False,
+    record_bytes: int = 0,
 ) -> Plan:
     """The largest batch that the budget allows.
 
     ``prompts`` counts different ones. ``logit_bytes`` is what sampling holds for one entry of the logits,
     ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values. ``join`` lets every row
-    have a copy of its prompt where prompts are short.
+    have a copy of its prompt where prompts are short. ``record_bytes`` is what is recorded of each sampled token beside
+    the usual.
     """
     token_bytes = sum(layer.bytes for layer in layers)
     step = LENGTH_STEP.get(device.type, 1)
@@ -124,7 +126,10 @@ def make_plan(
             prefill_tokens=prefill,
             cache_bytes=rows * (tokens + joined * SHORT_PROMPT) * token_bytes,
             prompt_bytes=entries * stored * token_bytes,
-            work_bytes=State.bytes(rows, tokens) + rows * vocab * logit_bytes + prefill * prefill_bytes,
+            work_bytes=State.bytes(rows, tokens)
+            + rows * tokens * record_bytes
+            + rows * vocab * logit_bytes
+            + prefill * prefill_bytes,
             split=rows < wanted,
         )
 

@@ -1,10 +1,11 @@
-"""Bottom-p for users of plain `model.generate`."""
+"""Bottom-p for users of plain `model.generate`, and bans for our own use of it."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -80,3 +81,13 @@ class BottomPLogitsProcessor(LogitsProcessor):
             draw = torch.rand(rows, generator=self.generator, device=scores.device)
             self._chosen = draw < self.frequency
         return self._chosen
+
+
+class BansLogitsProcessor(LogitsProcessor):
+    """Keeps tokens from being drawn."""
+
+    def __init__(self, banned: Bool[Tensor, " vocab"]) -> None:
+        self.banned = banned
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        return scores.masked_fill(self.banned.to(scores.device), -torch.inf)  # type: ignore[return-value]

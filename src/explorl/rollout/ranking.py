@@ -1,8 +1,14 @@
 """Where a ranked distribution is cut: the one question behind top-k, top-p, bottom-p and the branching factor.
 
-The *head* of a row is its first tokens by falling score, ties in order of index. `mass_head` finds how many tokens the
-head has when it stops at a given probability mass; `head_mask` marks them. On the CPU a row is sorted; elsewhere a
-bisection on the bits of the score does the same without a vocabulary-sized sort and without host synchronisation.
+The rank of a token is the same on every device and for every type of logits:
+
+    rank(i) = #{j : x_j > x_i} + #{j < i : x_j = x_i}
+
+so of tokens with the same score the one with the lower id comes first. Scores are compared as they are, before the
+temperature and before any softmax: rounding in those could make different scores equal. The *head* of a row is its
+first tokens by this rank. `count_head` is that of a given size, `mass_head` the one that stops at a given probability
+mass, and `head_mask` marks its tokens. On the CPU a row is sorted; elsewhere a bisection on the bits of the score does
+the same without a vocabulary-sized sort and without host synchronisation; `triton_sampling` follows the same rule.
 """
 
 from __future__ import annotations
@@ -16,10 +22,12 @@ from torch import Tensor
 
 BLOCK = 256
 """Values summed at a time in a large vocabulary."""
-SLACK = 2e-7
+SLACK = 1e-6
 """Relative slack of a cut: float32 logits of 0.5 and 0.5 do not give exactly 0.5."""
 COUNT_SLACK = 1e-12
 """The same where tokens are only counted: of 20 equal ones, 19 hold 0.95."""
+TINY = 2.0**-126
+"""Weights below this, relative to the likeliest token's, count as none: not every device can tell them from 0."""
 
 
 class Head(NamedTuple):
@@ -45,22 +53,33 @@ def mass_head(
     *,
     over: bool = False,
     slack: float = SLACK,
+    rate: Float[Tensor, " rows"] | None = None,
 ) -> Head:
-    """The smallest head whose probability (softmax of the scores) is at least ``mass``.
+    """The smallest head whose probability, by softmax(rate · scores), is at least ``mass``; ``rate`` is 1 unless given.
 
     With ``over=True`` instead the largest head whose probability is at most ``mass``, but never the whole row: the
     last token with non-zero probability stays outside.
     """
+    scores = comparable(scores)
     if not isinstance(mass, Tensor):
         mass = torch.full(scores.shape[:1], mass, device=scores.device)
     target = mass.double()
     target = target * (1 + slack if over else 1 - slack)
-    return (_sorted_head if scores.device.type == "cpu" else search_head)(scores, target, over=over)
+    return (_sorted_head if scores.device.type == "cpu" else search_head)(scores, target, over=over, rate=rate)
+
+
+def count_head(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> Head:
+    """The head of k tokens, or the whole row where k is 0 or not below the vocabulary; its mass is not computed."""
+    scores, vocab = comparable(scores), scores.shape[-1]
+    size = torch.where((k <= 0) | (k >= vocab), vocab, k).long()
+    threshold = kth_largest(scores, k)
+    above = (scores > threshold[:, None]).sum(-1)
+    return Head(threshold, above, size - above, torch.full_like(threshold, torch.nan, dtype=torch.float64))
 
 
 def head_mask(scores: Float[Tensor, "rows vocab"], head: Head) -> Bool[Tensor, "rows vocab"]:
     """True on the tokens of the head."""
-    threshold = head.threshold[:, None]
+    scores, threshold = comparable(scores), head.threshold[:, None]
     ties = scores == threshold
     if scores.device.type == "cpu" and not bool((ties.sum(-1) > head.ties).any()):
         return scores >= threshold
@@ -69,14 +88,25 @@ def head_mask(scores: Float[Tensor, "rows vocab"], head: Head) -> Bool[Tensor, "
 
 def kth_largest(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
     """The k-th largest score of each row; −inf where k is 0 or beyond the vocabulary."""
-    vocab = scores.shape[-1]
+    scores, vocab = comparable(scores), scores.shape[-1]
     off = (k <= 0) | (k >= vocab)
     if scores.device.type == "cpu":
-        ranked = torch.from_numpy(np.sort(scores.float().numpy(), axis=-1))
+        ranked = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
         value = ranked.gather(-1, (vocab - k.clamp(1, vocab)).long()[:, None])[:, 0]
     else:
         value = _bisect(scores, torch.ones_like(scores, dtype=torch.float32), k.double(), strict=False)
     return torch.where(off, -torch.inf, value)
+
+
+def first_tokens(scores: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
+    """The k tokens of lowest rank, in its order."""
+    keys = _sortable(scores.float() + 0.0).long() << 32  # the sum turns −0 into 0
+    return (keys - torch.arange(scores.shape[-1], device=scores.device)).topk(k, dim=-1).indices
+
+
+def comparable(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    """Scores in float32, which holds every value of the shorter types, or in float64 where they are."""
+    return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def branching_count(
@@ -105,34 +135,45 @@ def _reached(values: np.ndarray, share: float) -> int:
     return block * BLOCK + int(np.searchsorted(inside, rest, side="right"))
 
 
-def _sorted_head(scores: Tensor, target: Tensor, *, over: bool) -> Head:
-    ranked = np.sort(scores.float().numpy(), axis=-1)[:, ::-1]
-    weights = np.exp(ranked - ranked[:, :1])
+def _sorted_head(scores: Tensor, target: Tensor, *, over: bool, rate: Tensor | None = None) -> Head:
+    ranked = np.sort(scores.numpy(), axis=-1)[:, ::-1]
+    distance = ranked - ranked[:, :1]
+    weights = np.exp(distance if rate is None else distance * rate.numpy().astype(ranked.dtype)[:, None])
     cumulative = np.cumsum(weights, axis=-1, dtype=np.float64)
     limit = target.numpy()[:, None] * cumulative[:, -1:]
     if over:
         count = (cumulative <= limit).sum(-1)
-        count = np.minimum(count, (weights > 0).sum(-1) - 1)
+        count = np.minimum(count, (weights >= TINY).sum(-1) - 1)
     else:
         count = np.minimum((cumulative < limit).sum(-1) + 1, ranked.shape[-1])
     threshold = np.where(count > 0, np.take_along_axis(ranked, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], np.inf)
     above = (ranked > threshold[:, None]).sum(-1)
     held = np.where(count > 0, np.take_along_axis(cumulative, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], 0.0)
     return Head(
-        torch.from_numpy(threshold.astype(np.float32)),
+        torch.from_numpy(threshold.astype(ranked.dtype)),
         torch.from_numpy(above),
         torch.from_numpy(count - above),
         torch.from_numpy(held / cumulative[:, -1]),
     )
 
 
-def search_head(scores: Float[Tensor, "rows vocab"], target: Float[Tensor, " rows"], *, over: bool = False) -> Head:
-    """`mass_head` by bisection: 32 passes over the row, no sort and no host synchronisation."""
-    scores = scores.float()
-    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+def search_head(
+    scores: Float[Tensor, "rows vocab"],
+    target: Float[Tensor, " rows"],
+    *,
+    over: bool = False,
+    rate: Float[Tensor, " rows"] | None = None,
+) -> Head:
+    """`mass_head` by bisection: a pass over the row for each bit of a score, no sort and no host synchronisation."""
+    scores = comparable(scores)
+    distance = scores - scores.amax(-1, keepdim=True)
+    weights = torch.exp(distance if rate is None else distance * rate.to(scores.dtype)[:, None])
     total = weights.sum(-1, dtype=torch.float64)
     limit = target * total
     threshold = _bisect(scores, weights, limit, strict=over)
+    if over:  # where the whole row weighs no more than that, all go but the last
+        last = torch.where(weights >= TINY, scores, torch.inf).amin(-1)
+        threshold = torch.where(limit >= total, last, threshold)
     higher, equal = scores > threshold[:, None], scores == threshold[:, None]
     above, at = higher.sum(-1), equal.sum(-1)
     held = torch.where(higher, weights, 0.0).sum(-1, dtype=torch.float64)
@@ -140,7 +181,7 @@ def search_head(scores: Float[Tensor, "rows vocab"], target: Float[Tensor, " row
     each = torch.where(equal, weights, 0.0).sum(-1, dtype=torch.float64) / at
     if over:
         ties = torch.minimum((short / each).floor().long().clamp(min=0), at)
-        ties = torch.minimum(ties, (weights > 0).sum(-1) - 1 - above)
+        ties = torch.minimum(ties, (weights >= TINY).sum(-1) - 1 - above)
     else:
         ties = torch.minimum((short / each).ceil().long().clamp(min=1), at)
     return Head(threshold, above, ties, (held + ties * each) / total)
@@ -151,16 +192,17 @@ def _bisect(scores: Tensor, weights: Tensor, limit: Tensor, *, strict: bool) -> 
     keys = _sortable(scores)
     low = keys.amin(-1).long()
     high = keys.amax(-1).long()
-    for _ in range(32):
-        middle = low + (high - low + 1) // 2
+    for _ in range(8 * scores.element_size()):
+        middle = (low | high) - ((low ^ high) >> 1)  # their mean, rounded up; a sum could overflow
         mass = torch.where(keys >= middle[:, None], weights, 0.0).sum(-1, dtype=torch.float64)
         enough = mass > limit if strict else mass >= limit
         low = torch.where(enough, middle, low)
         high = torch.where(enough, high, middle - 1)
-    return _sortable(low.int().view(torch.float32)).view(torch.float32)
+    return _sortable(low.to(keys.dtype).view(scores.dtype)).view(scores.dtype)
 
 
 def _sortable(values: Tensor) -> Int[Tensor, ...]:
-    """float32 as int32 in the same order; its own inverse on the bits."""
-    bits = values.float().contiguous().view(torch.int32)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    """float32 as int32, or float64 as int64, in the same order; its own inverse on the bits."""
+    whole, bits = (torch.int64, 64) if values.dtype == torch.float64 else (torch.int32, 32)
+    pattern = values.contiguous().view(whole)
+    return pattern ^ ((pattern >> (bits - 1)) & ((1 << (bits - 1)) - 1))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
+from explorl.rollout.constraints import bias_tables, is_per_request
 from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.stops import StopStrings, first_stop
+
+LISTS = ("stop", "stop_token_ids", "banned_tokens", "allowed_tokens")
+"""Parameters of which one value is a list."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,46 @@ def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
     return ids
 
 
+def _check(params: SamplingParams) -> None:
+    for field in fields(params):
+        value = getattr(params, field.name)
+        numbers = isinstance(value, tuple) and field.name not in LISTS
+        if numbers or is_per_request(value):
+            raise ValueError(
+                f"{field.name} has a value for each request, and model.generate takes one for all; give one"
+            )
+    if params.logprobs:
+        raise ValueError(f"logprobs is {params.logprobs}, and sampling by model.generate records none; leave it None")
+
+
+def _options(model: Any, params: SamplingParams) -> dict[str, Any]:
+    """The arguments of `model.generate`, in the order of `explorl.rollout.sampling`."""
+    from explorl.rollout.processors import BansLogitsProcessor, BottomPLogitsProcessor  # transformers, and so seconds
+
+    options: dict[str, Any] = {
+        "max_new_tokens": params.max_tokens,
+        "repetition_penalty": params.repetition_penalty,
+        "do_sample": params.temperature != 0,
+    }
+    processors: list[Any] = []
+    bias: Any = params.logit_bias
+    if bias:  # before the repetition penalty, unlike a processor that is given
+        options["sequence_bias"] = {(token,): float(amount) for token, amount in bias.items()}
+    if params.constrained:
+        head = model.get_output_embeddings()
+        outputs = int(model.config.vocab_size if head is None else head.weight.shape[0])
+        table, _ = bias_tables([bias], [params.banned_tokens], [params.allowed_tokens], outputs)  # type: ignore[list-item]
+        processors.append(BansLogitsProcessor(torch.from_numpy(table[0] == -np.inf)))
+    warpers = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
+    if options["do_sample"] and params.bottom_p != 1:  # it comes last, so the others go before it
+        how: Any = {"frequency": params.bottom_p_frequency, "per": params.bottom_p_per, **warpers}
+        processors.append(BottomPLogitsProcessor(params.bottom_p, **how))  # type: ignore[arg-type]
+        warpers = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    if options["do_sample"]:
+        options |= {**warpers, "min_p": warpers["min_p"] or None}
+    return options | ({"logits_processor": processors} if processors else {})
+
+
 @torch.no_grad()
 def generate(
     model: Any,
@@ -55,27 +101,20 @@ def generate(
     batch_size: int = 64,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[Completion]:
-    """n completions of each prompt, prompt by prompt; `batch_size` sequences at a time. Parameters must be scalars."""
+    """n completions of each prompt, prompt by prompt; `batch_size` sequences at a time.
+
+    Every parameter has one value for all requests; what `model.generate` cannot do is an error.
+    """
     if params.temperature_by_position is not None or params.min_p_mass is not None:
         raise ValueError("temperature_by_position and min_p_mass are for the engine; model.generate has neither")
-    ids = [prompt_token_ids(tokenizer, prompt) for prompt in prompts]
+    _check(params)
+    prefix = tokenizer(params.prefix, add_special_tokens=False)["input_ids"] if params.prefix else []
+    ids = [[*prompt_token_ids(tokenizer, prompt), *prefix] for prompt in prompts]
     requests = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(n)]
-    ends = set(eos_token_ids(model, tokenizer))
-    greedy = params.temperature == 0
-    options: dict[str, Any] = {
-        "max_new_tokens": params.max_tokens,
-        "repetition_penalty": params.repetition_penalty,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": sorted(ends),
-        "do_sample": not greedy,
-    }
-    if not greedy:
-        options |= {
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p or None,
-        }
+    given: Any = params.stop_token_ids
+    ends = set(eos_token_ids(model, tokenizer) if given is None else given)
+    stops = StopStrings([params.stop], tokenizer, 1)  # type: ignore[list-item]
+    options = _options(model, params) | {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": sorted(ends) or [-1]}
     was_training = model.training
     model.eval()
     completions = []
@@ -96,8 +135,13 @@ def generate(
                 for (prompt, sample), tokens in zip(rows, output, strict=True):
                     end = next((i + 1 for i, token in enumerate(tokens) if token in ends), None)
                     tokens = tokens[:end]
+                    cut = stops.cut(0, np.array(tokens))
+                    tokens = tokens[: None if cut is None else cut[0]]
                     text = tokenizer.decode(tokens, skip_special_tokens=True)
-                    completions.append(Completion(prompt, sample, text, tokens, "length" if end is None else "stop"))
+                    if cut is not None and (last := first_stop(text, [cut[1]])) is not None:
+                        text = text[: last[0]]
+                    reason: Literal["stop", "length"] = "length" if end is None and cut is None else "stop"
+                    completions.append(Completion(prompt, sample, text, tokens, reason))
                 if on_batch is not None:
                     on_batch(len(rows))
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from explorl.rollout.constraints import bias_tables, spread, stop_sets
 from explorl.rollout.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,16 @@ class Requests:
     n: int
     rows: Mapping[str, np.ndarray]
     """Sampling numbers, one value per request."""
-    stop_ids: tuple[int, ...]
+    stops: Sequence[Sequence[str]]
+    """Stop strings of each request."""
+    stop_sets: tuple[tuple[int, ...], ...]
+    """The different sets of stop tokens."""
+    stop_set: np.ndarray
+    """Which of them each request has."""
+    bias: np.ndarray | None
+    """What is added to the logits: the different rows (sets, vocab); None where nothing is."""
+    bias_set: np.ndarray
+    """Which of these rows each request has."""
     seed: int
     curves: Sequence[Sequence[float]] = ()
     """Temperatures by position; ``rows["curve"]`` says which of them a request has."""
@@ -61,34 +71,55 @@ def prepare(
     context: int | None,
     eos: Sequence[int],
     seed: int,
+    outputs: int | None = None,
 ) -> Requests:
-    """Tokenizes and checks the prompts. Raises `ValueError` for what cannot be run, before anything is run."""
+    """Tokenizes and checks the prompts. Raises `ValueError` for what cannot be run, before anything is run.
+
+    ``vocab`` counts the tokens that the model reads, ``outputs`` its logits where those are more or fewer.
+    """
     if n < 1:
         raise ValueError(f"n is {n}; ask for at least 1 sample per prompt")
     if isinstance(prompts, str) or len(prompts) == 0:
         raise ValueError("prompts is empty or a single text; give a list such as ['2 + 2 =']")
     if params.stop and tokenizer is None:
         raise ValueError(f"stop is {params.stop!r}, but the engine has no tokenizer; use stop_token_ids")
-    prefix = _encode(tokenizer, params.prefix, special=False) if params.prefix else []
     texts: dict[str, list[int]] = {}  # a trainer gives each prompt once for every sample
     ids = []
-    for i, prompt in enumerate(prompts):
+    for i, (prompt, prefix) in enumerate(zip(prompts, _prefixes(params, len(prompts), tokenizer), strict=True)):
         if not isinstance(prompt, str):
             ids.append(_tokens(i, prompt, tokenizer) + prefix)
             continue
         if prompt not in texts:
-            texts[prompt] = _tokens(i, prompt, tokenizer) + prefix
-        ids.append(list(texts[prompt]))
+            texts[prompt] = _tokens(i, prompt, tokenizer)
+        ids.append(texts[prompt] + prefix)
     for i, tokens in enumerate(ids):
         _check(i, tokens, vocab, context)
     rows = dict(params.rows(len(ids), n))
     if context is not None:
         rows["max_tokens"] = _shorten(rows["max_tokens"], ids, n, context)
-    stop_ids = tuple(eos if params.stop_token_ids is None else params.stop_token_ids)
-    for token in stop_ids:
-        if params.stop_token_ids is not None and not 0 <= token < vocab:
-            raise ValueError(f"stop token {token} is outside the vocabulary; use ids from 0 to {vocab - 1}")
-    return Requests(ids, n, rows, stop_ids, seed, params.curves)
+    outputs = outputs or vocab
+    if int(rows["logprobs"].max()) > outputs:
+        raise ValueError(
+            f"logprobs is {int(rows['logprobs'].max())}; the model has {outputs} tokens, use fewer, such as 5"
+        )
+
+    def each(name: str) -> list[Any]:
+        return spread(name, getattr(params, name), len(ids), n)
+
+    sets, stop_set = stop_sets(each("stop_token_ids"), tuple(eos), vocab)
+    bias, bias_set = None, np.zeros(len(ids) * n, dtype=np.int64)
+    if params.constrained:
+        bias, bias_set = bias_tables(each("logit_bias"), each("banned_tokens"), each("allowed_tokens"), outputs)
+    return Requests(ids, n, rows, each("stop"), sets, stop_set, bias, bias_set, seed, params.curves)
+
+
+def _prefixes(params: SamplingParams, prompts: int, tokenizer: Any) -> list[list[int]]:
+    """The tokens of each prompt's prefix."""
+    given = [params.prefix] * prompts if isinstance(params.prefix, str) else list(params.prefix)
+    if len(given) != prompts:
+        raise ValueError(f"prefix has {len(given)} values; give one, or one for each of the {prompts} prompts")
+    known = {text: _encode(tokenizer, text, special=False) if text else [] for text in set(given)}
+    return [known[text] for text in given]
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:

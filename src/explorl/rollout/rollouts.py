@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from explorl.rollout.stops import first_stop
+
 FinishReason = Literal["stop", "length", "error"]
 
 
@@ -39,11 +41,22 @@ class Rollout:
     error: str = ""
     """What went wrong, where ``finish_reason`` is "error"; the tokens before it are kept."""
     tokenizer: Any = field(default=None, repr=False)
+    top_ids: Int[Tensor, "time k"] | None = None
+    """The k most likely tokens at each position, where ``SamplingParams.logprobs`` asks for them: by falling logit, of
+    equal ones the lower id first, whatever bias, bans and warpers say."""
+    top_logps: Float[Tensor, "time k"] | None = None
+    """Their log π, as in ``logps``."""
+    stop: str | None = None
+    """The stop string that ended the completion; None where something else did."""
 
     @cached_property
     def text(self) -> str:
-        """The completion without special tokens; empty where the engine has no tokenizer."""
-        return self.tokenizer.decode(self.token_ids, skip_special_tokens=True) if self.tokenizer is not None else ""
+        """The completion without special tokens, up to its stop string; empty where the engine has no tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        text = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
+        end = None if self.stop is None else first_stop(text, [self.stop])
+        return text if end is None else text[: end[0]]
 
     def __len__(self) -> int:
         return len(self.token_ids)

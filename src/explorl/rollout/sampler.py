@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from explorl.rollout import rng
-from explorl.rollout.ranking import SLACK, branching_count
+from explorl.rollout.ranking import SLACK, branching_count, first_tokens
 from explorl.rollout.sampling import (
     Active,
     bottom_p_cut,
@@ -25,6 +25,7 @@ from explorl.rollout.sampling import (
     warp_top_p,
 )
 from explorl.rollout.state import (
+    BIAS_SET,
     BOTTOM_P,
     BROKEN,
     FREQUENCY,
@@ -37,6 +38,7 @@ from explorl.rollout.state import (
     RUNNING,
     STATUS,
     STEP,
+    STOP_SET,
     STOPPED,
     TEMPERATURE,
     TOKEN,
@@ -161,9 +163,7 @@ def draw(
     token = pick(weights, rng.uniform(ints[KEY], ints[STEP]), row_of)
     if active.greedy:
         greedy = reals[TEMPERATURE] == 0
-        best = scores
-        if active.repetition and state.seen is not None:
-            best = warp_repetition(scores, state.seen[:seats], reals[REPETITION])
+        best = _edited(scores, state, seats, active)
         likeliest = best.argmax(-1) if row_of is None else best.argmax(-1)[row_of]
         token = torch.where(greedy, likeliest, token)
     token = torch.where(broken, 0, token)
@@ -191,30 +191,57 @@ def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
     return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
+def _edited(scores: Tensor, state: State, rows: int, active: Active) -> Tensor:
+    """Scores after what also acts on the greedy choice: bias, bans and the repetition penalty."""
+    if active.bias:
+        assert state.bias is not None
+        scores = scores + state.bias[state.ints[BIAS_SET, :rows]]
+    if active.repetition:
+        assert state.seen is not None
+        scores = warp_repetition(scores, state.seen[:rows], state.reals[REPETITION, :rows])
+    return scores
+
+
 def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> tuple[Tensor, Coin | None]:
     """Scores after all warpers, and the coin where one is thrown for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
-    warped = policy
-    if active.repetition:
-        assert state.seen is not None
-        warped = warp_repetition(scores, state.seen[:rows], reals[REPETITION])
+    ranked, warped, rate = scores, policy, None  # cuts look at scores before the temperature
+    if active.bias or active.repetition:
+        ranked = warped = _edited(scores, state, rows, active)
         if active.temperature:
             warped = warp_temperature(warped, reals[TEMPERATURE])
+    if active.temperature:
+        rate = 1.0 / torch.where(reals[TEMPERATURE] == 0, 1.0, reals[TEMPERATURE])
     if active.top_k:
-        warped = warp_top_k(warped, ints[TOP_K])
+        ranked = warp_top_k(ranked, ints[TOP_K])
     if active.top_p:
-        warped = warp_top_p(warped, reals[TOP_P])
+        ranked = warp_top_p(ranked, reals[TOP_P], rate)
     if active.min_p:
-        warped = warp_min_p(warped, reals[MIN_P])
+        ranked = warp_min_p(ranked, reals[MIN_P], rate)
+    if active.top_k or active.top_p or active.min_p:
+        warped = warped.masked_fill(ranked == -torch.inf, -torch.inf)
     if not active.bottom_p:
         return warped, None
-    cut, mass = bottom_p_cut(warped, reals[BOTTOM_P])
+    cut, mass = bottom_p_cut(ranked, reals[BOTTOM_P], rate)
     if not active.bottom_p_chance:
         return warped.masked_fill(cut, -torch.inf), None
     positions = torch.zeros_like(ints[STEP]) if active.per_sequence else ints[STEP]
     applied = rng.uniform(ints[KEY], positions, rng.BERNOULLI) < reals[FREQUENCY]
     coin = None if active.per_sequence else Coin(reals[FREQUENCY], applied, cut, mass)
     return warped.masked_fill(cut & applied[:, None], -torch.inf), coin
+
+
+def alternatives(
+    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " seats"] | None = None
+) -> tuple[Int[Tensor, "seats k"], Float[Tensor, "seats k"]]:
+    """The k most likely tokens of each seat and their log π, as in `Draw.logp`."""
+    scores = logits.float().clamp(min=FLOOR)
+    ids = first_tokens(scores, active.logprobs)
+    if row_of is not None:
+        scores, ids = scores[row_of], ids[row_of]
+    if active.temperature:
+        scores = warp_temperature(scores, state.reals[TEMPERATURE, : len(scores)])
+    return ids, torch.log_softmax(scores, -1).gather(-1, ids)
 
 
 def sample_step(
@@ -233,6 +260,10 @@ def sample_step(
     _record(state.out_reals[:, :rows], step, new_reals, good)
     if result.min_p_mass is not None and state.out_mass is not None:
         _record(state.out_mass[None, :rows], step, result.min_p_mass[None], good)
+    if active.logprobs and state.top_ids is not None and state.top_logps is not None:
+        ids, logps = alternatives(logits, state, active, row_of)
+        _record_many(state.top_ids[:rows], step, ids, good)
+        _record_many(state.top_logps[:rows], step, logps, good)
     if state.seen is not None:
         seen = state.seen[:rows]
         token = result.token[:, None]
@@ -240,7 +271,8 @@ def sample_step(
 
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
-    stopped = (result.token[:, None] == state.stops).any(-1)
+    stops = state.stops[ints[STOP_SET]] if active.stop_sets else state.stops[:1]
+    stopped = (result.token[:, None] == stops).any(-1)
     status = torch.where(result.broken, BROKEN, torch.where(stopped, STOPPED, status))
     ints[STATUS] = torch.where(running, status, ints[STATUS])
     onward = ints[STATUS] == RUNNING
@@ -253,3 +285,10 @@ def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
     index = step.expand(len(out), *step.shape)
     old = out.gather(-1, index)
     out.scatter_(-1, index, torch.where(where[:, None], values[..., None].to(out.dtype), old))
+
+
+def _record_many(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
+    """The same for (rows, k) values and an ``out`` of (rows, tokens, k)."""
+    index = step[..., None].expand(-1, -1, out.shape[-1])
+    old = out.gather(1, index)
+    out.scatter_(1, index, torch.where(where[:, None, None], values[:, None].to(out.dtype), old))

@@ -1,8 +1,10 @@
 """How tokens are drawn: `SamplingParams`, and the warpers that turn logits into the distribution to sample from.
 
-Order: repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab) logits and one
-value per row, and returns logits with −inf where a token is removed; none of them waits for the device outside the CPU,
-so all run inside a CUDA graph.
+Order: bias and bans → repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab)
+logits and one value per row, and returns logits with −inf where a token is removed; none of them waits for the device
+outside the CPU, so all run inside a CUDA graph. Of tokens with the same logit, those with lower ids count as likelier,
+so that every cut keeps one definite set of tokens (`explorl.rollout.ranking`). ``rate`` is 1 / temperature where the
+logits are those before it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from explorl.rollout.ranking import head_mask, kth_largest, mass_head
+from explorl.rollout.constraints import freeze_bias, freeze_texts, freeze_tokens, is_per_request, places
+from explorl.rollout.ranking import SLACK, comparable, count_head, head_mask, mass_head
 
 PerRow = float | Sequence[float]
 """One value for all rows, or one per row."""
@@ -31,11 +34,12 @@ class SamplingParams:
     """What to sample and when to stop.
 
     Every number may be one value for all requests, or a sequence with one value per prompt or one per request (requests
-    are prompt-major: all samples of the first prompt, then of the second).
+    are prompt-major: all samples of the first prompt, then of the second). So may stop strings, stop tokens, bias and
+    bans: then they are a sequence of lists or mappings.
     """
 
     temperature: PerRow = 1.0
-    """0 is greedy: the most likely token, whatever the other settings but the repetition penalty."""
+    """0 is greedy: the most likely token, whatever the other settings but bias, bans and the repetition penalty."""
     temperature_by_position: Sequence[Sequence[float]] | None = None
     """In place of ``temperature``: of the first token, of the second, and so on; the last value holds on. One sequence
     per prompt or one per request."""
@@ -55,12 +59,20 @@ class SamplingParams:
     """Whether that chance is drawn for every token or once per sequence."""
     max_tokens: int | Sequence[int] = 256
     """Longest completion."""
-    stop: str | Sequence[str] = ()
-    """Strings that end a completion; the string itself stays in it."""
-    stop_token_ids: Sequence[int] | None = None
+    stop: str | Sequence[str] | Sequence[Sequence[str]] = ()
+    """Strings that end a completion; the string itself stays in it, what its last token adds to it does not."""
+    stop_token_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None
     """Tokens that end a completion and stay in it; None is the model's end-of-sequence tokens, () is none."""
-    prefix: str = ""
-    """Text put at the end of every prompt, such as ``<think>``. It belongs to the prompt, not to the completion."""
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None
+    """What is added to the logits of some tokens, before everything else."""
+    banned_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
+    """Tokens that are never drawn."""
+    allowed_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
+    """The only tokens that may be drawn; None is all. Name the end-of-sequence token too where it may be."""
+    logprobs: int | Sequence[int] | None = None
+    """How many of the most likely tokens to record at each position, with log π: `Rollout.top_ids`, `top_logps`."""
+    prefix: str | Sequence[str] = ""
+    """Text put at the end of every prompt, such as ``<think>``, or one per prompt. It belongs to the prompt."""
     min_p_mass: float | None = None
     """Record the mass of the tokens that are at least this fraction as likely as the most likely one."""
     seed: int | None = None
@@ -68,7 +80,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (good, ok) in _RULES.items():
-            _check(name, getattr(self, name), good, ok)
+            if name != "logprobs" or self.logprobs is not None:
+                _check(name, getattr(self, name), good, ok)
         if self.bottom_p_per not in ("token", "sequence"):
             raise ValueError(f"bottom_p_per is {self.bottom_p_per!r}; use 'token' or 'sequence'")
         for name in _RULES:
@@ -79,12 +92,19 @@ class SamplingParams:
             object.__setattr__(self, "temperature_by_position", _curves(self.temperature_by_position))
         if self.min_p_mass is not None and not (_real(self.min_p_mass) and 0 < self.min_p_mass <= 1):
             raise ValueError(f"min_p_mass is {self.min_p_mass!r}; use a number in (0, 1] such as 0.02, or None")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if any(not text for text in stop):
-            raise ValueError("stop holds an empty string; use a text such as '</answer>'")
-        object.__setattr__(self, "stop", stop)
-        if self.stop_token_ids is not None:
-            object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        object.__setattr__(self, "stop", freeze_texts("stop", self.stop))
+        for name in ("stop_token_ids", "banned_tokens", "allowed_tokens"):
+            object.__setattr__(self, name, freeze_tokens(name, getattr(self, name)))
+        if self.allowed_tokens == ():
+            raise ValueError("allowed_tokens is empty; allow at least one token such as [13], or None for all")
+        object.__setattr__(self, "logit_bias", freeze_bias(self.logit_bias))
+        if not isinstance(self.prefix, str):
+            object.__setattr__(self, "prefix", tuple(self.prefix))
+
+    @property
+    def constrained(self) -> bool:
+        """Whether some tokens get a bias or are kept out."""
+        return bool(self.logit_bias) or bool(self.banned_tokens) or self.allowed_tokens is not None
 
     def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
         """Every number as an array with one value per request."""
@@ -139,10 +159,11 @@ _RULES: Mapping[str, tuple[str, Any]] = {
     "bottom_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
     "bottom_p_frequency": ("a number in [0, 1] such as 0.5", lambda v: 0 <= v <= 1),
     "max_tokens": ("a whole number ≥ 1 such as 256", lambda v: v >= 1 and _integer(v)),
+    "logprobs": ("a whole number ≥ 0 such as 5, or None for none", lambda v: v >= 0 and _integer(v)),
 }
 
 
-_WHOLE = ("top_k", "max_tokens", "temperature_by_position")
+_WHOLE = ("top_k", "max_tokens", "logprobs", "temperature_by_position")
 
 
 def _scalar(value: Any) -> bool:
@@ -158,17 +179,10 @@ def _check(name: str, value: Any, good: str, ok: Any) -> None:
 
 
 def _spread(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
-    array = np.asarray(value, dtype=np.int64 if name in _WHOLE else np.float64)
+    array = np.asarray(0 if value is None else value, dtype=np.int64 if name in _WHOLE else np.float64)
     if array.ndim == 0:
         return np.full(prompts * n, array)
-    if len(array) == prompts * n:
-        return array
-    if len(array) == prompts:
-        return np.repeat(array, n)
-    raise ValueError(
-        f"{name} has {len(array)} values; give one, one for each of the {prompts} prompts, or one for each of the "
-        f"{prompts * n} requests"
-    )
+    return array[places(name, len(array), prompts, n)]
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,11 @@ class Active:
     per_sequence: bool = False
     by_position: bool = False
     min_p_mass: float = 0.0
+    bias: bool = False
+    stop_sets: bool = False
+    """Whether requests have stop tokens of their own."""
+    logprobs: int = 0
+    """How many of the most likely tokens are recorded."""
 
     @classmethod
     def of(cls, params: SamplingParams, rows: Mapping[str, np.ndarray]) -> Active:
@@ -205,12 +224,15 @@ class Active:
             per_sequence=chance and params.bottom_p_per == "sequence",
             by_position=by_position,
             min_p_mass=params.min_p_mass or 0.0,
+            bias=params.constrained,
+            stop_sets=is_per_request(params.stop_token_ids),
+            logprobs=int(rows["logprobs"].max()),
         )
 
     @property
     def warps(self) -> bool:
         """Whether the distribution sampled from is another one than the policy at the row's temperature."""
-        return self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
+        return self.bias or self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
 
     def __str__(self) -> str:
         return "+".join(f.name for f in fields(self) if getattr(self, f.name)) or "plain"
@@ -235,21 +257,28 @@ def warp_temperature(logits: Logits, temperature: Rows) -> Logits:
 
 
 def warp_top_k(logits: Logits, k: Int[Tensor, " rows"] | int) -> Logits:
-    """Keeps the k most likely tokens, and those as likely as the last of them; 0 keeps all."""
-    rank = _column(k, logits)[:, 0]
-    return logits.masked_fill(logits < kth_largest(logits, rank)[:, None], -torch.inf)
+    """Keeps the k most likely tokens; 0 keeps all."""
+    return logits.masked_fill(~head_mask(logits, count_head(logits, _column(k, logits)[:, 0])), -torch.inf)
 
 
-def warp_top_p(logits: Logits, p: Rows) -> Logits:
+def warp_top_p(logits: Logits, p: Rows, rate: Float[Tensor, " rows"] | None = None) -> Logits:
     """Keeps the smallest set of most likely tokens whose mass is at least p (Holtzman et al. 2020)."""
     mass = _column(p, logits)[:, 0].double()
-    return logits.masked_fill(~head_mask(logits, mass_head(logits, mass)) & (mass < 1)[:, None], -torch.inf)
+    head = mass_head(logits, mass, rate=rate)
+    return logits.masked_fill(~head_mask(logits, head) & (mass < 1)[:, None], -torch.inf)
 
 
-def warp_min_p(logits: Logits, p: Rows) -> Logits:
-    """Keeps tokens whose probability is at least p times the largest (Nguyen et al. 2024)."""
-    floor = logits.amax(-1, keepdim=True) + _column(p, logits).to(logits.dtype).log()
-    return logits.masked_fill(logits < floor, -torch.inf)
+def warp_min_p(logits: Logits, p: Rows, rate: Float[Tensor, " rows"] | None = None) -> Logits:
+    """Keeps tokens whose probability is at least p times the largest (Nguyen et al. 2024).
+
+    In logits: x ≥ max x + log(p) / rate, rounded once, to the precision in which scores are compared.
+    """
+    scores = comparable(logits)
+    below = (_column(p, logits).double() * (1 - SLACK)).log()
+    if rate is not None:
+        below = below / rate[:, None]
+    floor = (scores.amax(-1, keepdim=True).double() + below).to(scores.dtype)
+    return logits.masked_fill(scores < floor, -torch.inf)
 
 
 def warp_bottom_p(logits: Logits, p: Rows, apply: Bool[Tensor, " rows"] | None = None) -> Logits:
@@ -264,7 +293,9 @@ def warp_bottom_p(logits: Logits, p: Rows, apply: Bool[Tensor, " rows"] | None =
     return logits.masked_fill(cut, -torch.inf)
 
 
-def bottom_p_cut(logits: Logits, p: Rows) -> tuple[Bool[Tensor, "rows vocab"], Float64[Tensor, " rows"]]:
+def bottom_p_cut(
+    logits: Logits, p: Rows, rate: Float[Tensor, " rows"] | None = None
+) -> tuple[Bool[Tensor, "rows vocab"], Float64[Tensor, " rows"]]:
     """The tokens that bottom-p removes, and their probability together."""
-    head = mass_head(logits, 1.0 - _column(p, logits)[:, 0].double(), over=True)
+    head = mass_head(logits, 1.0 - _column(p, logits)[:, 0].double(), over=True, rate=rate)
     return head_mask(logits, head), head.mass

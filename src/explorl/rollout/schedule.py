@@ -16,6 +16,7 @@ from explorl.rollout.rollouts import FinishReason, Rollout
 from explorl.rollout.sampling import Active
 from explorl.rollout.sharing import Layout, Rows
 from explorl.rollout.state import (
+    BIAS_SET,
     BROKEN,
     CURVE,
     IDLE,
@@ -27,6 +28,7 @@ from explorl.rollout.state import (
     RUNNING,
     STATUS,
     STEP,
+    STOP_SET,
     STOPPED,
     TOKEN,
     TOP_K,
@@ -36,6 +38,7 @@ from explorl.rollout.stops import StopStrings
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
 """Decode steps between two looks at what has finished; twice as many where nobody waits for a seat."""
 STATE_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "bottom_p", "bottom_p_frequency")
+TOPS = ("top_ids", "top_logps")
 
 _REASONS: dict[int, FinishReason] = {STOPPED: "stop", BROKEN: "error"}
 
@@ -50,7 +53,6 @@ class Schedule:
         active: Active,
         slots: int,
         tokenizer: Any,
-        stop: Sequence[str],
         on_finish: Callable[[Rollout], object] | None,
     ) -> None:
         self.decoder, self.requests, self.active, self.slots = decoder, requests, active, slots
@@ -63,7 +65,7 @@ class Schedule:
         self.steps = np.zeros(slots, dtype=np.int64)
         """Tokens sampled by each seat, as of the last look."""
         self.rows = Rows(slots, share=decoder.shares)
-        self.stops = StopStrings(stop, tokenizer, slots)
+        self.stops = StopStrings(requests.stops, tokenizer, slots)
         self.lengths = np.array([len(requests.different[prompt]) - 1 for prompt in requests.which])
         """Tokens in the prompt entry of each request."""
         self.keys = request_keys(requests.seed, range(len(requests)))
@@ -162,6 +164,8 @@ class Schedule:
             PROMPT: entries,
             OFFSET: offsets,
             CURVE: values["curve"][index],
+            STOP_SET: self.requests.stop_set[index],
+            BIAS_SET: self.requests.bias_set[index],
         }
         ints = np.stack([np.broadcast_to(fields[i], len(seats)) for i in range(len(fields))])
         reals = np.stack([values[name][index] for name in STATE_REALS])
@@ -185,7 +189,7 @@ class Schedule:
         steps, status = looked[0], looked[-1].copy()
         busy = self.owner[:seats] >= 0
         self.steps[:seats] = np.where(busy, steps, 0)
-        cut = self.stops.find(np.flatnonzero(busy), self.steps, status, state.out_ints[0])
+        cut = self.stops.find(np.flatnonzero(busy), self.owner, self.steps, status, state.out_ints[0])
         done = np.flatnonzero(busy & (status != RUNNING))
         if len(done) == 0:
             return
@@ -194,16 +198,21 @@ class Schedule:
         ints = state.out_ints[:, where, :longest].cpu()
         reals = state.out_reals[:, where, :longest].cpu()
         mass = None if not self.active.min_p_mass else state.out_mass[where, :longest].cpu()  # type: ignore[index]
-        broken = self.rows.row[done[status[done] == BROKEN]]
+        broken = self.rows.row[done[looked[-1, done] == BROKEN]]  # also where a stop string came before
         if len(broken):
             # Free rows are decoded along with somebody else's token, so theirs may be spoiled too.
             self.spoiled_rows.update(broken.tolist(), np.flatnonzero(self.rows.entry < 0).tolist())
             self.spoiled_entries.update(self.rows.entry[broken].tolist())
         tokens, branching = ints[0].tolist(), ints[1]
+        tops = [
+            None if record is None else record[where, :longest].cpu() for record in (state.top_ids, state.top_logps)
+        ]
         for i, seat in enumerate(done):
-            length = cut.get(int(seat), int(self.steps[seat]))
-            records = {"branching": branching[i, :length], "entropy": reals[2, i, :length]}
-            records |= {"logps": reals[0, i, :length], "sampling_logps": reals[1, i, :length]}
+            length, stop = cut.get(int(seat), (int(self.steps[seat]), None))
+            records: dict[str, Any] = {"branching": branching[i, :length], "entropy": reals[2, i, :length]}
+            records |= {"logps": reals[0, i, :length], "sampling_logps": reals[1, i, :length], "stop": stop}
+            if k := int(self.requests.rows["logprobs"][self.owner[seat]]):
+                records |= {name: top[i, :length, :k] for name, top in zip(TOPS, tops, strict=True) if top is not None}
             if mass is not None:
                 records["min_p_mass"] = mass[i, :length]
             self._finish(int(self.owner[seat]), int(status[seat]), tokens[i][:length], records)
@@ -211,7 +220,7 @@ class Schedule:
         self.owner[done], self.steps[done] = -1, 0
         self.rows.leave(done)
 
-    def _finish(self, request: int, status: int, tokens: list[int], records: dict[str, torch.Tensor]) -> None:
+    def _finish(self, request: int, status: int, tokens: list[int], records: dict[str, Any]) -> None:
         prompt, sample = divmod(request, self.requests.n)
         error = ""
         if status == BROKEN:

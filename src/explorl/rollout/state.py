@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE = range(10)
+TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE, STOP_SET, BIAS_SET = range(12)
 """Rows of `State.ints`: next input token, its position, tokens sampled so far, most tokens, status, random key, top-k,
-prompt entry, how many tokens that entry holds, and which of `State.curves` says the temperature."""
+prompt entry, how many tokens that entry holds, and its rows in `State.curves`, `State.stops` and `State.bias`."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
 """Rows of `State.reals`."""
 RUNNING, STOPPED, LENGTH, BROKEN, IDLE = range(5)
@@ -30,31 +30,41 @@ class State:
 
     def __init__(self, slots: int, tokens: int, vocab: int, device: torch.device) -> None:
         self.slots, self.tokens, self.vocab = slots, tokens, vocab
-        self.ints = torch.zeros(10, slots, dtype=torch.int64, device=device)
+        self.ints = torch.zeros(12, slots, dtype=torch.int64, device=device)
         self.ints[STATUS] = IDLE
         self.reals = torch.ones(6, slots, dtype=torch.float64, device=device)
         self.out_ints = torch.zeros(2, slots, tokens, dtype=torch.int32, device=device)
         self.out_reals = torch.zeros(3, slots, tokens, dtype=torch.float32, device=device)
-        self.stops = torch.full((STOP_SLOTS,), -1, dtype=torch.int64, device=device)
+        self.stops = torch.full((1, STOP_SLOTS), -1, dtype=torch.int64, device=device)
         self.seen: Tensor | None = None
         """Which tokens a seat has had, for the repetition penalty; allocated when it is first needed."""
         self.curves: Tensor | None = None
         """Temperatures by position, (curves, tokens), where a call has any; allocated when it is first needed."""
         self.out_mass: Tensor | None = None
         """Mass of the min-p set at each sampled token, 0 where that is not in it; allocated when it is first needed."""
+        self.bias: Tensor | None = None
+        """Rows (sets, vocab) that are added to the logits; allocated when they are first needed."""
+        self.top_ids: Tensor | None = None
+        """The most likely tokens (slots, tokens, k) at each position; allocated when they are first needed."""
+        self.top_logps: Tensor | None = None
+        """Their log π."""
 
     @staticmethod
     def bytes(slots: int, tokens: int) -> int:
         """Memory of a state without ``seen``."""
-        return slots * (10 * 8 + 6 * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
+        return slots * (12 * 8 + 6 * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
 
-    def set_stops(self, ids: Sequence[int]) -> bool:
-        """Stores the stop tokens; True where they moved to another place in memory."""
-        moved = len(ids) > len(self.stops)
+    def set_stops(self, sets: Sequence[Sequence[int]]) -> bool:
+        """Stores the sets of stop tokens; True where they moved to another place in memory."""
+        longest = max(len(ids) for ids in sets)
+        moved = len(sets) > self.stops.shape[0] or longest > self.stops.shape[1]
         if moved:
-            self.stops = self.stops.new_full((1 << len(ids).bit_length(),), -1)
-        self.stops.fill_(-1)
-        self.stops[: len(ids)] = torch.tensor(list(ids), dtype=torch.int64)
+            width = max(self.stops.shape[1], 1 << longest.bit_length())
+            self.stops = self.stops.new_full((max(len(sets), self.stops.shape[0]), width), -1)
+        table = torch.full(self.stops.shape, -1, dtype=torch.int64)
+        for row, ids in zip(table, sets, strict=False):
+            row[: len(ids)] = torch.tensor(list(ids), dtype=torch.int64)
+        self.stops.copy_(table)
         return moved
 
     def set_curves(self, curves: Sequence[Sequence[float]]) -> bool:
@@ -82,6 +92,25 @@ class State:
         if self.out_mass is None:
             self.out_mass = torch.zeros_like(self.out_reals[0])
 
+    def set_bias(self, rows: Tensor | None) -> bool:
+        """Stores what is added to the logits; True where it moved to another place in memory."""
+        if rows is None:
+            return False
+        moved = self.bias is None or len(rows) > len(self.bias)
+        if self.bias is None or moved:
+            self.bias = torch.zeros(rows.shape, device=self.ints.device)
+        self.bias[: len(rows)] = rows
+        return moved
+
+    def keep_tops(self, k: int) -> bool:
+        """Makes room for the k most likely tokens of each position; True where it is at another place in memory."""
+        if k == (0 if self.top_ids is None else self.top_ids.shape[-1]):
+            return False
+        shape, device = (self.slots, self.tokens, k), self.ints.device
+        self.top_ids = torch.zeros(shape, dtype=torch.int32, device=device) if k else None
+        self.top_logps = torch.zeros(shape, device=device) if k else None
+        return True
+
     def admit(self, seats: Tensor, ints: Tensor, reals: Tensor) -> None:
         """Starts requests in these seats; ``ints`` and ``reals`` have one column per seat."""
         device = self.ints.device
@@ -105,6 +134,9 @@ class State:
         self.ints[:, target], self.reals[:, target] = ints, reals
         self.out_ints[:, target, :steps] = self.out_ints[:, source, :steps]
         self.out_reals[:, target, :steps] = self.out_reals[:, source, :steps]
+        for record in (self.top_ids, self.top_logps):
+            if record is not None:
+                record[target, :steps] = record[source, :steps]
         if self.seen is not None:
             self.seen[target] = self.seen[source]
         if self.out_mass is not None:

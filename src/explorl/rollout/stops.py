@@ -1,4 +1,9 @@
-"""Stop strings, looked for in the text of what has been sampled."""
+"""Stop strings, looked for in the text of what has been sampled.
+
+A completion ends with the token that completes one of its strings, wherever the string begins and ends inside tokens.
+It is looked for in the text with special tokens and in the text without them, so that both ``<|im_end|>`` and a string
+that a special token interrupts are found. A character that is split over several tokens is there with the last of them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from explorl.rollout.state import RUNNING, STOPPED
@@ -14,11 +20,22 @@ EVERY = 8
 """New tokens after which a seat's text is searched again: decoding it costs more than a few tokens too many."""
 
 
-class StopStrings:
-    """Finds the strings that end a completion."""
+def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
+    """Where in a text the first of the strings to be complete ends, and which it is; None where there is none."""
+    ends = [(at + len(string), string) for string in strings if (at := text.find(string)) >= 0]
+    return min(ends, key=lambda end: (end[0], -len(end[1])), default=None)
 
-    def __init__(self, strings: Sequence[str], tokenizer: Any, slots: int) -> None:
-        self.strings, self.tokenizer = tuple(strings), tokenizer
+
+class StopStrings:
+    """Finds the strings that end a completion.
+
+    ``strings`` are those of each request.
+    """
+
+    def __init__(self, strings: Sequence[Sequence[str]], tokenizer: Any, slots: int) -> None:
+        self.strings, self.tokenizer = strings, tokenizer
+        self.any = any(strings)
+        self.special = frozenset(tokenizer.all_special_ids) if self.any else frozenset()
         self.checked = np.zeros(slots, dtype=np.int64)
         """Tokens of each seat that were searched."""
 
@@ -26,28 +43,57 @@ class StopStrings:
         """New requests sit in these seats."""
         self.checked[seats] = 0
 
-    def find(self, busy: np.ndarray, steps: np.ndarray, status: np.ndarray, tokens: Tensor) -> dict[int, int]:
-        """Marks seats whose text holds a stop string as stopped; the number of tokens up to its end for each."""
-        found: dict[int, int] = {}
-        if not self.strings:
+    def find(
+        self, busy: np.ndarray, owner: np.ndarray, steps: np.ndarray, status: np.ndarray, tokens: Tensor
+    ) -> dict[int, tuple[int, str]]:
+        """Marks seats whose text holds a stop string as stopped; their tokens up to its end, and the string, for each.
+
+        ``owner`` is the request in each seat.
+        """
+        found: dict[int, tuple[int, str]] = {}
+        if not self.any:
             return found
         due = busy[(status[busy] != RUNNING) | (steps[busy] - self.checked[busy] >= EVERY)]
         if len(due) == 0:
             return found
-        sampled = tokens[: len(status), : int(steps.max())].cpu()
-        # A string of c characters can have begun c tokens back, or more where tokens hold less than a character.
-        overlap = max(len(text) for text in self.strings) + 8
-        for seat in due:
-            start, total = max(0, int(self.checked[seat]) - overlap), int(steps[seat])
-            self.checked[seat] = total
-            recent = sampled[seat, start:total].tolist()
-            if not self._in(recent):
-                continue
-            end = next(end for end in range(1, len(recent) + 1) if self._in(recent[:end]))
-            found[int(seat)] = start + end
-            status[seat] = STOPPED
+        sampled = tokens[torch.from_numpy(due).to(tokens.device), : int(steps[due].max())].cpu().numpy()
+        for seat, row in zip(due.tolist(), sampled, strict=True):
+            end = self.cut(int(owner[seat]), row[: steps[seat]], int(self.checked[seat]))
+            self.checked[seat] = steps[seat]
+            if end is not None:
+                found[seat] = end
+                status[seat] = STOPPED
         return found
 
-    def _in(self, tokens: Sequence[int]) -> bool:
-        text = self.tokenizer.decode(tokens)
-        return any(string in text for string in self.strings)
+    def cut(self, request: int, tokens: np.ndarray, checked: int = 0) -> tuple[int, str] | None:
+        """How many tokens there are up to the one that completes a stop string, and the string; None where none is.
+
+        The first ``checked`` tokens hold none, so only a part of them is looked at again.
+        """
+        strings = self.strings[request]
+        if not strings or len(tokens) == checked:
+            return None
+        start = self._begin(tokens[:checked], max(len(string.encode()) for string in strings))
+        recent = tokens[start:].tolist()
+        if self._in(recent, strings) is None:
+            return None
+        ends = ((end, self._in(recent[: end - start], strings)) for end in range(checked + 1, len(tokens) + 1))
+        return next(((end, string) for end, string in ends if string is not None), None)
+
+    def _begin(self, tokens: np.ndarray, size: int) -> int:
+        """Where a string of so many bytes that ends after these tokens can have begun, and a little before that.
+
+        A token has at least one byte, but for special ones; the text of a part may begin with a space too few or with
+        half a character.
+        """
+        start = max(0, len(tokens) - size - EVERY)
+        while start > 0 and sum(token not in self.special for token in tokens[start:].tolist()) < size + EVERY:
+            start = max(0, 2 * start - len(tokens))
+        return start
+
+    def _in(self, tokens: Sequence[int], strings: Sequence[str]) -> str | None:
+        """The stop string in the text of these tokens."""
+        found = first_stop(self.tokenizer.decode(tokens), strings)
+        if found is None and not self.special.isdisjoint(tokens):
+            found = first_stop(self.tokenizer.decode(tokens, skip_special_tokens=True), strings)
+        return None if found is None else found[1]

@@ -3,9 +3,9 @@
 
 One program handles one row and reads its logits a few times from the second-level cache instead of writing
 vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search that divides
-the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. Tokens with
-exactly the logit at a cut stay together. The draw uses the same random numbers as `sampler.draw`. The two sums that
-the mixture of bottom-p needs are taken in the pass that draws.
+the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. A cut is a score
+and a token id, since of tokens with the same score the one with the lower id comes first (`ranking`). The draw uses the
+same random numbers as `sampler.draw`. The two sums that the mixture of bottom-p needs are taken in the pass that draws.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from explorl.modeling.triton_order import key_of, value_of
-from explorl.rollout import rng
+from explorl.modeling.triton_order import SHIFTS, key_of, value_of
+from explorl.rollout import ranking, rng
 from explorl.rollout import state as fields
+from explorl.rollout.sampler import FLOOR as LEAST_SCORE
 from explorl.rollout.sampling import Active
 from explorl.rollout.state import State
 
 TOKEN, POSITION, STEP, LIMIT = (tl.constexpr(i) for i in (fields.TOKEN, fields.POSITION, fields.STEP, fields.LIMIT))
 STATUS, KEY, TOP_K = (tl.constexpr(i) for i in (fields.STATUS, fields.KEY, fields.TOP_K))
 TEMPERATURE, TOP_P, MIN_P = (tl.constexpr(i) for i in (fields.TEMPERATURE, fields.TOP_P, fields.MIN_P))
+STOP_SET, BIAS_SET = tl.constexpr(fields.STOP_SET), tl.constexpr(fields.BIAS_SET)
 REPETITION, BOTTOM_P, FREQUENCY = (tl.constexpr(i) for i in (fields.REPETITION, fields.BOTTOM_P, fields.FREQUENCY))
 RUNNING, STOPPED = tl.constexpr(fields.RUNNING), tl.constexpr(fields.STOPPED)
 LENGTH, BROKEN = tl.constexpr(fields.LENGTH), tl.constexpr(fields.BROKEN)
@@ -35,6 +37,10 @@ MIX_2 = tl.constexpr(rng.signed(rng.MIX_2))
 BERNOULLI = tl.constexpr(rng.signed(rng.BERNOULLI))
 
 LOG2E = tl.constexpr(1.4426950408889634)
+SLACK, TINY = tl.constexpr(ranking.SLACK), tl.constexpr(ranking.TINY)
+FLOOR = tl.constexpr(LEAST_SCORE)
+ALL = tl.constexpr(2147483647)
+"""As the token id of a cut: all tokens with its score."""
 BY_VALUE = tl.constexpr(3)
 """Passes of a search that divide by value."""
 
@@ -56,12 +62,14 @@ def _uniform(key, position):
 
 
 @triton.jit
-def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr, EVEN: tl.constexpr):
-    """Logits of a block, after the repetition penalty where there is one."""
+def _scores(line, add, seen, penalty, offs, vocab, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr):
+    """Logits of a block, after bias, bans and the repetition penalty where there are some."""
     if EVEN:
         x = tl.load(line + offs).to(tl.float32)
     else:
         x = tl.load(line + offs, mask=offs < vocab, other=float("-inf")).to(tl.float32)
+    if BIAS:
+        x = tl.maximum(x, FLOOR) + tl.load(add + offs, mask=offs < vocab, other=float("-inf"))
     if REP:
         had = tl.load(seen + offs, mask=offs < vocab, other=0) != 0
         x = tl.where(had, tl.where(x < 0, x * penalty, x / penalty), x)
@@ -69,25 +77,83 @@ def _scores(line, seen, penalty, offs, vocab, REP: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
+def _ahead(x, offs, score, token):
+    """Whether tokens rank up to this one: a higher score, or the same and an id that is not higher."""
+    return (x > score) | ((x == score) & (offs <= token))
+
+
+@triton.jit
 def _mass(
-    line, seen, penalty, vocab, top, rate, low, high,
-    BLOCK: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
+    line, add, seen, penalty, vocab, top, rate, low, low_id,
+    BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Σ 2^((x − top) · rate) over the tokens with low ≤ x ≤ high."""
+    """Σ 2^((x − top) · rate) over the tokens that rank up to the low cut."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, seen, penalty, start + tl.arange(0, BLOCK), vocab, REP, EVEN)
-        sums += tl.where((x >= low) & (x <= high), tl.exp2((x - top) * rate), 0.0)
-    return tl.sum(sums, 0)
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        sums += tl.where(_ahead(x, offs, low, low_id), tl.exp2((x - top) * rate), 0.0)
+    return tl.sum(sums.to(tl.float64), 0)
+
+
+@triton.jit
+def _at(
+    line, add, seen, penalty, vocab, top, rate, low, low_id, cut,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """What the tokens above a score weigh, of those up to the low cut, and how many have exactly this score."""
+    above = tl.zeros([BLOCK], tl.float32)
+    equal = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        inside = _ahead(x, offs, low, low_id) & (offs < vocab)
+        weight = tl.where(inside, 1.0, 0.0) if COUNT else tl.exp2((x - top) * rate)
+        above += tl.where(inside & (x > cut), weight, 0.0)
+        equal += (inside & (x == cut)).to(tl.int32)
+    return tl.sum(above.to(tl.float64), 0), tl.sum(equal, 0)
+
+
+@triton.jit
+def _nth(
+    line, add, seen, penalty, vocab, score, n,
+    BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """Id of the n-th token, from 1, with exactly this score; −1 where n is 0."""
+    before = tl.full((), 0, tl.int32)
+    found = tl.full((), -1, tl.int32)
+    for start in range(0, vocab, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        equal = (x == score) & (offs < vocab)
+        rank = before + tl.cumsum(equal.to(tl.int32), 0)
+        found = tl.maximum(found, tl.max(tl.where(equal & (rank == n), offs, -1), 0))
+        before += tl.sum(equal.to(tl.int32), 0)
+    return found
+
+
+@triton.jit
+def _lightest(
+    line, add, seen, penalty, vocab, top, rate, low, low_id,
+    BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """The lowest score of a token with non-zero probability, of those up to the low cut."""
+    least = tl.full([BLOCK], float("inf"), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
+        counts = _ahead(x, offs, low, low_id) & (tl.exp2((x - top) * rate) >= TINY)
+        least = tl.minimum(least, tl.where(counts, x, float("inf")))
+    return tl.min(least, 0)
 
 
 @triton.jit
 def _search(
-    line, seen, penalty, vocab, top, rate, least, low, high, target,
-    COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, REP: tl.constexpr,
-    EVEN: tl.constexpr, BOUNDED: tl.constexpr,
+    line, add, seen, penalty, vocab, top, rate, least, low, low_id, target,
+    COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
+    REP: tl.constexpr, EVEN: tl.constexpr, BOUNDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The largest t for which the tokens with t ≤ x, of those in [low, high], weigh at least (or more than) target.
+    """The largest t for which the tokens with t ≤ x, of those up to the low cut, weigh at least (or more than) target.
 
     The answer is not below ``least``, nor above ``top``. Each pass weighs three thresholds, which divide what is left
     into four: by value in the first passes (logits are spread over values, not over keys, half of which are next to
@@ -115,14 +181,18 @@ def _search(
         sum_3 = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             offs = start + tl.arange(0, BLOCK)
-            x = _scores(line, seen, penalty, offs, vocab, REP, EVEN)
+            x = _scores(line, add, seen, penalty, offs, vocab, BIAS, REP, EVEN)
             weight = tl.where(offs < vocab, 1.0, 0.0) if COUNT else tl.exp2((x - top) * rate)
             if BOUNDED:
-                weight = tl.where((x >= low) & (x <= high), weight, 0.0)
+                weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
             sum_1 += tl.where(x >= first, weight, 0.0)
             sum_2 += tl.where(x >= second, weight, 0.0)
             sum_3 += tl.where(x >= third, weight, 0.0)
-        mass_1, mass_2, mass_3 = tl.sum(sum_1, 0), tl.sum(sum_2, 0), tl.sum(sum_3, 0)
+        if WIDE:
+            mass_1, mass_2 = tl.sum(sum_1.to(tl.float64), 0), tl.sum(sum_2.to(tl.float64), 0)
+            mass_3 = tl.sum(sum_3.to(tl.float64), 0)
+        else:
+            mass_1, mass_2, mass_3 = tl.sum(sum_1, 0), tl.sum(sum_2, 0), tl.sum(sum_3, 0)
         if STRICT:
             pass_1, pass_2, pass_3 = mass_1 > target, mass_2 > target, mass_3 > target
         else:
@@ -148,13 +218,14 @@ def _branching(
     target = total * mass
     least = _least(top, lowest, vocab, LOG2E, target / total)
     cut = _search(
-        line, line, 1.0, vocab, top, LOG2E, least, 0.0, 0.0, target, False, False, SHIFT, BLOCK, False, EVEN, False
+        line, line, line, 1.0, vocab, top, LOG2E, least, 0.0, 0, target,
+        False, False, SHIFT, BLOCK, False, False, EVEN, False, False,
     )  # fmt: skip
     above = tl.zeros([BLOCK], tl.float32)
     n_above = tl.zeros([BLOCK], tl.int32)
     n_at = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, line, 1.0, start + tl.arange(0, BLOCK), vocab, False, EVEN)
+        x = _scores(line, line, line, 1.0, start + tl.arange(0, BLOCK), vocab, False, False, EVEN)
         above += tl.where(x > cut, tl.exp2((x - top) * LOG2E), 0.0)
         n_above += (x > cut).to(tl.int32)
         n_at += (x == cut).to(tl.int32)
@@ -164,19 +235,23 @@ def _branching(
 
 @triton.jit
 def _sample_kernel(
-    logits, ints, reals, out_ints, out_reals, out_mass, seen, stops,
+    logits, ints, reals, out_ints, out_reals, out_mass, seen, stops, bias, top_ids, top_logps,
     logits_row, vocab, slots, tokens, mass, log_min_p,
     STOPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
     RAW_SHIFT: tl.constexpr, SHIFT: tl.constexpr,
     SEEN: tl.constexpr, REP: tl.constexpr, TAU: tl.constexpr, GREEDY: tl.constexpr, HAS_K: tl.constexpr,
     HAS_P: tl.constexpr, HAS_MIN: tl.constexpr, HAS_BOTTOM: tl.constexpr, CHANCE: tl.constexpr,
-    PER_SEQUENCE: tl.constexpr, MIN_P_MASS: tl.constexpr,
+    PER_SEQUENCE: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr, MIN_P_MASS: tl.constexpr,
 ):  # fmt: skip
+    EDITED: tl.constexpr = BIAS or REP
     row = tl.program_id(0).to(tl.int64)
     if tl.load(ints + STATUS * slots + row) != RUNNING:
         return
     line = logits + row * logits_row
     had = seen + row * vocab
+    add = bias
+    if BIAS:
+        add = bias + tl.load(ints + BIAS_SET * slots + row) * vocab
     key_of = tl.load(ints + KEY * slots + row)
     step = tl.load(ints + STEP * slots + row)
     tau = tl.load(reals + TEMPERATURE * slots + row).to(tl.float32)
@@ -192,22 +267,22 @@ def _sample_kernel(
     warped_bottoms = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
-        x = _scores(line, had, penalty, offs, vocab, False, EVEN)
+        x = _scores(line, add, had, penalty, offs, vocab, False, False, EVEN)
         tops = tl.maximum(tops, x)
         bottoms = tl.minimum(bottoms, tl.where(offs < vocab, x, float("inf")))
-        if REP:
-            x = _scores(line, had, penalty, offs, vocab, True, EVEN)
+        if EDITED:
+            x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
             warped_tops = tl.maximum(warped_tops, x)
             warped_bottoms = tl.minimum(warped_bottoms, tl.where(offs < vocab, x, float("inf")))
     highest, lowest = tl.max(tops, 0), tl.min(bottoms, 0)
     best, worst = highest, lowest
-    if REP:
+    if EDITED:
         best, worst = tl.max(warped_tops, 0), tl.min(warped_bottoms, 0)
     sums = tl.zeros([BLOCK], tl.float32)
     tempered = tl.zeros([BLOCK], tl.float32)
     products = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, False, EVEN) - highest
+        x = _scores(line, add, had, penalty, start + tl.arange(0, BLOCK), vocab, False, False, EVEN) - highest
         weight = tl.exp2(x * LOG2E)
         sums += weight
         products += tl.where(weight > 0, weight * x, 0.0)
@@ -224,43 +299,72 @@ def _sample_kernel(
         return
     branching = _branching(line, vocab, highest, lowest, total, mass, RAW_SHIFT, BLOCK, EVEN)
 
-    # 2. The warpers, as an interval of scores that stay.
+    # 2. The warpers, as two cuts: tokens up to the low one stay, but for those up to the high one.
     low = tl.full((), float("-inf"), tl.float32)
-    high = tl.full((), float("inf"), tl.float32)
+    low_id = tl.full((), ALL, tl.int32)
     if HAS_K:
         k = tl.load(ints + TOP_K * slots + row)
-        cut = _search(
-            line, had, penalty, vocab, best, rate, worst, low, high, k.to(tl.float32),
-            True, False, SHIFT, BLOCK, REP, EVEN, True,
-        )  # fmt: skip
-        low = tl.where(k > 0, tl.maximum(low, cut), low)
+        if (k > 0) & (k < vocab):
+            cut = _search(
+                line, add, had, penalty, vocab, best, rate, worst, low, low_id, k.to(tl.float64),
+                True, False, SHIFT, BLOCK, BIAS, REP, EVEN, False, True,
+            )  # fmt: skip
+            above, ties = _at(
+                line, add, had, penalty, vocab, best, rate, low, low_id, cut, True, BLOCK, BIAS, REP, EVEN
+            )
+            need = k.to(tl.int32) - above.to(tl.int32)
+            if need < ties:
+                low_id = _nth(line, add, had, penalty, vocab, cut, need, BLOCK, BIAS, REP, EVEN)
+            low = cut
     if HAS_P:
         p = tl.load(reals + TOP_P * slots + row)
-        alone: tl.constexpr = not (REP or HAS_K)
-        held = policy_total
+        alone: tl.constexpr = not (EDITED or HAS_K)
+        held = policy_total.to(tl.float64)
         if not alone:
-            held = _mass(line, had, penalty, vocab, best, rate, low, high, BLOCK, REP, EVEN)
-        target = (held.to(tl.float64) * p).to(tl.float32)
-        cut = _search(
-            line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, p), low, high, target,
-            False, False, SHIFT, BLOCK, REP, EVEN, not alone,
-        )  # fmt: skip
-        low = tl.where(p < 1.0, tl.maximum(low, cut), low)
+            held = _mass(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
+        if p < 1.0:
+            target = held * p * (1.0 - SLACK)
+            cut = _search(
+                line, add, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, p), low, low_id, target,
+                False, False, SHIFT, BLOCK, BIAS, REP, EVEN, not alone, True,
+            )  # fmt: skip
+            above, ties = _at(
+                line, add, had, penalty, vocab, best, rate, low, low_id, cut, False, BLOCK, BIAS, REP, EVEN
+            )
+            each = tl.exp2((cut - best) * rate).to(tl.float64)
+            need = tl.maximum(tl.ceil((target - above) / each), 1.0)
+            if need < ties:
+                low_id = _nth(line, add, had, penalty, vocab, cut, need.to(tl.int32), BLOCK, BIAS, REP, EVEN)
+            elif cut > low:
+                low_id = tl.full((), ALL, tl.int32)
+            low = cut
     if HAS_MIN:
-        least = tl.load(reals + MIN_P * slots + row).to(tl.float32)
-        low = tl.where(least > 0.0, tl.maximum(low, best + tau * tl.log(least)), low)
+        least_p = tl.load(reals + MIN_P * slots + row)
+        floor = (best.to(tl.float64) + tl.log(least_p * (1.0 - SLACK)) * (LOG2E / rate)).to(tl.float32)
+        if (least_p > 0.0) & (floor > low):
+            low = floor
+            low_id = tl.full((), ALL, tl.int32)
     if HAS_BOTTOM:
+        high_id = tl.full((), -1, tl.int32)
         p = tl.load(reals + BOTTOM_P * slots + row)
-        first: tl.constexpr = not (REP or HAS_K or HAS_P or HAS_MIN)  # then nothing is cut yet
-        held = policy_total
+        first: tl.constexpr = not (EDITED or HAS_K or HAS_P or HAS_MIN)  # then nothing is cut yet
+        held = policy_total.to(tl.float64)
         if not first:
-            held = _mass(line, had, penalty, vocab, best, rate, low, high, BLOCK, REP, EVEN)
-        share = tl.minimum(1.0 - p, 0.999999)
-        target = (held.to(tl.float64) * share).to(tl.float32)
-        cut = _search(
-            line, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, high, target,
-            False, True, SHIFT, BLOCK, REP, EVEN, not first,
-        )  # fmt: skip
+            held = _mass(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
+        share = (1.0 - p) * (1.0 + SLACK)
+        target = held * share
+        if share < 1.0:
+            high = _search(
+                line, add, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, low_id,
+                target, False, True, SHIFT, BLOCK, BIAS, REP, EVEN, not first, True,
+            )  # fmt: skip
+        else:  # all go but the last
+            high = _lightest(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
+        above, ties = _at(line, add, had, penalty, vocab, best, rate, low, low_id, high, False, BLOCK, BIAS, REP, EVEN)
+        each = tl.exp2((high - best) * rate).to(tl.float64)
+        gone_ties = tl.minimum(tl.floor((target - above) / each), ties - 1.0)
+        if gone_ties > 0.0:
+            high_id = _nth(line, add, had, penalty, vocab, high, gone_ties.to(tl.int32), BLOCK, BIAS, REP, EVEN)
         apply = p < 1.0
         if CHANCE:
             at = step
@@ -268,9 +372,10 @@ def _sample_kernel(
                 at = step * 0
             frequency = tl.where(apply, tl.load(reals + FREQUENCY * slots + row), 0.0)
             apply = apply & (_uniform(key_of ^ BERNOULLI, at) < frequency)
-        high = tl.where(apply, tl.minimum(high, cut), high)
+        applied = tl.where(apply, high, float("inf"))
 
     # 3. The draw: first the block of the vocabulary, then the token in it.
+    LOW: tl.constexpr = HAS_K or HAS_P or HAS_MIN
     index = tl.arange(0, BLOCKS)
     blocks = tl.zeros([BLOCKS], tl.float32)
     mixed: tl.constexpr = CHANCE and not PER_SEQUENCE
@@ -278,13 +383,19 @@ def _sample_kernel(
         removed = tl.zeros([BLOCK], tl.float32)
         left = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
-        x = _scores(line, had, penalty, start + tl.arange(0, BLOCK), vocab, REP, EVEN)
-        weight = tl.where((x >= low) & (x <= high), tl.exp2((x - best) * rate), 0.0)
-        blocks = tl.where(index == start // BLOCK, tl.sum(weight, 0), blocks)
+        offs = start + tl.arange(0, BLOCK)
+        x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
+        weight = tl.exp2((x - best) * rate)
+        if LOW:
+            weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
+        drawn = weight
+        if HAS_BOTTOM:
+            drawn = tl.where(_ahead(x, offs, applied, high_id), 0.0, weight)
+        blocks = tl.where(index == start // BLOCK, tl.sum(drawn, 0), blocks)
         if mixed:  # what bottom-p removes and what it leaves, whatever the coin showed
-            weight = tl.where(x >= low, tl.exp2((x - best) * rate), 0.0)
-            removed += tl.where(x > cut, weight, 0.0)
-            left += tl.where(x > cut, 0.0, weight)
+            gone = _ahead(x, offs, high, high_id)
+            removed += tl.where(gone, weight, 0.0)
+            left += tl.where(gone, 0.0, weight)
     blocks_64 = blocks.to(tl.float64)
     sampled_total = tl.sum(blocks_64, 0)
     goal = _uniform(key_of, step) * sampled_total
@@ -294,8 +405,12 @@ def _sample_kernel(
     held_64 = tl.sum(tl.where(index == chosen, blocks_64, 0.0), 0)
     inside = (goal - tl.sum(tl.where(index < chosen, blocks_64, 0.0), 0)) / held_64
     offs = chosen * BLOCK + tl.arange(0, BLOCK)
-    x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
-    weight = tl.where((x >= low) & (x <= high), tl.exp2((x - best) * rate), 0.0)
+    x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
+    weight = tl.exp2((x - best) * rate)
+    if LOW:
+        weight = tl.where(_ahead(x, offs, low, low_id), weight, 0.0)
+    if HAS_BOTTOM:
+        weight = tl.where(_ahead(x, offs, applied, high_id), 0.0, weight)
     weight_64 = weight.to(tl.float64)
     reached = (tl.cumsum(weight_64, 0) > inside * tl.sum(weight_64, 0)) & (weight > 0)
     token = tl.min(tl.where(reached, offs, vocab), 0)
@@ -304,23 +419,27 @@ def _sample_kernel(
         firsts = tl.full([BLOCK], 2147483647, tl.int32)
         for start in range(0, vocab, BLOCK):
             offs = start + tl.arange(0, BLOCK)
-            x = _scores(line, had, penalty, offs, vocab, REP, EVEN)
+            x = _scores(line, add, had, penalty, offs, vocab, BIAS, REP, EVEN)
             firsts = tl.minimum(firsts, tl.where((x == best) & (offs < vocab), offs, 2147483647))
         token = tl.where(greedy, tl.min(firsts, 0), token)
     token = tl.minimum(token, vocab - 1)
 
     # 4. The records and the row's next state.
     raw = tl.load(line + token).to(tl.float32)
+    if BIAS:
+        raw = tl.maximum(raw, FLOOR)
     score = raw
+    if BIAS:
+        score += tl.load(add + token)
     if REP:
         again = tl.load(had + token) != 0
-        score = tl.where(again, tl.where(raw < 0, raw * penalty, raw / penalty), raw)
+        score = tl.where(again, tl.where(score < 0, score * penalty, score / penalty), score)
     logp = (raw - highest) / tau - tl.log(policy_total)
     logq = (score - best) / tau - tl.log(sampled_total.to(tl.float32))
     if mixed:  # `sampler.Coin.mixture`
-        gone, stay = tl.sum(removed, 0).to(tl.float64), tl.sum(left, 0).to(tl.float64)
-        change = tl.where(score > cut, -frequency, frequency * (gone / stay))
-        change = tl.where(apply, (frequency - 1.0) * (gone / (gone + stay)), change)
+        lost, stay = tl.sum(removed, 0).to(tl.float64), tl.sum(left, 0).to(tl.float64)
+        change = tl.where(_ahead(score, token, high, high_id), -frequency, frequency * (lost / stay))
+        change = tl.where(apply, (frequency - 1.0) * (lost / (lost + stay)), change)
         logq += tl.log(1.0 + change).to(tl.float32)
     logq = tl.where(greedy, 0.0, logq)
     at = row * tokens + step
@@ -332,12 +451,29 @@ def _sample_kernel(
     tl.store(out_reals + 2 * plane + at, entropy)
     if MIN_P_MASS:  # of the policy itself, before all warpers
         floor = highest + tau * log_min_p
-        kept = _mass(line, had, penalty, vocab, highest, rate, floor, float("inf"), BLOCK, False, EVEN)
+        kept = _mass(line, add, had, penalty, vocab, highest, rate, floor, ALL, BLOCK, False, False, EVEN)
         tl.store(out_mass + at, tl.where(raw >= floor, kept / policy_total, 0.0))
+    if TOP > 0:  # one pass for each: the first token after the one before it
+        last = tl.full((), float("inf"), tl.float32)
+        last_id = tl.full((), -1, tl.int32)
+        for place in range(TOP):
+            tops = tl.full([BLOCK], float("-inf"), tl.float32)
+            ids = tl.full([BLOCK], ALL, tl.int32)
+            for start in range(0, vocab, BLOCK):
+                offs = start + tl.arange(0, BLOCK)
+                x = tl.maximum(_scores(line, add, had, penalty, offs, vocab, False, False, EVEN), FLOOR)
+                later = (offs < vocab) & ((x < last) | ((x == last) & (offs > last_id)))
+                better = later & (x > tops)
+                tops = tl.where(better, x, tops)
+                ids = tl.where(better, offs, ids)
+            last = tl.max(tops, 0)
+            last_id = tl.min(tl.where(tops == last, ids, ALL), 0)
+            tl.store(top_ids + at * TOP + place, last_id)
+            tl.store(top_logps + at * TOP + place, (last - highest) / tau - tl.log(policy_total))
     if SEEN:
         tl.store(had + token, 1)
     step += 1
-    stop = tl.load(stops + tl.arange(0, STOPS))
+    stop = tl.load(stops + tl.load(ints + STOP_SET * slots + row) * STOPS + tl.arange(0, STOPS))
     stopped = tl.max((stop == token).to(tl.int32), 0) > 0
     status = tl.where(step >= tl.load(ints + LIMIT * slots + row), LENGTH, RUNNING)
     status = tl.where(stopped, STOPPED, status)
@@ -356,17 +492,20 @@ def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Ten
     if logits.stride(-1) != 1:
         logits = logits.contiguous()
     block = min(BLOCK, max(16, triton.next_power_of_2(vocab)))
-    raw_shift = 16 if logits.dtype == torch.bfloat16 else 0
-    seen = state.ints if state.seen is None else state.seen.view(torch.uint8)
+    raw_shift = SHIFTS.get(logits.dtype, 0)
+    none = state.ints
+    seen = none if state.seen is None else state.seen.view(torch.uint8)
+    bias = none if state.bias is None else state.bias
+    top_ids, top_logps = (none if top is None else top for top in (state.top_ids, state.top_logps))
     out_mass = state.out_reals if state.out_mass is None else state.out_mass
     _sample_kernel[(rows,)](
-        logits, state.ints, state.reals, state.out_ints, state.out_reals, out_mass, seen, state.stops,
+        logits, state.ints, state.reals, state.out_ints, state.out_reals, out_mass, seen, state.stops, bias, top_ids, top_logps,
         logits.stride(0), vocab, state.slots, state.tokens, MASS, math.log(active.min_p_mass or 1.0),
-        STOPS=triton.next_power_of_2(len(state.stops)), BLOCK=block,
+        STOPS=state.stops.shape[1], BLOCK=block,
         BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocab, block))), EVEN=vocab % block == 0, RAW_SHIFT=raw_shift,
-        SHIFT=0 if active.repetition else raw_shift, SEEN=state.seen is not None, REP=active.repetition,
+        SHIFT=0 if active.bias or active.repetition else raw_shift, SEEN=state.seen is not None, REP=active.repetition,
         TAU=active.temperature, GREEDY=active.greedy, HAS_K=active.top_k, HAS_P=active.top_p, HAS_MIN=active.min_p,
         HAS_BOTTOM=active.bottom_p, CHANCE=active.bottom_p_chance, PER_SEQUENCE=active.per_sequence,
-        MIN_P_MASS=active.min_p_mass > 0,
+        BIAS=active.bias, TOP=active.logprobs, MIN_P_MASS=active.min_p_mass > 0,
         num_warps=SEARCH_WARPS if active.top_k or active.top_p or active.bottom_p else WARPS,
     )  # fmt: skip

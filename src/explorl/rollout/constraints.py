@@ -1,0 +1,197 @@
+"""Which tokens a request may draw and what ends it: the values of `SamplingParams` that are lists or mappings.
+
+Each may be one value for all requests, or a sequence with one per prompt or one per request. Bias and bans become rows
+of one table, so that requests with the same ones share a row:
+
+    x ← x + bias,   x ← −∞ on banned tokens and on all but the allowed ones
+
+They come before everything else, also before the repetition penalty and the greedy choice, as in vLLM (allowed tokens,
+banned ones, bias, penalties, temperature) and in transformers (sequence bias, then penalties). log π, the entropy and
+the branching factor remain those of the policy without them; log q is that of the distribution with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+LARGEST_BIAS = 1e4
+"""More than this would swallow the logits; to force or exclude a token there are other ways."""
+
+Tokens = tuple[int, ...]
+
+
+class Bias(dict[int, float]):
+    """Token → what is added to its logit. Can be hashed, so it must not be changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+def freeze_bias(value: Any) -> Bias | tuple[Bias, ...] | None:
+    """``logit_bias`` checked: one mapping, or one per prompt or request."""
+    if value is None or isinstance(value, Mapping):
+        return None if value is None else _bias(value)
+    items = _items("logit_bias", value, "a mapping such as {13: -2.0}")
+    wrong = [item for item in items if item is not None and not isinstance(item, Mapping)]
+    if wrong or not items:
+        raise ValueError(f"logit_bias is {value!r}; use a mapping such as {{13: -2.0}}, or a list of mappings")
+    return tuple(_bias(item or {}) for item in items)
+
+
+def _bias(value: Mapping[Any, Any]) -> Bias:
+    found = Bias()
+    for token, amount in value.items():
+        if isinstance(token, str) and token.isdecimal():  # a key that went through JSON
+            token = int(token)
+        number = isinstance(amount, (int, float, np.number)) and not isinstance(amount, bool)
+        if not number or not math.isfinite(amount) or abs(amount) > LARGEST_BIAS:
+            raise ValueError(
+                f"logit_bias of token {token!r} is {amount!r}; use a number from −10000 to 10000 such as −2.0 "
+                "(banned_tokens excludes a token)"
+            )
+        found[_token("logit_bias", token)] = float(amount)
+    return found
+
+
+def freeze_tokens(name: str, value: Any) -> Tokens | tuple[Tokens | None, ...] | None:
+    """Token ids checked: one list, or a list of lists; None in either place is "as if not given"."""
+    if value is None:
+        return None
+    items = _items(name, value, "token ids such as [13, 198]")
+    if not any(item is None or _is_list(item) for item in items):
+        return tuple(_token(name, item) for item in items)
+    for item in items:
+        if not (item is None or _is_list(item)):
+            raise ValueError(f"{name} holds both {item!r} and lists; use token ids such as [13, 198], or only lists")
+    return tuple(
+        None if item is None else tuple(_token(name, token) for token in _items(name, item, "token ids"))
+        for item in items
+    )
+
+
+def freeze_texts(name: str, value: Any) -> tuple[str, ...] | tuple[tuple[str, ...], ...]:
+    """Stop strings checked: one text, a list of them for all requests, or a list of lists."""
+    items = (value,) if isinstance(value, str) else _items(name, value, "texts such as ['</answer>']")
+    if all(isinstance(item, str) for item in items):
+        if "" in items:
+            raise ValueError(f"{name} holds an empty string; use a text such as '</answer>'")
+        return tuple(items)
+    for item in items:
+        if item is not None and not _is_list(item):
+            raise ValueError(f"{name} holds {item!r}; use texts such as '</answer>', or a list of lists of them")
+    found = tuple(() if item is None else freeze_texts(name, item) for item in items)
+    for texts in found:
+        if any(not isinstance(text, str) for text in texts):
+            raise ValueError(f"{name} holds {texts!r}; use texts such as '</answer>', or a list of lists of them")
+    return found  # type: ignore[return-value]
+
+
+def _items(name: str, value: Any, good: str) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+        raise ValueError(f"{name} is {value!r}; use {good}")
+    return list(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, Mapping))
+
+
+def _token(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"{name} holds {value!r}; use token ids such as 13")
+    return int(value)
+
+
+def is_per_request(value: Any) -> bool:
+    """Whether a frozen value has one entry per prompt or request."""
+    return isinstance(value, tuple) and bool(value) and not isinstance(value[0], (int, str))
+
+
+def places(name: str, count: int, prompts: int, n: int) -> np.ndarray:
+    """Which of ``count`` values belongs to each of the prompts × n requests."""
+    if count == prompts * n:
+        return np.arange(count)
+    if count == prompts:
+        return np.repeat(np.arange(prompts), n)
+    raise ValueError(
+        f"{name} has {count} values; give one, one for each of the {prompts} prompts, or one for each of the "
+        f"{prompts * n} requests"
+    )
+
+
+def spread(name: str, value: Any, prompts: int, n: int) -> list[Any]:
+    """A frozen value as one entry per request."""
+    if not is_per_request(value):
+        return [value] * (prompts * n)
+    return [value[i] for i in places(name, len(value), prompts, n)]
+
+
+def bias_tables(
+    biases: Sequence[Bias | None],
+    banned: Sequence[Tokens | None],
+    allowed: Sequence[Tokens | None],
+    vocab: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (sets, vocab) to add to the logits, and the row of each request; the lists have one entry per request."""
+    rows: dict[Any, int] = {}
+    known: dict[tuple[int, ...], int] = {}  # by identity: most requests share the same objects
+    tables: list[np.ndarray] = []
+    which = np.zeros(len(biases), dtype=np.int64)
+    for request, parts in enumerate(zip(biases, banned, allowed, strict=True)):
+        same = tuple(map(id, parts))
+        if same not in known:
+            if parts not in rows:
+                rows[parts] = len(tables)
+                tables.append(_table(request, *parts, vocab))
+            known[same] = rows[parts]
+        which[request] = known[same]
+    return np.stack(tables), which
+
+
+def _table(request: int, bias: Bias | None, banned: Tokens | None, allowed: Tokens | None, vocab: int) -> np.ndarray:
+    for name, tokens in (("logit_bias", bias), ("banned_tokens", banned), ("allowed_tokens", allowed)):
+        check_tokens(name, tokens or (), request, vocab)
+    if allowed is not None and not allowed:
+        raise ValueError(f"allowed_tokens of request {request} is empty; allow at least one token, or None for all")
+    table = np.zeros(vocab, dtype=np.float32)
+    if bias:
+        table[list(bias)] = list(bias.values())
+    if allowed is not None:
+        gone = np.ones(vocab, dtype=bool)
+        gone[list(allowed)] = False
+        table[gone] = -np.inf
+    if banned:
+        table[list(banned)] = -np.inf
+    if not (table > -np.inf).any():
+        those = "tokens of the model" if allowed is None else "of its allowed_tokens"
+        raise ValueError(f"request {request} may draw no token: banned_tokens holds all {those}; leave at least one")
+    return table
+
+
+def check_tokens(name: str, tokens: Iterable[int], request: int, vocab: int) -> None:
+    """Raises where a token is none of the model's."""
+    for token in tokens:
+        if token >= vocab:
+            raise ValueError(
+                f"{name} of request {request} holds token {token}, which is outside the vocabulary; "
+                f"use ids from 0 to {vocab - 1}"
+            )
+
+
+def stop_sets(ids: Sequence[Tokens | None], eos: Tokens, vocab: int) -> tuple[tuple[Tokens, ...], np.ndarray]:
+    """The different sets of stop tokens, and the set of each request; None is the model's own."""
+    sets: dict[Tokens, int] = {}
+    which = np.zeros(len(ids), dtype=np.int64)
+    for request, tokens in enumerate(ids):
+        for token in tokens or ():
+            if token >= vocab:
+                raise ValueError(
+                    f"stop token {token} of request {request} is outside the vocabulary; use ids from 0 to {vocab - 1}"
+                )
+        which[request] = sets.setdefault(eos if tokens is None else tokens, len(sets))
+    return tuple(sets), which
