@@ -499,7 +499,8 @@ def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Ten
     top_ids, top_logps = (none if top is None else top for top in (state.top_ids, state.top_logps))
     out_mass = state.out_reals if state.out_mass is None else state.out_mass
     _sample_kernel[(rows,)](
-        logits, state.ints, state.reals, state.out_ints, state.out_reals, out_mass, seen, state.stops, bias, top_ids, top_logps,
+        logits, state.ints, state.reals, state.out_ints, state.out_reals, out_mass, seen, state.stops, bias,
+        top_ids, top_logps,
         logits.stride(0), vocab, state.slots, state.tokens, MASS, math.log(active.min_p_mass or 1.0),
         STOPS=state.stops.shape[1], BLOCK=block,
         BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocab, block))), EVEN=vocab % block == 0, RAW_SHIFT=raw_shift,
