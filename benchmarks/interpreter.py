@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from explorl.metrics import Table
-from explorl.sandbox.interpreter import Interpreter, InterpreterLimits, InterpreterPool
+from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
+from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.nursery import nursery
 from explorl.sandbox.programs import capabilities
 

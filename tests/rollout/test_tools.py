@@ -150,6 +150,9 @@ def test_output_blocks(text: str, before: str, block: str) -> None:
 
 
 @given(pieces)
+@example("```python\nx\n```\n")
+@example("```\n```python\nx\n```")
+@example("1\n<<2=")
 def test_no_output_makes_calls(text: str) -> None:
     """Not even if somebody searches the whole text of a rollout for them."""
     call = "```python\n1\n```"

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.sandbox import interpreter_process, programs
-from explorl.sandbox.interpreter import Interpreter, InterpreterLimits, InterpreterPool
+from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
+from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.interpreter_results import RESTARTED
 from explorl.sandbox.notebook import compiled, shown
 from explorl.sandbox.notebook_keeper import Shown
@@ -213,6 +214,15 @@ def test_variables_live_on(pool: InterpreterPool) -> None:
     assert other.run("import os; os.listdir('.')").text == "[]\n"
     one.close()
     other.close()
+
+
+@pytest.mark.parametrize(
+    "closing", ["sys.stdout.close(); sys.stderr.close()", "os.close(1); os.close(2)", "del sys.stdout"]
+)
+def test_closed_output_is_open_again(python: Interpreter, closing: str) -> None:
+    assert python.run(f"import os, sys\n{closing}").status == "ok"
+    result = python.run("print(1); print(2, file=sys.stderr); 3")
+    assert (result.status, result.text) == ("ok", "1\n2\n3\n")
 
 
 def test_calls_run_while_others_do(pool: InterpreterPool) -> None:
@@ -478,6 +488,7 @@ def test_forks_leave_interpreters_to_the_parent() -> None:
 def test_nothing_outlives_the_training_process() -> None:
     source = """
 from explorl.sandbox.interpreter import *
+from explorl.sandbox.interpreter_pool import *
 pool = InterpreterPool(InterpreterLimits(seconds=100), warm=1)
 one, other = pool.open(), pool.open()
 one.run("x = 1")
@@ -500,7 +511,7 @@ while True:
 
 
 def test_exit_without_closing_leaves_nothing() -> None:
-    source = "from explorl.sandbox.interpreter import *\npool = InterpreterPool()\npython = pool.open()\n"
+    source = "from explorl.sandbox.interpreter_pool import *\npool = InterpreterPool()\npython = pool.open()\n"
     with script(source + "print(python.run('1').text, programs.nursery._running[0].pid)") as training:
         out, err = training.communicate(timeout=60)
     assert (training.returncode, err) == (0, "")

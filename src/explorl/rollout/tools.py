@@ -23,7 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from explorl.sandbox.interpreter import InterpreterLimits, InterpreterPool, Result
+from explorl.sandbox.interpreter import InterpreterLimits, Result
+from explorl.sandbox.interpreter_pool import InterpreterPool
 
 _FENCE = re.compile(r"([ \t]*)(`{3,})([^`\n]*)")
 """The beginning of a line: indentation, the fence, and what it says, like the name of a language."""
