@@ -436,6 +436,15 @@ def test_nursery_that_was_killed() -> None:
         assert idle.run("4").text == "4\n"
 
 
+def test_warm_one_that_was_killed_is_not_given_out() -> None:
+    with InterpreterPool(warm=1) as pool:
+        eventually(lambda: pool.poll() == 0 and pool._spare[0].state == "idle")
+        keepers = children(nursery_pid())
+        os.kill(nursery_pid(), signal.SIGKILL)
+        eventually(lambda: not any(map(alive, keepers)))
+        assert pool.open().run("1").text == "1\n"
+
+
 def test_interpreter_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with InterpreterPool(warm=0) as pool:
 
