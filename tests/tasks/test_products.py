@@ -41,7 +41,7 @@ def test_problems_are_right_distinct_and_stable(task: Task) -> None:
 def test_prompts(task: Task) -> None:
     assert task.prompt(PROBLEM) == "347*286+51\n"
     messages = task.prompt(PROBLEM, "chat")
-    assert isinstance(messages[0], dict)
+    assert isinstance(messages, list)
     assert "What is 347*286+51?" in messages[0]["content"]
     with pytest.raises(ValueError, match="unknown template 'ters'; did you mean 'terse'"):
         task.prompt(PROBLEM, "ters")
