@@ -20,7 +20,7 @@ from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.interpreter_results import RESTARTED
 from explorl.sandbox.notebook import compiled, shown
-from explorl.sandbox.notebook_keeper import Shown
+from explorl.sandbox.notebook_keeper import Limit, Shown
 from explorl.sandbox.nursery import Gone, nursery
 from explorl.sandbox.programs import Guarantees, SandboxError
 from tests.sandbox.support import PERMITTED, alive, children, descendants, eventually, nursery_pid, script
@@ -319,14 +319,49 @@ def test_calls_are_counted() -> None:
 
 
 def test_time_is_that_of_one_call() -> None:
-    with InterpreterPool(InterpreterLimits(seconds=0.3), warm=0) as pool:
+    with InterpreterPool(InterpreterLimits(seconds=0.6), warm=0) as pool:
         python = pool.open()
-        work = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint('done')"
-        assert [python.run(work).text for _ in range(3)] == ["done\n"] * 3
+        work = "import time\nend = time.process_time() + 0.35\nwhile time.process_time() < end: pass\nprint('done')"
+        assert [python.run(work).text for _ in range(2)] == ["done\n"] * 2
         result = python.run("print('begun')\nwhile True: pass")
         assert result.status == "timeout"
-        assert result.text == f"begun\nTimeoutError: the call took longer than 0.3 s; {RESTARTED}\n"
+        assert result.text == f"begun\nTimeoutError: the call took longer than 0.6 s; {RESTARTED}\n"
         assert python.run("1").text == "1\n"
+
+
+class Counted:
+    """What `Usage` would say."""
+
+    def __init__(self, *, knows_waiting: bool = True) -> None:
+        self.time = self.clock = self.processor = 100.0  # of earlier calls
+        self.knows_waiting = knows_waiting
+
+    def update(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("time", "processor", "clock", "crowd", "knows_waiting", "over"),
+    [
+        (0.9, 0.9, 0.9, 1, True, False),
+        (1.1, 0.0, 1.1, 1, True, True),
+        (0.5, 1.1, 0.5, 1, True, True),
+        (0.5, 0.5, 5.9, 1, True, False),
+        (0.5, 0.5, 6.1, 1, True, True),
+        (0.5, 0.5, 59.0, 10, True, False),
+        (0.5, 0.5, 61.0, 10, True, True),
+        (0.5, 0.5, 6.1, 10, False, True),
+    ],
+)
+def test_time_in_a_crowd(
+    time: float, processor: float, clock: float, crowd: int, knows_waiting: bool, over: bool
+) -> None:
+    """One second of its own, of processors, and 4 · 1 + 2 on the clock; more on the clock where others wait too."""
+    usage = Counted(knows_waiting=knows_waiting)
+    limit = Limit(usage, 1.0, crowd)  # type: ignore[arg-type]
+    usage.time, usage.processor, usage.clock = 100 + time, 100 + processor, 100 + clock
+    limit._next = 0.0
+    limit.look()
+    assert limit.is_over is over
 
 
 def test_memory_is_limited() -> None:

@@ -50,7 +50,7 @@ class InterpreterPool:
         self._open: weakref.WeakSet[Interpreter] = weakref.WeakSet()
         self._pending = 0
         self._finished = 0
-        self._most_starting = 2 * len(os.sched_getaffinity(0))
+        self._cores = len(os.sched_getaffinity(0))
         self._owner_process = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._processes, self._epoll)
         _POOLS.add(self)
@@ -130,7 +130,7 @@ class InterpreterPool:
 
     def _start_some(self) -> None:
         """Start processes, not so many at once that they take the processors from each other and from us."""
-        while self._to_start and self._starting() < self._most_starting:
+        while self._to_start and self._starting() < 2 * self._cores:
             process = self._to_start.popleft()
             try:
                 process.start(self.limits.for_keeper(), self._layers, _START_LIMIT)
@@ -158,7 +158,8 @@ class InterpreterPool:
         process = interpreter._process
         if process is not None and process.state == "idle":
             interpreter._running = interpreter._waiting.popleft()
-            process.call(interpreter._running.source, longest(self.limits.seconds) + _GRACE)
+            crowd = 1 + len(self._processes) // self._cores
+            process.call(interpreter._running.source, crowd, crowd * longest(self.limits.seconds) + _GRACE)
             if process.has_more_to_send:
                 self._epoll.modify(process.fileno(), select.EPOLLIN | select.EPOLLOUT)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from explorl.sandbox.folders import working_folder
 from explorl.sandbox.nursery import Gone, nursery
+from explorl.sandbox.plain import CROWD
 
 if TYPE_CHECKING:
     from explorl.sandbox.interpreter import Interpreter
@@ -62,10 +63,10 @@ class Process:
         request = {"limits": limits, "layers": layers, "folder": folder, "entry_point": None}
         self._send(marshal.dumps(request))
 
-    def call(self, source: str, seconds: float) -> None:
-        """Send it a cell to run."""
+    def call(self, source: str, crowd: int, seconds: float) -> None:
+        """Send it a cell to run; ``crowd``: how many interpreters share a processor."""
         self.state, self.deadline = "busy", time.monotonic() + seconds
-        self._send(source.encode(errors="surrogatepass"))
+        self._send(crowd.to_bytes(CROWD, "big") + source.encode(errors="surrogatepass"))
 
     def rest(self) -> None:
         """It has answered."""

@@ -20,7 +20,7 @@ class InterpreterLimits:
 
     seconds: float = 5.0
     """Time of one call, and processor time of all its processes together. What it waits for a processor that others use
-    does not count, up to four times as long and two seconds on the clock."""
+    does not count, up to four times as long and two seconds on the clock, times the interpreters per processor."""
     calls: int = 100
     """Calls in all; further ones are refused."""
     output: int = 4000

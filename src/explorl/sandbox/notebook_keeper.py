@@ -24,6 +24,7 @@ from explorl.sandbox import child as program
 from explorl.sandbox import kernel
 from explorl.sandbox.child import CALLS, REPLIES
 from explorl.sandbox.notebook import BAD, GOOD, OUTPUT, TOKEN, serve
+from explorl.sandbox.plain import CROWD
 from explorl.sandbox.usage import Usage, longest
 
 TYPE_CHECKING = False
@@ -78,11 +79,11 @@ def keep(nursery: int) -> NoReturn:  # pragma: no cover (another process)
     program.send_json(1, {"status": "ready"})
     while True:
         try:
-            source = program.receive(0)
+            message = program.receive(0)
         except (EOFError, OSError):
             notebook.end()
             os._exit(0)
-        answer = notebook.call(source)
+        answer = notebook.call(message[CROWD:], int.from_bytes(message[:CROWD], "big"))
         program.send_json(1, answer)
         if answer["status"] not in ("ok", "error"):
             os._exit(0)
@@ -119,11 +120,11 @@ class _Notebook:  # pragma: no cover (another process)
         """Let nothing run until the next call."""
         self._order(_STOP)
 
-    def call(self, source: bytes) -> dict[str, Any]:
+    def call(self, source: bytes, crowd: int) -> dict[str, Any]:
         """Run a cell: what became of it and what it has shown."""
         start = time.monotonic()
         shown = Shown(self._limits["characters"])
-        limit = _Limit(self._usage, self._limits)
+        limit = Limit(self._usage, self._limits["seconds"], crowd)
         self._order(_GO_ON)
         token = os.urandom(TOKEN)
         reply = self._talk(len(token + source).to_bytes(8, "big") + token + source, shown, limit)
@@ -165,7 +166,7 @@ class _Notebook:  # pragma: no cover (another process)
             else:
                 os.kill(self._child, signal.SIGSTOP if order == _STOP else signal.SIGCONT)
 
-    def _talk(self, message: bytes, shown: Shown, limit: _Limit) -> bytes:
+    def _talk(self, message: bytes, shown: Shown, limit: Limit) -> bytes:
         """Send the call and take what is shown; the first bytes of a reply, fewer if there is none or time is up."""
         left = memoryview(message)
         reply = b""
@@ -210,15 +211,19 @@ class _Notebook:  # pragma: no cover (another process)
         return bool(poll.poll(0))
 
 
-class _Limit:  # pragma: no cover (another process)
-    """The time of one call, counted as `Usage` does."""
+class Limit:
+    """The time of one call, counted as `Usage` does.
 
-    def __init__(self, usage: Usage, limits: dict[str, float]) -> None:
+    Where a ``crowd`` shares each processor, a call may wait for one as many times longer; that time is not its own.
+    """
+
+    def __init__(self, usage: Usage, seconds: float, crowd: int) -> None:
         self.is_over = False
-        self._usage, self._seconds = usage, limits["seconds"]
+        self._usage, self._seconds = usage, seconds
         self._cores = len(os.sched_getaffinity(0))
         usage.update()
         self._time, self._clock, self._processor = usage.time, usage.clock, usage.processor
+        self._longest = longest(seconds) * (max(1, crowd) if usage.knows_waiting else 1)
         self._next = 0.0
         self._plan()
 
@@ -229,21 +234,20 @@ class _Limit:  # pragma: no cover (another process)
 
     def look(self) -> None:
         """Find out whether time is up, if it may be."""
-        if self.rest > 0:
-            return
-        self._usage.update()
-        self.is_over = self._left() <= 0
-        self._plan()
+        if self.rest == 0:
+            self._usage.update()
+            self.is_over = min(self._left()) <= 0
+            self._plan()
 
-    def _left(self) -> float:
+    def _left(self) -> tuple[float, float, float]:
+        """Of its own time, of processor time, and on the clock."""
         usage = self._usage
-        waited = longest(self._seconds) - (usage.clock - self._clock)
-        return min(
-            self._seconds - (usage.time - self._time), self._seconds - (usage.processor - self._processor), waited
-        )
+        own, processor = usage.time - self._time, usage.processor - self._processor
+        return self._seconds - own, self._seconds - processor, self._longest - (usage.clock - self._clock)
 
     def _plan(self) -> None:
-        rest = min(self._left(), (self._seconds - (self._usage.processor - self._processor)) / self._cores)
+        own, processor, clock = self._left()
+        rest = min(own, processor / self._cores, clock)
         self._next = time.monotonic() + min(max(rest, 0.005), _LONGEST_LOOK)
 
 

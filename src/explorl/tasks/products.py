@@ -3,9 +3,9 @@
     correctness = 1 if the last <answer>…</answer> is the value
     format      = 1 if the completion is exactly <think>…</think><answer>…</answer>
 
-For tool use ([S] §2.5): a policy of a million parameters cannot learn the products of all three-digit numbers, but it
-can learn to copy one into a call of the calculator, and the output into the answer. Reference solutions call it, at
-once or step by step; a share of them does not, so that reinforcement learning has something to find out:
+For tool use ([S] §2.5): there are 810,000 products of three-digit numbers, too many for a policy of a million
+parameters to know, but with a calculator all that it takes is to copy, into the call and out of it. Reference solutions
+call it, at once or step by step; a share of them does not, so that reinforcement learning has something to find out:
 
     <think><<347*286=99242>><<99242+51=99293>></think><answer>99293</answer>
     <think>347*286+51=99293</think><answer>99293</answer>
