@@ -301,6 +301,7 @@ def state(pid: int) -> str:
         ({"calls": True}, "calls=True: give a whole number"),
         ({"output": -1}, "output=-1: give a positive number, like 4000"),
         ({"memory": 0}, "memory=0: give a positive number, like 536870912"),
+        ({"memory": 512}, "memory=512 bytes are too few for Python itself; give 33554432 or more, like 536870912"),
     ],
 )
 def test_limits_name_a_good_value(changes: dict[str, object], message: str) -> None:

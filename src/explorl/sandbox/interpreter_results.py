@@ -11,6 +11,7 @@ from explorl.text import clean
 
 Status = Literal["ok", "error", "timeout", "memory", "exited", "killed", "refused"]
 RESTARTED = "the interpreter was restarted, its variables are gone"
+LEAST_MEMORY = 32 << 20
 _ENDED = {"timeout", "memory", "exited", "killed"}
 
 
@@ -39,6 +40,11 @@ class InterpreterLimits:
                 raise ValueError(f"{field.name}={value!r}: give {kind}, like {field.default!r}")
             if not 0 < value < math.inf:
                 raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
+        if self.memory < LEAST_MEMORY:
+            raise ValueError(
+                f"memory={self.memory!r} bytes are too few for Python itself; give {LEAST_MEMORY} or more, like "
+                f"{DEFAULTS.memory}"
+            )
 
     def for_keeper(self) -> dict[str, Any]:
         """As keepers know them. The kernel counts processor time over all calls, the keeper that of each."""
