@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
+    Body = Callable[[dict[str, Any], dict[str, Any]], None]  # of a request, in the namespace of __main__
+    First = Callable[[int], NoReturn]  # of the number of the program's process
+
 MEMORY_EXIT = 86
 """Exit status of a program that ran out of memory."""
 MAX_FRAME = 1 << 22
 """Longest reply of a program, in bytes."""
-_CALLS, _REPLIES, _READY, _QUESTIONS = 3, 4, 5, 6  # the program's descriptors, beside the standard three
+CALLS, REPLIES, _READY, _QUESTIONS = 3, 4, 5, 6  # the program's descriptors, beside the standard three
 
 
 class Ended(BaseException):
@@ -109,7 +112,34 @@ def _read(descriptor: int, length: int) -> bytes:
 # The program ----------------------------------------------------------------------------------------------------------
 
 
-def _begin(request: dict[str, Any], descriptors: dict[int, int], uid: int) -> NoReturn:  # pragma: no cover
+def launch(
+    request: dict[str, Any], descriptors: dict[int, int], uid: int, body: Body, first: First
+) -> tuple[int, int | None]:  # pragma: no cover (another process)
+    """Have a program begin with these descriptors, and with none beside; RuntimeError if it cannot.
+
+    Its process, or in namespaces that which is ``first`` there, and where it asks for threads, if it has to.
+    """
+    ready_in, ready_out = os.pipe()
+    own = [ready_out]
+    descriptors = {**descriptors, _READY: ready_out}
+    if "namespaces" not in request["layers"]:
+        questions, descriptors[_QUESTIONS] = _socket_pair()
+        own.append(descriptors[_QUESTIONS])
+    child = os.fork()
+    if child == 0:
+        _begin(request, descriptors, uid, body, first)
+    for descriptor in own:
+        os.close(descriptor)
+    if (state := os.read(ready_in, 1000)) != b"ready":
+        os.waitpid(child, 0)
+        raise RuntimeError(state.decode(errors="replace") or "the first process is gone")
+    os.close(ready_in)
+    return child, None if "namespaces" in request["layers"] else _received(questions)
+
+
+def _begin(
+    request: dict[str, Any], descriptors: dict[int, int], uid: int, body: Body, first: First
+) -> NoReturn:  # pragma: no cover (another process)
     """Become the program, or its parent in namespaces. Whatever goes wrong, the keeper's code is not come back to."""
     ready = descriptors[_READY]
     try:
@@ -119,7 +149,7 @@ def _begin(request: dict[str, Any], descriptors: dict[int, int], uid: int) -> No
         if "namespaces" in request["layers"]:
             child = os.fork()
             if child:
-                _wait_as_first(child)
+                first(child)
             os.setsid()
             kernel.drop_privileges(uid)
         arrange(descriptors)
@@ -134,7 +164,7 @@ def _begin(request: dict[str, Any], descriptors: dict[int, int], uid: int) -> No
             os._exit(1)
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    _exit(_run if request["entry_point"] is None else _answer_calls, request, module.__dict__)
+    _exit(body, request, module.__dict__)
 
 
 def _wait_as_first(child: int) -> NoReturn:  # pragma: no cover (another process)
@@ -206,20 +236,20 @@ def _answer_calls(request: dict[str, Any], namespace: dict[str, Any]) -> None:  
         if request["entry_point"] not in namespace:
             raise NameError(f"name {request['entry_point']!r} is not defined")
     except BaseException as error:
-        send_json(_REPLIES, {"error": type(error).__name__, "text": described(error)})
+        send_json(REPLIES, {"error": type(error).__name__, "text": described(error)})
         raise
     function = namespace[request["entry_point"]]
-    send_json(_REPLIES, {"value": None})
+    send_json(REPLIES, {"value": None})
     while True:
         try:
-            args, kwargs = decode(receive_json(_CALLS))
+            args, kwargs = decode(receive_json(CALLS))
         except EOFError:
             return
         try:
             reply = {"value": encode(function(*args, **kwargs))}
         except BaseException as error:
             reply = {"error": type(error).__name__, "text": described(error).partition(": ")[2]}
-        send_json(_REPLIES, reply)
+        send_json(REPLIES, reply)
 
 
 def _exit(body: Callable[..., None], *args: Any) -> NoReturn:  # pragma: no cover (another process)
@@ -283,6 +313,30 @@ class _Program:  # pragma: no cover (another process)
 
 def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cover (another process)
     """Make the surroundings and have the program begin in them."""
+    uid, proc = surround(request, nursery)
+    given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
+    os.write(given, request["stdin"].encode(errors="surrogatepass"))
+    os.lseek(given, 0, os.SEEK_SET)
+    calls_in, calls_out = os.pipe()
+    replies_in, replies_out = os.pipe()
+    descriptors = {0: given, 1: out, 2: err}
+    if request["entry_point"] is not None:
+        descriptors |= {CALLS: calls_in, REPLIES: replies_out}
+    body = _run if request["entry_point"] is None else _answer_calls
+    child, questions = launch(request, descriptors, uid, body, _wait_as_first)
+    for descriptor in (given, calls_in, replies_out):
+        os.close(descriptor)
+    candidate = _Candidate(calls_out, replies_in)
+    program = _Program(child, uid, candidate, {"stdout": out, "stderr": err}, Usage(proc, child))
+    program.questions = questions
+    return program
+
+
+def surround(request: dict[str, Any], nursery: int) -> tuple[int, int]:  # pragma: no cover (another process)
+    """Make a program's surroundings, as far as its keeper shares them: its user, and a descriptor of the host's /proc.
+
+    Where there are namespaces, the folder to run in is found there.
+    """
     uid = kernel.spare_user()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if "namespaces" in request["layers"]:
@@ -297,32 +351,7 @@ def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cov
         if os.geteuid() == 0 and kernel.can_become(uid):
             os.chown(request["folder"], uid, uid)
     kernel.die_with(nursery)  # again: trying to be another user has undone it
-
-    given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
-    os.write(given, request["stdin"].encode(errors="surrogatepass"))
-    os.lseek(given, 0, os.SEEK_SET)
-    calls_in, calls_out = os.pipe()
-    replies_in, replies_out = os.pipe()
-    ready_in, ready_out = os.pipe()
-    descriptors = {0: given, 1: out, 2: err, _CALLS: calls_in, _REPLIES: replies_out, _READY: ready_out}
-    if request["entry_point"] is None:
-        del descriptors[_CALLS], descriptors[_REPLIES]
-    if "namespaces" not in request["layers"]:
-        questions, descriptors[_QUESTIONS] = _socket_pair()
-    child = os.fork()
-    if child == 0:
-        _begin(request, descriptors, uid)
-    for descriptor in {calls_in, replies_out, given, *descriptors.values()} - {out, err}:
-        os.close(descriptor)
-    if (state := os.read(ready_in, 1000)) != b"ready":
-        os.waitpid(child, 0)
-        raise RuntimeError(state.decode(errors="replace") or "the first process is gone")
-    os.close(ready_in)
-    candidate = _Candidate(calls_out, replies_in)
-    program = _Program(child, uid, candidate, {"stdout": out, "stderr": err}, Usage(proc, child))
-    if "namespaces" not in request["layers"]:
-        program.questions = _received(questions)
-    return program
+    return uid, proc
 
 
 def _socket_pair() -> tuple[int, int]:  # pragma: no cover (another process)
@@ -344,7 +373,7 @@ def _watch(request: dict[str, Any], program: _Program) -> dict[str, Any]:  # pra
     result: dict[str, Any] = {}
     timer = _Timer(request["limits"], program)
     if request["entry_point"] is None:
-        _count_threads(program, request["limits"]["processes"])
+        count_threads(program.child, program.questions, request["limits"]["processes"])
         os.waitid(os.P_PID, program.child, os.WEXITED | os.WNOWAIT)
         timer.stop()
     else:
@@ -363,7 +392,7 @@ def _watch(request: dict[str, Any], program: _Program) -> dict[str, Any]:  # pra
         os.kill(program.child, signal.SIGKILL)
     _, code = os.waitpid(program.child, 0)
     if "namespaces" not in request["layers"]:
-        _kill_orphans()
+        kill_orphans()
     result["seconds"] = time.monotonic() - start
     if request["entry_point"] is None:  # otherwise the tests have decided, however the program has ended
         result["status"] = _status(os.waitstatus_to_exitcode(code), timer.late)
@@ -373,14 +402,14 @@ def _watch(request: dict[str, Any], program: _Program) -> dict[str, Any]:  # pra
     return result
 
 
-def _count_threads(program: _Program, most: int) -> None:  # pragma: no cover (another process)
+def count_threads(child: int, questions: int | None, most: int) -> None:  # pragma: no cover (another process)
     """From now on let the program have so many threads, if it asks for them."""
-    if program.questions is not None:
+    if questions is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # it is to interrupt this thread
         try:
-            _thread.start_new_thread(_allow_threads, (program.child, program.questions, most))
+            _thread.start_new_thread(_allow_threads, (child, questions, most))
         except RuntimeError:
-            os.close(program.questions)  # then the program gets none
+            os.close(questions)  # then the program gets none
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
 
 
@@ -455,7 +484,7 @@ class _Timer:  # pragma: no cover (another process)
             raise Ended
 
 
-def _kill_orphans() -> None:  # pragma: no cover (another process)
+def kill_orphans() -> None:  # pragma: no cover (another process)
     """End what the program has left behind, where no namespace does it."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -518,7 +547,7 @@ def _test(request: dict[str, Any], program: _Program, result: dict[str, Any]) ->
     kernel.limit_resources(request["limits"], others=None)
     if "seccomp" in request["layers"]:
         kernel.refuse_calls(namespaces=True)  # the keeper must be able to kill
-    _count_threads(program, request["limits"]["processes"])
+    count_threads(program.child, program.questions, request["limits"]["processes"])
 
     candidate = program.candidate
 

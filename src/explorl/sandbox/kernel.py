@@ -272,6 +272,13 @@ def limit_resources(
         resource.setrlimit(kind, (0, 0))
 
 
+def allow_open_files(most: int = 1 << 16) -> None:  # pragma: no cover (runs in the sandbox's process)
+    """Let this process have as many files open as it may: one for each keeper."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 # seccomp --------------------------------------------------------------------------------------------------------------
 
 _SECCOMP = {"x86_64": 317, "aarch64": 277}

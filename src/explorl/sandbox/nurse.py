@@ -1,16 +1,17 @@
-"""The nursery: what `nursery` starts in an interpreter of its own. It forks a keeper (`child`) for each
-program, kills it when it is told to, and knows nothing of programs."""
+"""The nursery: what `nursery` starts in an interpreter of its own. It forks a keeper for each program (`child`) and
+notebook (`notebook_keeper`), kills it when it is told to, and knows nothing of programs."""
 
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # not signal, which makes enums of all numbers
 import _socket as socket
+import gc
 import json
 import os
 import select
 from contextlib import suppress
 
-from explorl.sandbox import child, kernel
+from explorl.sandbox import child, kernel, notebook_keeper
 from explorl.sandbox.plain import decode, encode
 
 TYPE_CHECKING = False
@@ -20,18 +21,21 @@ if TYPE_CHECKING:
 
 def main() -> None:  # pragma: no cover (another process)
     nursery = os.getpid()
-    nurse()
-    child.keep(nursery)
+    keeper = notebook_keeper if nurse() == b"notebook" else child
+    keeper.keep(nursery)
 
 
-def nurse() -> None:  # pragma: no cover (another process)
-    """Fork a keeper for each message on standard input, a socket, and return in the keeper; end with the socket.
+def nurse() -> bytes:  # pragma: no cover (another process)
+    """Fork a keeper for each message on standard input, a socket, and return it in the keeper; end with the socket.
 
     A message brings four descriptors: the keeper's standard three, and its leash. When the other end of the leash is
     shut or closed, the keeper is killed; when a keeper has ended, its wait status is written there.
     """
     kernel.prepare()
     _warm_up()
+    gc.collect()
+    gc.freeze()  # what is here stays; looking at it would copy its pages into each keeper
+    kernel.allow_open_files()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # programs of the same user shall not debug it, nor keepers
     control = socket.socket(fileno=0)
     wake_in, wake_out = os.pipe()
@@ -63,7 +67,7 @@ def nurse() -> None:  # pragma: no cover (another process)
                 while leashes:
                     del leashes[os.wait()[0]]
                 os._exit(0)
-            *standard, leash = given
+            message, (*standard, leash) = given
             try:
                 pid = os.fork()
             except OSError as error:
@@ -81,6 +85,7 @@ def nurse() -> None:  # pragma: no cover (another process)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child.arrange(dict(enumerate(standard)))
     os.setsid()
+    return message
 
 
 def _warm_up() -> None:  # pragma: no cover (another process)
@@ -100,8 +105,8 @@ def _warm_up() -> None:  # pragma: no cover (another process)
         exec(compile("def f(x):\n    return x", "<program>", "exec", dont_inherit=True), {})
 
 
-def _accept(control: socket.socket) -> list[int] | None:  # pragma: no cover (another process)
-    """The four descriptors of the next message; None when there will be none."""
+def _accept(control: socket.socket) -> tuple[bytes, list[int]] | None:  # pragma: no cover (another process)
+    """The next message and its four descriptors; None when there will be none."""
     message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * 4))
     if not message:
         return None
@@ -109,7 +114,7 @@ def _accept(control: socket.socket) -> list[int] | None:  # pragma: no cover (an
     descriptors = memoryview(content).cast("i").tolist()
     if len(descriptors) != 4:
         raise RuntimeError(f"{len(descriptors)} descriptors instead of 4")
-    return descriptors
+    return message, descriptors
 
 
 def _ended() -> Iterator[tuple[int, int]]:  # pragma: no cover (another process)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -55,14 +56,10 @@ class Nursery:
         """
         with ExitStack() as stack:
             with self._lock:
-                process, control = self._start()
-                leash, theirs = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 (given, into), (out, answer), (err, errors) = (_pipe(stack) for _ in range(3))
-                sent = (given, answer, errors, theirs)
-                try:
-                    socket.send_fds(control, [b"keeper"], [end.fileno() for end in sent])
-                except (ConnectionError, BlockingIOError):
-                    raise Gone(self._end(process)) from None
+                sent = (given, answer, errors)
+                process, leash = self._fork(b"program", [end.fileno() for end in sent])
+                stack.enter_context(leash)
                 for end in sent:
                     end.close()
             try:
@@ -72,6 +69,20 @@ class Nursery:
             except BaseException:
                 self._kill(process, leash)
                 raise
+
+    def start_notebook(self) -> tuple[socket.socket, socket.socket]:
+        """A new keeper of a notebook: the socket to talk with it, and its leash, whose closing is its death.
+
+        `Gone` when the nursery has died.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            try:
+                _, leash = self._fork(b"notebook", [theirs.fileno()] * 3)
+            except BaseException:
+                ours.close()
+                raise
+        return ours, leash
 
     def close(self) -> None:
         """End the nursery, if there is one. The next call starts another."""
@@ -99,6 +110,18 @@ class Nursery:
             control.setblocking(False)  # a nursery that takes no more is none
             self._running = process, control
         return self._running
+
+    def _fork(self, kind: bytes, standard: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """A new keeper with these standard descriptors: its nursery, and its leash."""
+        process, control = self._start()
+        leash, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(control, [kind], [*standard, theirs.fileno()])
+            except (ConnectionError, BlockingIOError):
+                leash.close()
+                raise Gone(self._end(process)) from None
+        return process, leash
 
     def _end(self, process: subprocess.Popen[bytes]) -> str:
         """Make sure that this nursery is gone, and its keepers with it; what it has said."""

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 BEGUN = b"begun\n"
 """What the keeper writes to standard error when the program begins: what happens then is the program's doing."""
 
+CROWD = 4
+"""Bytes before the source of a notebook's cell that say how many interpreters share a processor."""
+
 
 def encode(value: object) -> Any:
     """A value of Python's plain types, also of their subclasses, as JSON; TypeError for others."""

@@ -129,7 +129,7 @@ def run_python(source: str, *, stdin: str = "", limits: Limits = DEFAULTS, uniso
 
     SandboxError where it would not be isolated, unless ``unisolated`` is true or EXPLORL_UNISOLATED=1.
     """
-    answer = _run(_request(source, stdin=stdin, limits=limits), None, _layers(unisolated))
+    answer = _run(_request(source, stdin=stdin, limits=limits), None, isolating_layers(unisolated))
     out, err = (clean(answer.get(name, "")) for name in ("stdout", "stderr"))
     return Outcome(answer["status"], out, err, answer.get("seconds", 0.0))
 
@@ -166,7 +166,7 @@ def run_tests(
     tests nor what they expect. ``preamble`` is defined for both, before them. Isolated as in `run_python`.
     """
     request = _request(source, limits=limits, entry_point=entry_point, preamble=preamble)
-    answer = _run(request, tests, _layers(unisolated))
+    answer = _run(request, tests, isolating_layers(unisolated))
     error, normal = (None if answer.get(name) is None else clean(answer[name]) for name in ("error", "normal"))
     return Tested(answer["status"], error, normal, answer.get("seconds", 0.0))
 
@@ -324,7 +324,7 @@ print(json.dumps({
 """
 
 
-def _layers(unisolated: bool) -> Layers:
+def isolating_layers(unisolated: bool) -> Layers:
     """The mechanisms to run a program in; SandboxError where they do not isolate it and nobody has allowed that."""
     here = capabilities()
     if here.missing and not unisolated and os.environ.get(UNISOLATED) != "1":

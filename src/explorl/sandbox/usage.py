@@ -35,6 +35,11 @@ class Usage:
         self._waited_of: dict[int, float] = {}  # by thread
         self._tick = 1 / os.sysconf("SC_CLK_TCK")
 
+    @property
+    def knows_waiting(self) -> bool:
+        """Whether the kernel says how long a thread has waited for a processor."""
+        return bool(self._waited_of)
+
     def update(self) -> None:
         clock, processor = time.monotonic() - self._begun, time.process_time() - self._processor_before
         waited_before = sum(self._waited_of.values())
@@ -46,7 +51,7 @@ class Usage:
         processor += max(alive, sum(self._processor_of.values()))
         self._look_at_threads(os.getpid())
         lost = (clock - self.clock) - (processor - self.processor)
-        if self._waited_of:  # otherwise nobody says who waited for what, and all of it may have been for a processor
+        if self.knows_waiting:  # otherwise nobody says who waited for what, and all of it may have been for a processor
             lost = min(lost, sum(self._waited_of.values()) - waited_before)
         self.time += clock - self.clock - max(0.0, lost)
         self.clock, self.processor = clock, processor

@@ -9,6 +9,7 @@ from explorl.tasks.countdown import Countdown, CountdownMini
 from explorl.tasks.gym import Gym
 from explorl.tasks.jsonl_task import Jsonl
 from explorl.tasks.math import Math
+from explorl.tasks.products import Products
 from explorl.tasks.registry import TASKS, check_task, get_task, takes_option, task_type
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Jsonl",
     "Math",
     "Problem",
+    "Products",
     "Prompt",
     "Task",
     "Verdict",

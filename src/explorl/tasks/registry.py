@@ -19,6 +19,7 @@ from explorl.tasks.gym import Gym
 from explorl.tasks.jsonl_task import Jsonl
 from explorl.tasks.math import Math
 from explorl.tasks.math_files import SOURCES
+from explorl.tasks.products import Products
 
 GROUP = "explorl.tasks"
 """The entry-point group under which other packages offer tasks."""
@@ -31,6 +32,7 @@ TASKS: dict[str, type[Any]] = {
     "choice": Choice,
     "code": Code,
     "jsonl": Jsonl,
+    "products": Products,
 }
 """Tasks by name; and ``gym:<name>`` is any data set of reasoning-gym."""
 

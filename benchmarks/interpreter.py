@@ -1,0 +1,145 @@
+"""What interpreters cost: a call beyond the code's own time, a start, and memory while they wait.
+
+    python benchmarks/interpreter.py                    200 interpreters, 3 calls each
+    python benchmarks/interpreter.py --interpreters 20
+
+Calls one by one are timed by the caller, less the time that the code takes by itself; on a busy machine the least is
+what a call costs, and the rest is waiting for a processor. Processor time is that of the caller and of all processes of
+the interpreter, the code's own included. Memory is what each interpreter's processes have for themselves (private
+pages), the nursery's being shared; what the kernel keeps for it comes on top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from explorl.metrics import Table
+from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
+from explorl.sandbox.interpreter_pool import InterpreterPool
+from explorl.sandbox.nursery import nursery
+from explorl.sandbox.programs import capabilities
+
+BUSY = 0.01
+CELLS = {
+    "1": (0.0, "1"),
+    "print and a variable": (0.0, "x = 6 * 7\nprint(x)"),
+    "an error": (0.0, "1 / 0"),
+    "4,000 characters": (0.0, "'x' * 3998"),
+    "10 ms of work": (BUSY, f"import time\nend = time.perf_counter() + {BUSY}\nwhile time.perf_counter() < end: pass"),
+}
+"""Seconds that the code takes by itself, and the code."""
+
+
+def calls(count: int) -> list[list[Any]]:
+    """Milliseconds beyond the code's own time, of calls one by one."""
+    rows: list[list[Any]] = []
+    with InterpreterPool(InterpreterLimits(calls=len(CELLS) * (count + 1))) as pool:
+        python = pool.open()
+        for name, (own, source) in CELLS.items():
+            python.run(source)
+            taken = []
+            before = processor_time()
+            for _ in range(count):
+                start = time.perf_counter()
+                python.run(source)
+                taken.append((time.perf_counter() - start - own) * 1000)
+            used = (processor_time() - before) / count * 1000
+            taken.sort()
+            row = [taken[0], statistics.median(taken), taken[int(0.95 * count)], used]
+            rows.append([f"call: {name}", "ms", *row])
+    return rows
+
+
+def side_by_side(count: int, rounds: int) -> list[list[Any]]:
+    """Many at once: their start, memory while they wait, their calls, and their end."""
+    with InterpreterPool(InterpreterLimits(calls=rounds + 1), warm=0) as pool:
+        start = time.perf_counter()
+        opened = [pool.open() for _ in range(count)]
+        together(opened, "x = 0")
+        started = time.perf_counter() - start
+        bare = private()
+        start = time.perf_counter()
+        for _ in range(rounds):
+            together(opened, "x += 1\nprint(x)")
+        called = time.perf_counter() - start
+        rows = [
+            [f"{count} at once: start, each", "ms", None, started / count * 1000, None, None],
+            [f"{count} at once: memory, each", "MiB", None, sum(bare) / count, None, None],
+            [f"{count} at once: {rounds} calls, each call", "ms", None, called / count / rounds * 1000, None, None],
+        ]
+        start = time.perf_counter()
+        for python in opened:
+            python.close()
+        while private():
+            time.sleep(0.001)
+        rows.append(
+            [f"{count} at once: end, each", "ms", None, (time.perf_counter() - start) / count * 1000, None, None]
+        )
+    return rows
+
+
+def together(opened: list[Interpreter], source: str) -> None:
+    for call in [python.submit(source) for python in opened]:
+        assert call.result().status == "ok"
+
+
+def processor_time() -> float:
+    """Seconds that this process and all below the nursery have used."""
+    total = time.process_time()
+    for pid in descendants():
+        total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
+def private() -> list[float]:
+    """MiB that each process below the nursery has for itself."""
+    found = []
+    for pid in descendants():
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        found.append(sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024)
+    return found
+
+
+def descendants() -> list[int]:
+    """The processes below the nursery."""
+    assert nursery._running is not None
+    waiting, found = children(nursery._running[0].pid), []
+    while waiting:
+        found.append(waiting.pop())
+        waiting += children(found[-1])
+    return found
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--interpreters", type=int, default=200)
+    parser.add_argument("--calls", type=int, default=200, help="one by one, of each kind")
+    parser.add_argument("--rounds", type=int, default=3, help="calls of each interpreter, side by side")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    print(f"sandbox: {', '.join(capabilities().layers)} and limits")
+    rows = calls(args.calls) + side_by_side(args.interpreters, args.rounds)
+    table = Table(
+        ["what", "unit", "least", "median or mean", "95 %", "processor"], rows, title="interpreters", number=".2f"
+    )
+    table.print()
+    if args.json is not None:
+        table.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
