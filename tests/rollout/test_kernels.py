@@ -11,7 +11,6 @@ import torch
 from explorl.rollout import Engine, SamplingParams, rng
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
-from explorl.rollout.schedule import STATE_REALS
 from explorl.rollout.state import (
     KEY,
     LIMIT,
@@ -20,6 +19,7 @@ from explorl.rollout.state import (
     POSITION,
     PROMPT,
     RUNNING,
+    STATE_REALS,
     STATUS,
     STEP,
     TOP_K,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from explorl.rollout.processors import BottomPLogitsProcessor
     from explorl.rollout.rollouts import PaddedRollouts, Rollout, Rollouts
     from explorl.rollout.sampling import SamplingParams
+    from explorl.rollout.session import Session
     from explorl.rollout.trial import UnsupportedModel
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Rollout",
     "Rollouts",
     "SamplingParams",
+    "Session",
     "UnsupportedModel",
 ]
 
@@ -29,6 +31,7 @@ _HOME = {
     "Rollout": "rollouts",
     "Rollouts": "rollouts",
     "SamplingParams": "sampling",
+    "Session": "session",
     "UnsupportedModel": "trial",
 }
 

@@ -14,7 +14,7 @@ from explorl.modeling.attention import attending
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import KernelOps, LlamaForward, TorchOps, llama_like
 from explorl.modeling.proof import keeps_logits
-from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
+from explorl.rollout.cache import Extension, LayerShape, PromptCache, SlotCache
 from explorl.rollout.joined import JoinedCache
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampler import sample_step
@@ -75,7 +75,7 @@ class Decoder:
         """Replaces small operations of the model by fused ones."""
         return self._fusion()
 
-    def _logits(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
+    def _logits(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache | Extension) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
         if self._written_out is not None:
             return self._written_out(ids, positions, cache)
@@ -120,10 +120,36 @@ class Decoder:
     def _prefill_eagerly(self, ids: Tensor, at: Tensor) -> None:
         positions = torch.arange(ids.shape[1], device=self.device).expand(len(ids), -1)
         self.prompts.at = at
+        self._compute(ids, positions, self.prompts)
+
+    def extend(
+        self, slots: Sequence[int], entries: Sequence[int], offsets: Sequence[int], starts: Sequence[int], ids: Any
+    ) -> None:
+        """Computes tokens ``ids[i]`` of rows that have others before them; see `Extension`."""
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        while order:
+            longest = len(ids[order[-1]])
+            batch = order[-max(1, self.plan.prefill_tokens // longest) :]
+            del order[-len(batch) :]
+
+            def of(values: Sequence[int], batch: Sequence[int] = batch) -> Tensor:
+                return torch.tensor([values[i] for i in batch], device=self.device)
+
+            lengths = [len(tokens) for tokens in ids]
+            rows = Extension(self.cache, of(slots), of(entries), of(offsets), of(starts), of(lengths))
+            padded = [[*ids[i], *[0] * (longest - len(ids[i]))] for i in batch]
+            # Padding may reach beyond the model's context, where it has no position embedding.
+            positions = rows.positions.minimum(
+                of([o + s + n - 1 for o, s, n in zip(offsets, starts, lengths, strict=True)])[:, None]
+            )
+            self._compute(torch.tensor(padded, device=self.device), positions, rows)
+
+    def _compute(self, ids: Tensor, positions: Tensor, cache: Any) -> None:
+        """Keys and values of whole sequences."""
         if self._written_out is not None:
-            self._written_out.hidden(ids, positions, self.prompts)
+            self._written_out.hidden(ids, positions, cache)
         else:
-            self._logits(ids, positions, self.prompts)
+            self._logits(ids, positions, cache)
 
     def _capture_prefill(self, ids: Tensor, at: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         logger.info("capturing a graph for %d prompts of %d tokens", *ids.shape)

@@ -15,20 +15,20 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 
-from explorl.modeling.attention import sampling_mode
 from explorl.modeling.precision import Shadow, weights_dtype
 from explorl.modeling.proof import touched
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
-from explorl.rollout.plan import Plan, free_memory, make_plan
+from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan
 from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import Active, SamplingParams
-from explorl.rollout.schedule import Schedule
+from explorl.rollout.session import Session
 from explorl.rollout.trial import UnsupportedModel, admitted
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class Engine:
         self._shadow: Shadow | None = None
         self._signature: tuple[Any, ...] = ()
         self._warned = False
+        self._latest: ref[Session] | None = None
 
     def generate(
         self,
@@ -94,24 +95,40 @@ class Engine:
         requests.
         """
         params = params or SamplingParams()
-        device = next(self.model.parameters()).device
-        self._refresh(device)
-        requests = self._requests(prompts, n, params)
-        write_out = self._written_out(requests.longest)
-        active = Active.of(params, requests.rows)
-        decoder = self._prepare(requests, active, device, write_out)
-        if decoder.state.set_stops(requests.stop_ids):
-            decoder.drop_graphs()
-        assert self.plan is not None
-        with self.weights(), sampling_mode(self.model), decoder.fused():
-            schedule = Schedule(decoder, requests, active, self.plan.slots, self.tokenizer, params.stop, on_finish)
-            rollouts = Rollouts(schedule.run(), requests.prompts, n, requests.seed)
+        requests = self.requests(prompts, n, params)
+        with self._session(keep=False, on_finish=on_finish) as session:
+            session._add(requests, params)
+            session.run()
+        rollouts = Rollouts(session.finished(), requests.prompts, n, requests.seed)
         for rollout in rollouts.errors if self.write_out is None else ():  # else it is only being tried out
             logger.error(rollout.error)
         return rollouts
 
+    def open(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> Session:
+        """Begins to sample as `generate` does, with the caller in between; see `Session`."""
+        params = params or SamplingParams()
+        requests = self.requests(prompts, n, params)
+        session = self._session(keep=True)
+        session._add(requests, params)
+        return session
+
+    def _session(self, **how: Any) -> Session:
+        before = None if self._latest is None else self._latest()
+        if before is not None:
+            before.close("the engine began another one")
+        session = Session(self, **how)
+        self._latest = ref(session)
+        return session
+
     def release(self) -> None:
-        """Gives the cache, the graphs and the copy of the weights back; the next call makes them anew."""
+        """Gives the cache, the graphs and the copy of the weights back; the next call makes them anew.
+
+        A session that is open is closed.
+        """
+        session = None if self._latest is None else self._latest()
+        if session is not None:
+            session.close("the engine was released")
+        self._latest = None
         self._decoder = self._shadow = None
         self._signature = ()
 
@@ -127,15 +144,16 @@ class Engine:
     def _written_out(self, longest: int) -> bool:
         return admitted(self, longest) if self.write_out is None else self.write_out
 
-    def _requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
+    def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
+        """The prompts as tokens, with everything that is to be known of each request."""
         seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
         return prepare(
             prompts,
             n,
             params,
             tokenizer=self.tokenizer,
-            vocab=self._input_vocab(),
-            context=getattr(self._config(), "max_position_embeddings", None),
+            vocab=self.input_vocab(),
+            context=self.context(),
             eos=self._eos(),
             seed=seed,
         )
@@ -161,7 +179,13 @@ class Engine:
         """Whether Triton kernels run on this device."""
         return _have_kernels(device) if self.use_kernels is None else self.use_kernels
 
-    def _prepare(self, requests: Requests, active: Active, device: torch.device, write_out: bool) -> Decoder:
+    def prepare(
+        self, active: Active, *, requests: int, prompts: int, prompt_tokens: int, tokens: int
+    ) -> tuple[Decoder, int]:
+        """A decoder with memory for so many requests, as far as they fit, and how many of them run together."""
+        device = next(self.model.parameters()).device
+        self._refresh(device)
+        write_out = self._written_out(prompt_tokens + tokens)
         kernels = self.kernels(device)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
@@ -170,10 +194,10 @@ class Engine:
         config = self._config()
         plan = make_plan(
             self.layers,
-            requests=len(requests),
-            prompts=len(requests.different),
-            prompt_tokens=max(len(prompt) for prompt in requests.different),
-            tokens=int(requests.rows["max_tokens"].max()),
+            requests=requests,
+            prompts=prompts,
+            prompt_tokens=prompt_tokens,
+            tokens=tokens,
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
@@ -186,7 +210,7 @@ class Engine:
             self._warned = True
             logger.warning(
                 "%d requests of up to %d tokens do not fit into memory together; running %d at a time",
-                len(requests),
+                requests,
                 plan.tokens,
                 plan.slots,
             )
@@ -206,7 +230,7 @@ class Engine:
                     write_out=write_out,
                 )
         self.plan = plan
-        return self._decoder
+        return self._decoder, plan.slots
 
     def _budget(self, device: torch.device) -> int:
         """Bytes that the engine may hold, what it holds already included."""
@@ -218,7 +242,21 @@ class Engine:
     def _config(self) -> Any:
         return self.model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
 
-    def _input_vocab(self) -> int:
+    def context(self) -> int | None:
+        """Most tokens of a sequence; None where the model does not say."""
+        return getattr(self._config(), "max_position_embeddings", None)
+
+    def version(self) -> tuple[Any, ...]:
+        """Changes where the weights do, as far as torch notices: not where somebody writes to ``parameter.data``."""
+        self._refresh(next(self.model.parameters()).device)
+        return self._signature, sum(tensor._version for tensor in self.model.parameters())
+
+    def most_rows(self) -> int:
+        """Rows decoded together where memory does not matter."""
+        return self.batch_size or ROWS.get(next(self.model.parameters()).device.type, 256)
+
+    def input_vocab(self) -> int:
+        """Token ids that the model takes."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
     def _eos(self) -> tuple[int, ...]:

@@ -55,6 +55,11 @@ class Plan:
             getattr(self, name) >= getattr(other, name) for name in ("slots", "tokens", "entries", "prompt_tokens")
         )
 
+    def holds(self, slots: int, most: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int) -> bool:
+        """Whether these requests can run in ``slots`` seats of this memory, and no more (up to ``most``) would help."""
+        enough = self.split or slots >= min(requests, most)
+        return enough and tokens <= self.tokens and prompt_tokens - 1 <= self.prompt_tokens
+
     def __str__(self) -> str:
         return (
             f"{self.slots} rows of {self.tokens} tokens, {self.entries} prompts of {self.prompt_tokens}: "

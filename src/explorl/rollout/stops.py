@@ -21,10 +21,12 @@ class StopStrings:
         self.strings, self.tokenizer = tuple(strings), tokenizer
         self.checked = np.zeros(slots, dtype=np.int64)
         """Tokens of each seat that were searched."""
+        self.floor = np.zeros(slots, dtype=np.int64)
+        """Tokens of each seat that are not: those up to the last one that was forced."""
 
-    def start(self, seats: np.ndarray) -> None:
-        """New requests sit in these seats."""
-        self.checked[seats] = 0
+    def start(self, seats: np.ndarray, checked: Any = 0, floor: Any = 0) -> None:
+        """Other requests sit in these seats, which have such tokens already."""
+        self.checked[seats], self.floor[seats] = checked, floor
 
     def find(self, busy: np.ndarray, steps: np.ndarray, status: np.ndarray, tokens: Tensor) -> dict[int, int]:
         """Marks seats whose text holds a stop string as stopped; the number of tokens up to its end for each."""
@@ -38,7 +40,7 @@ class StopStrings:
         # A string of c characters can have begun c tokens back, or more where tokens hold less than a character.
         overlap = max(len(text) for text in self.strings) + 8
         for seat in due:
-            start, total = max(0, int(self.checked[seat]) - overlap), int(steps[seat])
+            start, total = max(int(self.floor[seat]), int(self.checked[seat]) - overlap), int(steps[seat])
             self.checked[seat] = total
             recent = sampled[seat, start:total].tolist()
             if not self._in(recent):
