@@ -140,9 +140,12 @@ class Span:
     def bytes(self) -> int:
         return sum(block.nbytes for block in self.blocks)
 
-    def first(self, length: int) -> Span:
-        """The first columns of it."""
-        return Span(self.blocks, min(length, self.length))
+    def first(self, tokens: int, prompt: int) -> Span:
+        """What is kept of the first completion tokens."""
+        return Span(self.blocks, min(tokens, self.length))
+
+    def drop(self) -> None:
+        """It is gone with its last owner."""
 
 
 class _Slots(_Base):
@@ -177,6 +180,10 @@ class PromptCache(_Slots):
         self.blocks, self.keys, self.values = _allocate(layers, entries, length)
         self.at: Tensor = torch.arange(0)
         """Entries that the next forward pass fills."""
+
+    def places(self, entries: Sequence[int], prompts: Sequence[Sequence[int]], length: int) -> Tensor:
+        """Where prompts with these entries go."""
+        return torch.tensor(entries, device=self.keys[0].device)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         length = key_states.shape[2]
@@ -230,6 +237,14 @@ class SlotCache(_Slots):
 
     def start(self, rows: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> None:
         """These rows begin completions of these prompt entries, which hold so many tokens."""
+
+    def extension(
+        self, where: Sequence[tuple[int, int, int]], starts: Sequence[int], lengths: Sequence[int]
+    ) -> Extension:
+        """A pass over several new tokens of rows, each a (slot, prompt entry, tokens in it), from ``starts`` on."""
+        slots, entries, offsets = torch.tensor(where, device=self.state.ints.device).T
+        begin, count = (torch.tensor(values, device=slots.device) for values in (starts, lengths))
+        return Extension(self, slots, entries, offsets, begin - offsets, count)
 
     def look(self, ints: Tensor, length: int, even: bool = False) -> None:
         """Prepares a step of rows with these `State.ints` over the first columns; ``even``: all rows fill them."""
@@ -359,8 +374,7 @@ class Extension(_Base):
         prompt, own = torch.arange(self._prompt, device=device), torch.arange(self._own, device=device)
         at = torch.cat([prompt.expand(len(slots), -1), offsets[:, None] + own], 1)[:, None]
         """The position of each column that is read."""
-        self.positions = offsets[:, None] + column
-        self._distance = self.positions[:, :, None] - at
+        self._distance = (offsets[:, None] + column)[:, :, None] - at
         self._seen = (self._distance >= 0) & torch.cat(
             [prompt < offsets[:, None], torch.ones(len(slots), self._own, dtype=torch.bool, device=device)], 1
         )[:, None]

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import nn
@@ -24,11 +24,14 @@ from explorl.modeling.precision import Shadow, weights_dtype
 from explorl.modeling.proof import touched
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
+from explorl.rollout.pages import PageMemory
 from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan
 from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
+from explorl.rollout.samples import PromptTokens
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.session import Session
+from explorl.rollout.spans import SpanMemory
 from explorl.rollout.trial import UnsupportedModel, admitted
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,9 @@ class Engine:
         dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
             weights in it, refreshed at each call.
         write_out: Run Llama-like layers written out; None is yes where that gives what the model gives.
+        keep_prefixes: Keep the keys and values of prompts for later calls, while the weights are the same and nobody
+            needs the memory. A prompt is then computed in other company than in a fresh engine, which may change the
+            last bits of what is recorded.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Engine:
         use_kernels: bool | None = None,
         dtype: torch.dtype | None = None,
         write_out: bool | None = None,
+        keep_prefixes: bool = False,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; use at least 1, or None to let memory decide")
@@ -68,7 +75,7 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self.batch_size, self.memory_budget = batch_size, memory_budget
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
-        self.dtype, self.write_out = dtype, write_out
+        self.dtype, self.write_out, self.keep_prefixes = dtype, write_out, keep_prefixes
         self.plan: Plan | None = None
         """Sizes and memory of the latest call."""
         self._decoder: Decoder | None = None
@@ -76,6 +83,11 @@ class Engine:
         self._signature: tuple[Any, ...] = ()
         self._warned = False
         self._latest: ref[Session] | None = None
+        self._prompts: WeakValueDictionary[tuple[int, ...], PromptTokens] = WeakValueDictionary()
+        self._memory: PageMemory | SpanMemory | None = None
+        """The memory of the latest session, where prompts are kept for the next."""
+        self._stamp: tuple[Any, ...] = ()
+        """Of the weights that those prompts were computed with."""
 
     def generate(
         self,
@@ -128,9 +140,15 @@ class Engine:
         session = None if self._latest is None else self._latest()
         if session is not None:
             session.close("the engine was released")
-        self._latest = None
-        self._decoder = self._shadow = None
+        self._latest = self._shadow = None
         self._signature = ()
+        self.forget_memory()
+
+    def forget_memory(self) -> None:
+        """Gives the cache and the graphs back."""
+        self._decoder = self._memory = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def weights(self) -> AbstractContextManager[None]:
         """The model with weights of the type that the engine computes in."""
@@ -143,6 +161,26 @@ class Engine:
 
     def _written_out(self, longest: int) -> bool:
         return admitted(self, longest) if self.write_out is None else self.write_out
+
+    def prompt(self, ids: Sequence[int]) -> PromptTokens:
+        """Tokens of a prompt; the same object for equal ones, as long as anybody has it."""
+        return self._prompts.setdefault(tuple(ids), PromptTokens(tuple(ids)))
+
+    def recall(self) -> PageMemory | SpanMemory | None:
+        """The memory of the latest session with its prompts, where the weights are still the same."""
+        if not self.keep_prefixes:
+            return None
+        stamp = self.version(), fingerprint(self.model)
+        memory = self._memory if stamp == self._stamp else None
+        self._stamp, self._memory = stamp, None
+        return memory
+
+    def remember(self, memory: PageMemory | SpanMemory) -> None:
+        """Keeps the prompts of a session that is over for the next."""
+        if self.keep_prefixes and memory.decoder is self._decoder:
+            self._memory = memory
+        else:
+            memory.clean()
 
     def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
         """The prompts as tokens, with everything that is to be known of each request."""
@@ -163,6 +201,7 @@ class Engine:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
+        self._memory = None
         if self._decoder is not None:
             logger.info("the model's parameters or adapters moved; graphs will be captured anew")
         self._decoder = self._shadow = None
@@ -180,9 +219,19 @@ class Engine:
         return _have_kernels(device) if self.use_kernels is None else self.use_kernels
 
     def prepare(
-        self, active: Active, *, requests: int, prompts: int, prompt_tokens: int, tokens: int
+        self,
+        active: Active,
+        *,
+        requests: int,
+        prompts: int,
+        prompt_tokens: int,
+        tokens: int,
+        rows: int | None = None,
     ) -> tuple[Decoder, int]:
-        """A decoder with memory for so many requests, as far as they fit, and how many of them run together."""
+        """A decoder with memory for so many requests, as far as they fit, and how many of them run together.
+
+        ``rows`` is the most of them after an allocation has failed, when half of the budget has to do.
+        """
         device = next(self.model.parameters()).device
         self._refresh(device)
         write_out = self._written_out(prompt_tokens + tokens)
@@ -201,15 +250,17 @@ class Engine:
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
-            batch_size=self.batch_size,
-            budget=self._budget(device),
+            batch_size=self.batch_size if rows is None else rows,
+            budget=self._budget(device) if rows is None else self._budget(device) // 2,
             device=device,
-            join=device.type == "cpu" and not kernels,
+            kernels=kernels,
+            before=None if self._decoder is None else self._decoder.plan,
         )
+        self.plan = plan
         if plan.split and not self._warned:
             self._warned = True
             logger.warning(
-                "%d requests of up to %d tokens do not fit into memory together; running %d at a time",
+                "%d requests of up to %d tokens do not fit into memory together; running up to %d at a time",
                 requests,
                 plan.tokens,
                 plan.slots,
@@ -229,7 +280,6 @@ class Engine:
                     use_kernels=kernels,
                     write_out=write_out,
                 )
-        self.plan = plan
         return self._decoder, plan.slots
 
     def _budget(self, device: torch.device) -> int:
@@ -273,6 +323,17 @@ def _have_kernels(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     return importlib.util.find_spec("triton") is not None
+
+
+def fingerprint(model: nn.Module) -> tuple[int, ...]:
+    """The sum of the bits of every tensor of the model: one pass over the weights, which sees what torch does not."""
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.numel()]
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [
+        tensor.contiguous().view(words.get(tensor.dtype.itemsize, torch.int8)).sum(dtype=torch.int64)
+        for tensor in tensors
+    ]
+    return tuple(torch.stack([total.cpu() for total in sums]).tolist())
 
 
 def model_signature(model: nn.Module) -> tuple[Any, ...]:

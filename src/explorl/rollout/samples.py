@@ -69,6 +69,12 @@ class Sample:
     kept: Any = None
     """Keys and values that the memory keeps of it while it has no seat."""
 
+    def forget(self) -> None:
+        """Gives up what is kept of it: it will be computed again from its tokens."""
+        if self.kept is not None:
+            self.kept.drop()
+        self.kept = None
+
     @property
     def ids(self) -> tuple[int, ...]:
         """Prompt and completion."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from explorl.rollout.decoder import Decoder
+from explorl.rollout.pages import PageMemory
 from explorl.rollout.rollouts import FinishReason
 from explorl.rollout.samples import Sample
 from explorl.rollout.sampling import Active
@@ -35,6 +37,8 @@ from explorl.rollout.stops import StopStrings
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
 """Decode steps between two looks at what has finished; twice as many where nobody waits for a seat."""
+
+logger = logging.getLogger(__name__)
 
 _REASONS: dict[int, FinishReason] = {STOPPED: "stop", BROKEN: "error"}
 
@@ -62,8 +66,12 @@ class Schedule:
         self.resting: dict[int, Sample] = {}
         """Samples that have ended and of which keys and values are kept, by number, the longest ago first."""
 
-    def move_in(self, decoder: Decoder, slots: int, active: Active) -> None:
-        """Works from now on in this decoder's memory, where nobody sits yet."""
+    memory: PageMemory | SpanMemory
+
+    def move_in(
+        self, decoder: Decoder, slots: int, active: Active, memory: PageMemory | SpanMemory | None = None
+    ) -> None:
+        """Works from now on in this decoder, where nobody sits yet; ``memory`` is what was known of another."""
         self.decoder, self.slots, self.active = decoder, slots, active
         self.kind = decoder.device.type
         self.owner = np.full(slots, -1)
@@ -71,8 +79,15 @@ class Schedule:
         self.steps = np.zeros(slots, dtype=np.int64)
         """Tokens in each seat's completion, as of the last look."""
         self.limits = np.zeros(slots, dtype=np.int64)
+        self.offsets = np.zeros(slots, dtype=np.int64)
+        """Tokens of each seat's prompt but the last."""
+        self.crowded = False
+        """Whether somebody had to give way since the last sample ended."""
         self.stops = StopStrings(self.stop, self.tokenizer, slots)
-        self.memory = SpanMemory(decoder, slots)
+        if memory is None or not memory.rehouse(decoder, slots):
+            self.abandon()
+            memory = PageMemory(decoder, slots) if decoder.plan.pages else SpanMemory(decoder, slots)
+        self.memory, memory.resting = memory, self.resting
         decoder.state.ints[STATUS] = IDLE
 
     def move_out(self, keep: bool = True) -> None:
@@ -80,7 +95,12 @@ class Schedule:
         for seat in np.flatnonzero(self.owner >= 0):
             self.wait(self.unseat(self.samples[self.owner[seat]], keep))
         self.decoder.state.ints[STATUS] = IDLE
-        self.memory.clean()
+
+    def abandon(self) -> None:
+        """Forgets all that is kept in a memory that is given up."""
+        for sample in self.samples:
+            sample.forget()
+        self.resting.clear()
 
     @property
     def busy(self) -> bool:
@@ -98,24 +118,36 @@ class Schedule:
         busy = np.flatnonzero(self.owner >= 0)
         if len(busy) == 0:
             return 0
-        held = self.steps[busy]
         patience = SYNC_STEPS.get(self.kind, 1)
         if patience > 1 and not self.waiting:
             patience *= 2
-        steps = int(min(patience, (self.limits[busy] - held).max(), most or patience))
-        layout = self._layout()
+        steps = int(min(patience, (self.limits[busy] - self.steps[busy]).max(), most or patience))
+        busy = self._make_room(busy, steps)
+        held = self.steps[busy]
+        layout = self._layout(busy)
         even = bool((held == held[0]).all())
-        self.decoder.run(layout, int(held.max()), even, steps, self.active)
+        length = self.memory.length(self.offsets[busy] + held, held)
+        self.decoder.run(layout, length, even, steps, self.active)
         self._collect(layout.seats)
         self._rearrange()
         return steps
 
-    def _layout(self) -> Layout:
+    def _make_room(self, busy: np.ndarray, steps: int) -> np.ndarray:
+        """Gives the seats memory for the next steps; where there is not enough, the youngest gives way and waits."""
+        while not self.memory.ready(busy, self.offsets[busy] + np.minimum(self.steps[busy] + steps, self.limits[busy])):
+            youngest = self.samples[self.owner[busy].max()]
+            logger.info("row %d gives way: memory is full", youngest.index)
+            self.wait(self.unseat(youngest, keep=False))
+            self.crowded = True
+            busy = np.flatnonzero(self.owner >= 0)
+        self.memory.publish()
+        return busy
+
+    def _layout(self, busy: np.ndarray) -> Layout:
         if self.decoder.use_graphs:
-            last = int(np.flatnonzero(self.owner >= 0)[-1]) + 1
-            rows = bucket(last, self.slots)
+            rows = bucket(int(busy[-1]) + 1, self.slots)
             return Layout(rows, rows, None, None)
-        return self.memory.layout()
+        return self.memory.layout(busy)
 
     # Admission
 
@@ -123,6 +155,8 @@ class Schedule:
         free = np.flatnonzero(self.owner < 0)
         if self.kind == "cpu" and len(free) < min(len(self.waiting), max(1, self.slots // 16)):
             return  # a few idle seats cost less than filling them one by one
+        if self.crowded and len(free) < self.slots:
+            return  # whoever came now would soon have to give way again
         while self.waiting and len(free):
             taken = self.memory.take(self.waiting, len(free))
             if not taken:
@@ -157,9 +191,10 @@ class Schedule:
         if len(going_on):
             state.write(where[torch.from_numpy(going_on).to(where.device)], [samples[int(i)].tokens for i in going_on])
         for seat, sample in zip(seats, samples, strict=True):
-            sample.seat, sample.kept = int(seat), None
+            sample.seat = int(seat)
+            sample.forget()
         self.owner[seats] = [sample.index for sample in samples]
-        self.steps[seats], self.limits[seats] = had, limits
+        self.steps[seats], self.limits[seats], self.offsets[seats] = had, limits, offsets
         self.stops.start(seats, had, [sample.floor for sample in samples])
 
     # Results
@@ -183,8 +218,9 @@ class Schedule:
             if sample.reason == "error":
                 sample.error = _broken(sample)
             elif self.keep:
-                self._rest(sample, self.memory.keep(int(seat), len(sample.tokens)))
+                self._rest(sample, self.memory.keep(int(seat), sample, len(sample.tokens)))
         self._free(done, done[status[done] == BROKEN])
+        self.crowded = False
         for sample in ended:
             self.on_end(sample)
 
@@ -212,7 +248,7 @@ class Schedule:
         if sample.seat >= 0:
             self.read(sample)
             if keep:
-                sample.kept = self.memory.keep(sample.seat, len(sample.tokens))
+                sample.kept = self.memory.keep(sample.seat, sample, len(sample.tokens))
             seat = np.array([sample.seat])
             self._free(seat, seat[:0])
         elif sample in self.waiting:
@@ -234,15 +270,17 @@ class Schedule:
         while held > max(self.decoder.plan.cache_bytes, kept.bytes):
             oldest = self.resting.pop(next(iter(self.resting)))
             held -= oldest.kept.bytes
-            oldest.kept = None
+            oldest.forget()
 
     # Seats
 
     def _rearrange(self) -> None:
         """Splits rows whose seats went different ways, and closes gaps that cost more than the closing."""
         most = int(self.steps.max())
-        if self.memory.split(most):
-            self._reseat()
+        busy = np.flatnonzero(self.owner >= 0)
+        seats = self.memory.split(most)
+        if seats is not None:
+            self._seats_to(busy, seats)
         busy = np.flatnonzero(self.owner >= 0)
         count = len(busy)
         if count and not self.waiting:
@@ -258,21 +296,17 @@ class Schedule:
                 self.memory.move_seats(source, target, most)
         self.memory.compact(most, count)
 
-    def _reseat(self) -> None:
-        """Seats every request at the number of its row once no two share one: then nothing has to be looked up."""
-        seats = np.flatnonzero(self.owner >= 0)
-        rows = self.memory.rows.row[seats]
-        if len(set(rows.tolist())) < len(seats) or bool((rows == seats).all()):
-            return
-        self._seats_to(seats, rows)
-        self.memory.rows.row[seats] = -1
-        self.memory.rows.row[rows] = rows
-
     def _seats_to(self, source: np.ndarray, target: np.ndarray) -> None:
         """Moves what is known of seats, all at once: they may change places."""
         device, state = self.decoder.device, self.decoder.state
         state.move(torch.from_numpy(source).to(device), torch.from_numpy(target).to(device), int(self.steps.max()))
-        arrays = (self.owner, -1), (self.steps, 0), (self.limits, 0), (self.stops.checked, 0), (self.stops.floor, 0)
+        arrays: tuple[tuple[np.ndarray, int], ...] = (
+            (self.owner, -1),
+            (self.steps, 0),
+            (self.limits, 0),
+            (self.offsets, 0),
+        )
+        arrays += (self.stops.checked, 0), (self.stops.floor, 0)
         for values, idle in arrays:
             moved = values[source]
             values[source] = idle

@@ -14,21 +14,25 @@ it; if it is not, it is computed again from the row's tokens, and nothing else c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
+
+import torch
 
 from explorl.modeling.attention import sampling_mode
 from explorl.rollout.requests import Prompt, Requests
 from explorl.rollout.rng import fork_key, request_keys
 from explorl.rollout.rollouts import Rollout
-from explorl.rollout.samples import PromptTokens, Sample
+from explorl.rollout.samples import Sample
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.schedule import Schedule
 
 if TYPE_CHECKING:
     from explorl.rollout.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -43,7 +47,6 @@ class Session:
     ) -> None:
         self.engine, self._on_finish = engine, on_finish
         self._samples: list[Sample] = []
-        self._prompts: dict[tuple[int, ...], PromptTokens] = {}
         self._schedule: Schedule | None = None
         self._keep = keep
         self._active = Active()
@@ -51,6 +54,8 @@ class Session:
         self._stop: tuple[str, ...] = ()
         self._ended: list[Sample] = []
         self._weights: Any = None
+        self._rows: int | None = None
+        """Most rows together, once an allocation has failed."""
         self._closed = ""
         self.prompt_ids: list[list[int]] = []
         """Tokens of each prompt, by `Rollout.prompt_index`."""
@@ -66,7 +71,7 @@ class Session:
     def _add(self, requests: Requests, params: SamplingParams) -> list[int]:
         self._agree(requests, params)
         keys = request_keys(requests.seed, range(len(requests)))
-        different = [self._prompts.setdefault(tuple(ids), PromptTokens(tuple(ids))) for ids in requests.different]
+        different = [self.engine.prompt(ids) for ids in requests.different]
         first, before = len(self._samples), len(self.prompt_ids)
         self.prompt_ids += requests.prompts
         for request in range(len(requests)):
@@ -159,10 +164,12 @@ class Session:
                     floor=length if length == had and sample.reason is not None else min(sample.floor, length),
                     parent=row,
                     forked_at=length,
-                    kept=kept,
+                    kept=None if kept is None else kept.first(length, sample.prompt.stored),
                 )
             )
             sample.forks += 1
+        if kept is not None:
+            kept.drop()
         self._enqueue(rows)
         return rows
 
@@ -172,7 +179,8 @@ class Session:
         if self._schedule is not None:
             self._schedule.unseat(sample, keep=False)
             self._schedule.resting.pop(row, None)
-        sample.cancelled, sample.kept = True, None
+        sample.cancelled = True
+        sample.forget()
 
     def rollout(self, row: int) -> Rollout:
         """A row as it stands; `Rollout.finish_reason` is None where it has not ended."""
@@ -212,12 +220,11 @@ class Session:
         if self._closed:
             return
         if self._schedule is not None:
-            for sample in self._samples:
-                self._schedule.read(sample)
             self._schedule.move_out(keep=False)
+            for sample in self._samples:
+                sample.forget()
+            self.engine.remember(self._schedule.memory)
         self._closed, self._schedule = why, None
-        for sample in self._samples:
-            sample.kept = None
 
     def __enter__(self) -> Self:
         return self
@@ -227,19 +234,28 @@ class Session:
 
     def _run(self, enough: Callable[[int], bool], most: int | None) -> None:
         done = 0
-        if not self.running:
-            return
-        schedule = self._settled()
-        with self._sampling(schedule):
-            while schedule.busy:
-                done += schedule.advance(None if most is None else most - done)
-                if enough(done):
-                    return
+        while self.running and not enough(done):
+            try:
+                schedule = self._settled()
+                with self.engine.weights(), sampling_mode(self.engine.model), schedule.decoder.fused():
+                    while schedule.busy and not enough(done):
+                        done += schedule.advance(None if most is None else most - done)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                self._halve(error)
 
-    @contextmanager
-    def _sampling(self, schedule: Schedule) -> Iterator[None]:
-        with self.engine.weights(), sampling_mode(self.engine.model), schedule.decoder.fused():
-            yield
+    def _halve(self, error: Exception) -> None:
+        """After a failed allocation: half the rows and half the memory, once. Rows are computed again from tokens."""
+        schedule, plan = self._schedule, self.engine.plan
+        full = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not full or self._rows is not None or plan is None or plan.slots < 2:
+            raise error
+        self._rows = plan.slots // 2
+        logger.warning("memory ran out with %d rows; going on with %d", plan.slots, self._rows)
+        if schedule is not None:
+            schedule.move_out(keep=False)
+            schedule.abandon()
+        self._schedule = None
+        self.engine.forget_memory()
 
     def _settled(self) -> Schedule:
         """The schedule, in memory that is large enough for all rows that go on."""
@@ -249,29 +265,30 @@ class Session:
             self.close("the model's weights changed while it was open")
             self._check_open()
         self._weights = version
-        schedule, prompts = self._schedule, {}
+        schedule = self._schedule
         needs = {
             "requests": len(live),
             "prompts": len({id(s.prompt) for s in live}),
             "prompt_tokens": max(len(s.prompt.tokens) for s in live),
             "tokens": max(s.limit for s in live),
         }
-        if schedule is not None and schedule.decoder.plan.holds(schedule.slots, engine.most_rows(), **needs):
+        most = engine.most_rows() if self._rows is None else self._rows
+        if schedule is not None and schedule.decoder.plan.holds(schedule.slots, most, **needs):
             schedule.active = self._active
             return schedule
         if schedule is None:
             schedule = Schedule(self._samples, engine.tokenizer, self._stop, self._keep, self._end)
+            memory = engine.recall()
             for sample in live:
                 schedule.wait(sample)
         else:
             needs["requests"] = max(needs["requests"], 2 * schedule.slots)
             schedule.move_out()
-            prompts = schedule.memory.prompts(s.prompt for s in live)
-        decoder, slots = engine.prepare(self._active, **needs)
+            memory = schedule.memory
+        decoder, slots = engine.prepare(self._active, rows=self._rows, **needs)
         if decoder.state.set_stops(self._stop_ids):
             decoder.drop_graphs()
-        schedule.move_in(decoder, slots, self._active)
-        schedule.memory.put_prompts(prompts)
+        schedule.move_in(decoder, slots, self._active, memory)
         self._schedule = schedule
         return schedule
 
@@ -319,8 +336,8 @@ class Session:
         if length == 0 or self._schedule is None:
             return None
         if sample.seat >= 0:
-            return self._schedule.memory.keep(sample.seat, length)
-        return None if sample.kept is None else sample.kept.first(length)
+            return self._schedule.memory.keep(sample.seat, sample, length)
+        return None if sample.kept is None else sample.kept.first(length, sample.prompt.stored)
 
     def _tokens(self, row: int, tokens: str | Sequence[int]) -> list[int]:
         if isinstance(tokens, str):
