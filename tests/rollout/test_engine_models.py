@@ -308,6 +308,17 @@ def test_released_memory_is_gone(llama: Any) -> None:
         session.step()
 
 
+def test_an_engine_at_rest_gives_back_what_is_much(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(llama)
+    first = engine.generate(prompts(), 1, PARAMS)
+    engine.rest()
+    assert engine._decoder is not None  # next to nothing of what the machine has
+    monkeypatch.setattr("explorl.rollout.engine.HELD", 0.0)
+    engine.rest()
+    assert engine._decoder is None
+    assert same_tokens(engine.generate(prompts(), 1, PARAMS), first)
+
+
 def test_too_small_a_budget_is_an_error(llama: Any) -> None:
     with pytest.raises(MemoryError, match="the memory budget is 1000"):
         Engine(llama, memory_budget=1000).generate(prompts(), 1, PARAMS)

@@ -150,3 +150,15 @@ def test_broken_rows_leave_no_nan_behind(llama: Any) -> None:
     assert not memory.spoiled
     for block in memory.cache.blocks:
         assert not block[:, NOBODYS:].isnan().any()
+
+
+def test_a_little_more_memory_is_no_reason_to_begin_anew() -> None:
+    sizes = {"tokens": 64, "prompt_tokens": 16, "prefill_tokens": 64, "cache_bytes": 0, "prompt_bytes": 0}
+    sizes |= {"work_bytes": 0, "page": 16, "row_pages": 5}
+    have = plan.Plan(slots=30, pages=95, split=True, **sizes)
+    assert have.covers(plan.Plan(slots=32, pages=100, split=True, **sizes))
+    assert not have.covers(plan.Plan(slots=30, pages=110, split=True, **sizes))
+    assert not have.covers(plan.Plan(slots=40, pages=95, split=True, **sizes))
+    assert not have.covers(plan.Plan(slots=30, pages=96, split=False, **sizes))
+    assert not have.covers(plan.Plan(slots=30, pages=95, split=True, **{**sizes, "page": 8}))
+    assert not have.covers(plan.Plan(slots=30, pages=95, split=True, **{**sizes, "tokens": 65}))

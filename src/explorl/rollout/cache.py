@@ -1,7 +1,8 @@
-"""Where keys and values live: `PromptCache` holds each prompt once, `SlotCache` what each row has sampled.
+"""Keys and values as a CPU reads them fastest: `PromptCache` holds each prompt once, `SlotCache` each row's completion.
 
 A row attends to its prompt's entry and to its own slot. So the samples of a prompt share its memory, starting a row
-copies nothing, and attention reads a prompt once for all of its samples where they are decoded together.
+copies nothing, and attention reads a prompt once for all of its samples. `explorl.rollout.spans` says whose the slots
+are; on a GPU, and where memory is short, there are pages instead (`explorl.rollout.pages`).
 """
 
 from __future__ import annotations

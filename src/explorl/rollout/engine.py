@@ -1,8 +1,8 @@
 """`Engine`: samples completions from a transformers model, and records what exploration needs to know about them.
 
-Each different prompt is computed once and its keys and values are copied to the rows of its samples. Rows that finish
-are refilled at once, so the longest completion holds up nobody. The model's weights are read where they are: after an
-optimizer step the next call samples from the new policy.
+Each different prompt is computed once, and its samples share its keys and values. Rows that finish are replaced at
+once, so the longest completion holds up nobody. The model's weights are read where they are: after an optimizer step
+the next call samples from the new policy.
 
 Before a model is sampled from, the engine is tried on it: see `explorl.rollout.trial`. A model that the engine would
 not compute as it computes itself is refused with `UnsupportedModel`.
@@ -25,7 +25,7 @@ from explorl.modeling.proof import touched
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
 from explorl.rollout.pages import PageMemory
-from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan
+from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.samples import PromptTokens
@@ -35,6 +35,9 @@ from explorl.rollout.spans import SpanMemory
 from explorl.rollout.trial import UnsupportedModel, admitted
 
 logger = logging.getLogger(__name__)
+
+HELD = 0.1
+"""Part of a device's memory that an engine at rest may hold."""
 
 
 class Engine:
@@ -143,6 +146,15 @@ class Engine:
         self._latest = self._shadow = None
         self._signature = ()
         self.forget_memory()
+
+    def rest(self) -> None:
+        """Gives everything back where it is more than `HELD` of the device's memory, which a backward pass may need.
+
+        Less than that stays, and with it the graphs, whose capture takes longer than many a call.
+        """
+        device = next(self.model.parameters()).device
+        if self._decoder is not None and self._decoder.plan.bytes > HELD * total_memory(device):
+            self.release()
 
     def forget_memory(self) -> None:
         """Gives the cache and the graphs back."""
@@ -280,7 +292,7 @@ class Engine:
                     use_kernels=kernels,
                     write_out=write_out,
                 )
-        return self._decoder, plan.slots
+        return self._decoder, min(plan.slots, self._decoder.plan.slots)
 
     def _budget(self, device: torch.device) -> int:
         """Bytes that the engine may hold, what it holds already included."""
@@ -299,7 +311,8 @@ class Engine:
     def version(self) -> tuple[Any, ...]:
         """Changes where the weights do, as far as torch notices: not where somebody writes to ``parameter.data``."""
         self._refresh(next(self.model.parameters()).device)
-        return self._signature, sum(tensor._version for tensor in self.model.parameters())
+        tensors = (tensor for tensor in self.model.parameters() if not tensor.is_inference())  # which have no version
+        return self._signature, sum(tensor._version for tensor in tensors)
 
     def most_rows(self) -> int:
         """Rows decoded together where memory does not matter."""

@@ -23,6 +23,8 @@ LENGTH_STEP = {"cuda": 64, "cpu": 1}
 
 SPANS = ("cpu",)
 """Devices where rows have spans."""
+NEARLY = 0.9
+"""Part of the rows and pages that there would be room for now, with which an engine makes do."""
 AT_LEAST = 4
 """Rows are decoded together where there is memory for this part of their longest completions: few are that long."""
 
@@ -62,9 +64,12 @@ class Plan:
 
     def covers(self, other: Plan) -> bool:
         """Whether a call with the other plan can run in the memory of this one, and gives the same bits there."""
-        sizes = ("slots", "tokens", "entries", "prompt_tokens", "pages", "row_pages")
         same = self.joined == other.joined and self.page == other.page
-        return same and all(getattr(self, name) >= getattr(other, name) for name in sizes)
+        sizes = ("tokens", "entries", "prompt_tokens", "row_pages")
+        large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
+        # What memory allows is a little different each time; that alone is not worth new memory and graphs.
+        part = NEARLY if other.split else 1.0
+        return same and large and self.slots >= part * other.slots and self.pages >= part * other.pages
 
     def holds(self, slots: int, most: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int) -> bool:
         """Whether these requests can run in ``slots`` seats of this memory, and no more (up to ``most``) would help."""
@@ -98,6 +103,13 @@ def free_memory(device: torch.device) -> int:
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes that the device has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def make_plan(

@@ -65,6 +65,7 @@ class Schedule:
         """Samples without a seat that are to go on, oldest first."""
         self.resting: dict[int, Sample] = {}
         """Samples that have ended and of which keys and values are kept, by number, the longest ago first."""
+        self.resting_bytes = 0
 
     memory: PageMemory | SpanMemory
 
@@ -101,6 +102,7 @@ class Schedule:
         for sample in self.samples:
             sample.forget()
         self.resting.clear()
+        self.resting_bytes = 0
 
     @property
     def busy(self) -> bool:
@@ -109,7 +111,7 @@ class Schedule:
 
     def wait(self, sample: Sample) -> None:
         """Puts a sample in the queue."""
-        self.resting.pop(sample.index, None)
+        self.wake(sample)
         insort(self.waiting, sample, key=lambda other: other.index)
 
     def advance(self, most: int | None = None) -> int:
@@ -117,7 +119,7 @@ class Schedule:
         self._admit()
         busy = np.flatnonzero(self.owner >= 0)
         if len(busy) == 0:
-            return 0
+            raise MemoryError(f"row {self.waiting[0].index} does not fit into memory alone; raise memory_budget")
         patience = SYNC_STEPS.get(self.kind, 1)
         if patience > 1 and not self.waiting:
             patience *= 2
@@ -217,9 +219,9 @@ class Schedule:
             sample.reason = _REASONS.get(int(status[seat]), "length")
             if sample.reason == "error":
                 sample.error = _broken(sample)
-            elif self.keep:
+            elif self.keep and looked[-1, seat] != BROKEN:
                 self._rest(sample, self.memory.keep(int(seat), sample, len(sample.tokens)))
-        self._free(done, done[status[done] == BROKEN])
+        self._free(done, done[looked[-1, done] == BROKEN])  # also where a stop string came before
         self.crowded = False
         for sample in ended:
             self.on_end(sample)
@@ -266,11 +268,16 @@ class Schedule:
         """Keeps what a sample holds, while there is room: as much as the rows themselves have."""
         sample.kept = kept
         self.resting[sample.index] = sample
-        held = sum(other.kept.bytes for other in self.resting.values())
-        while held > max(self.decoder.plan.cache_bytes, kept.bytes):
-            oldest = self.resting.pop(next(iter(self.resting)))
-            held -= oldest.kept.bytes
+        self.resting_bytes += kept.bytes
+        while self.resting_bytes > max(self.decoder.plan.cache_bytes, kept.bytes):
+            oldest = next(iter(self.resting.values()))
+            self.wake(oldest)
             oldest.forget()
+
+    def wake(self, sample: Sample) -> None:
+        """A sample rests no longer: what is kept of it is its own affair."""
+        if self.resting.pop(sample.index, None) is not None:
+            self.resting_bytes -= sample.kept.bytes
 
     # Seats
 

@@ -178,7 +178,7 @@ class Session:
         sample = self._sample(row)
         if self._schedule is not None:
             self._schedule.unseat(sample, keep=False)
-            self._schedule.resting.pop(row, None)
+            self._schedule.wake(sample)
         sample.cancelled = True
         sample.forget()
 

@@ -147,6 +147,10 @@ def run_grpo(
             peft_config=lora,
             strategies=config.strategies,
             engine=config.rollout.engine,
+            engine_options={
+                "batch_size": config.rollout.batch_size,
+                "memory_budget": config.rollout.memory_budget,
+            },
             correct=correct,
             observers=observers,
             lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
