@@ -256,7 +256,7 @@ def parts(load: Load) -> None:
 
     from explorl.rollout import triton_attention, triton_sampling
     from explorl.rollout.sampling import Active
-    from explorl.rollout.state import OFFSET, POSITION, PROMPT, RUNNING, STATUS, STEP
+    from explorl.rollout.state import POSITION, RUNNING, STATUS, STEP
 
     def timed(run: Callable[[], Any]) -> float:
         return float(do_bench(run, warmup=20, rep=100, return_mode="median"))
@@ -272,7 +272,12 @@ def parts(load: Load) -> None:
     assert decoder is not None
     ints, rows, middle = decoder.state.ints, decoder.state.slots, load.max_tokens // 2
     prompt = len(load.prompts[0]) - 1
-    ints[OFFSET], ints[PROMPT] = prompt, torch.arange(rows, device="cuda") // load.samples % decoder.plan.entries
+    cache, page = decoder.cache, decoder.plan.page
+    # Samples of a prompt share its full pages, and every row has its own after them.
+    shared = prompt // page
+    own = torch.arange(rows * (cache.table.shape[1] - shared), device="cuda").view(rows, -1)
+    first = torch.arange(rows, device="cuda")[:, None] // load.samples * shared + torch.arange(shared, device="cuda")
+    cache.table.copy_((torch.cat([first, own + rows * shared], 1) % (decoder.plan.pages - 2) + 2).int())
 
     def place() -> None:
         ints[STATUS], ints[STEP], ints[POSITION] = RUNNING, middle, prompt + middle
@@ -290,7 +295,6 @@ def parts(load: Load) -> None:
     heads = load.model.config.num_attention_heads
     query = torch.randn(rows, heads, 1, shape.key_size, device="cuda", dtype=shape.dtype)
     new = torch.randn(rows, shape.heads, 1, shape.key_size, device="cuda", dtype=shape.dtype)
-    cache, prompts = decoder.cache, decoder.prompts
 
     def attend(launch: Any) -> None:
         layer = attend.calls % len(cache.keys)  # another layer each time, so that the cache cannot hold it
@@ -301,15 +305,14 @@ def parts(load: Load) -> None:
             new,
             cache.keys[layer],
             cache.values[layer],
-            prompts.keys[layer],
-            prompts.values[layer],
+            cache.table,
             ints,
             0.1,
             launch=launch,
         )
 
     attend.calls = 0
-    for block in (32, 64, 128):
+    for block in (16, 32, 64):
         for warps in (1, 2, 4, 8):
             for stages in (2, 3, 4):
                 launch = triton_attention.Launch(block, warps, stages)

@@ -134,6 +134,10 @@ class RolloutSettings(Section):
     engine: Literal["explorl", "generate", "vllm"] | None = None
     """What samples the completions. null is Explorl's engine where it computes what the model computes, and otherwise
     `model.generate`, with a warning that says why."""
+    batch_size: Count | None = None
+    """Most completions that Explorl's engine decodes together; null lets memory decide, up to a few hundred."""
+    memory_budget: Count | None = None
+    """Bytes that Explorl's engine may hold beside the model; null is half of what is free."""
 
 
 class LensSettings(Section):

@@ -17,11 +17,14 @@ def llama() -> Any:
     return build("llama")
 
 
-@pytest.fixture(params=["joined", "apart"])
+@pytest.fixture(params=["joined", "apart", "pages"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where a short prompt's keys and values are: with those of every row, or once for all rows."""
+    """Where a short prompt's keys and values are: with those of every row, once for all rows, or in pages."""
     if request.param == "apart":
         monkeypatch.setattr(plan, "SHORT_PROMPT", 0)
+    if request.param == "pages":
+        monkeypatch.setattr(plan, "SPANS", ())
+        monkeypatch.setitem(plan.PAGE, "cpu", 4)
     return str(request.param)
 
 

@@ -15,7 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.cache import LayerShape
+from explorl.rollout.cache import LayerShape, PromptCache
+from explorl.rollout.pages import PageCache
 from explorl.rollout.plan import make_plan
 
 from .models import GQA, build, prompts
@@ -208,9 +209,18 @@ def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
     assert decoder is not None
     token_bytes = GQA["num_hidden_layers"] * 2 * 2 * 12 * 4
     assert (plan.slots, plan.tokens, plan.prompt_tokens) == (6, 10, 29)
-    columns = 10 + 32 * (place == "joined")
-    assert plan.cache_bytes == 6 * columns * token_bytes == sum(b.nbytes for b in decoder.cache.blocks)
-    assert plan.prompt_bytes == plan.entries * 29 * token_bytes == sum(b.nbytes for b in decoder.prompts.blocks)
+    held = sum(b.nbytes for b in decoder.cache.blocks)
+    if isinstance(decoder.cache, PageCache):
+        # every row its completion and a copy of a page, every prompt its pages, and the two that are nobody's
+        assert plan.pages == 6 * (3 + 1) + 5 * 8 + 2
+        assert plan.cache_bytes == plan.pages * 4 * token_bytes + decoder.cache.table.nbytes
+        assert plan.cache_bytes == held + decoder.cache.table.nbytes
+        assert plan.prompt_bytes == 0
+    else:
+        assert isinstance(decoder.filling, PromptCache)
+        assert plan.cache_bytes == 6 * (10 + 32 * (place == "joined")) * token_bytes == held
+        prompts_held = sum(b.nbytes for b in decoder.filling.blocks)
+        assert plan.prompt_bytes == plan.entries * 29 * token_bytes == prompts_held
     state = decoder.state
     held = sum(t.nbytes for t in (state.ints, state.reals, state.out_ints, state.out_reals, state.stops))
     assert plan.work_bytes > held
@@ -225,11 +235,88 @@ def test_too_large_a_call_is_split_and_says_so_once(llama: Any, caplog: pytest.L
         first, second = (engine.generate(prompts(), 8, PARAMS) for _ in range(2))
     assert engine.plan is not None
     assert engine.plan.split
+    assert engine.plan.pages  # where spans do not fit
     assert 1 <= engine.plan.slots < 40
     assert engine.plan.bytes <= 300_000
     assert same_tokens(whole, first)
     assert same_tokens(whole, second)
     assert len([r for r in caplog.records if "do not fit into memory together" in r.message]) == 1
+
+
+def test_a_failed_allocation_halves_the_rows_once(
+    llama: Any, place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from explorl.rollout.decoder import Decoder
+
+    want = Engine(llama).generate(prompts(), 4, PARAMS)
+    original, rows = Decoder.run, []
+
+    def run(self: Decoder, layout: Any, length: int, even: bool, steps: int, active: Any) -> None:
+        rows.append(layout.seats)
+        if len(rows) in fails:
+            raise torch.OutOfMemoryError("planted")
+        original(self, layout, length, even, steps, active)
+
+    monkeypatch.setattr(Decoder, "run", run)
+    fails = {4}
+    engine = Engine(llama, batch_size=12)
+    with caplog.at_level(logging.WARNING):
+        rollouts = engine.generate(prompts(), 4, PARAMS)
+    assert same_tokens(rollouts, want)
+    check_records(llama, rollouts)
+    assert "memory ran out with 12 rows; going on with 6" in caplog.text
+    assert max(rows[:4]) > 6 >= max(rows[4:])
+    rows.clear()
+    fails = {4, 6}
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        engine.generate(prompts(), 4, PARAMS)
+    rows.clear()
+    fails = set()
+    assert same_tokens(engine.generate(prompts(), 4, PARAMS), want)  # and nothing is left of it
+
+
+def test_memory_that_cannot_be_had_halves_the_rows_too(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from explorl.rollout import decoder
+
+    want = Engine(llama).generate(prompts(), 4, PARAMS)
+    original, asked = decoder.State, []
+
+    def state(slots: int, *args: Any) -> Any:
+        asked.append(slots)
+        if slots > 10:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+        return original(slots, *args)
+
+    monkeypatch.setattr(decoder, "State", state)
+    assert same_tokens(Engine(llama, batch_size=12).generate(prompts(), 4, PARAMS), want)
+    assert asked == [12, 6]
+
+
+def test_released_memory_is_gone(llama: Any) -> None:
+    import gc
+    import weakref
+
+    engine = Engine(llama)
+    session = engine.open(prompts(), 2, PARAMS)
+    session.step(tokens=2)
+    assert engine._decoder is not None
+    blocks = [weakref.ref(block) for block in engine._decoder.cache.blocks]
+    engine.release()
+    gc.collect()
+    assert all(block() is None for block in blocks)
+    with pytest.raises(RuntimeError, match="the engine was released"):
+        session.step()
+
+
+def test_an_engine_at_rest_gives_back_what_is_much(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(llama)
+    first = engine.generate(prompts(), 1, PARAMS)
+    engine.rest()
+    assert engine._decoder is not None  # next to nothing of what the machine has
+    monkeypatch.setattr("explorl.rollout.engine.HELD", 0.0)
+    engine.rest()
+    assert engine._decoder is None
+    assert same_tokens(engine.generate(prompts(), 1, PARAMS), first)
 
 
 def test_too_small_a_budget_is_an_error(llama: Any) -> None:
@@ -247,7 +334,9 @@ def test_the_largest_batch_that_fits_is_planned() -> None:
         for budget in (200, 400, 800, 100_000)
     ]
     assert [plan.split for plan in plans] == [True, True, True, False]
-    assert plans[0].slots < plans[1].slots < plans[2].slots < plans[3].slots == 256
+    assert plans[0].slots < plans[1].slots < plans[2].slots <= plans[3].slots == 256
+    assert plans[0].pages < plans[1].pages < plans[2].pages
+    assert plans[3].pages == 0  # where everything fits, rows have spans
     for plan, budget in zip(plans, (200, 400, 800), strict=False):
         assert 0.95 * (budget << 20) < plan.bytes <= budget << 20
 

@@ -11,17 +11,16 @@ import torch
 from explorl.rollout import Engine, SamplingParams, rng
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
-from explorl.rollout.schedule import STATE_REALS
 from explorl.rollout.state import (
     KEY,
     LIMIT,
     LOGQ,
-    OFFSET,
     POSITION,
-    PROMPT,
     RUNNING,
+    STATE_REALS,
     STATUS,
     STEP,
+    STOPPED,
     TOP_K,
     State,
 )
@@ -68,35 +67,39 @@ def test_decode_attention(
 
     from explorl.rollout import triton_attention
 
-    offsets, columns, entries = [0, 70, 33, 5, 64], [3, 90, 0, 1, 63], [0, 1, 2, 1, 0]
-    rows, capacity, length = len(offsets), 100, 80
+    positions, page, row_pages = [3, 160, 33, 6, 127, 64], 64, 3
+    tables = [[2, 0, 0], [3, 4, 5], [6, 0, 0], [7, 0, 0], [3, 8, 0], [3, 9, 0]]  # some rows share their first page
+    rows = len(positions)
     state = State(rows + 2, 4, 10, DEVICE)
     state.ints[STATUS, :rows] = RUNNING
-    state.ints[PROMPT, :rows] = torch.tensor(entries, device=DEVICE)
-    state.ints[OFFSET, :rows] = torch.tensor(offsets, device=DEVICE)
-    state.ints[POSITION, :rows] = torch.tensor([o + c for o, c in zip(offsets, columns, strict=True)], device=DEVICE)
+    state.ints[STATUS, 3] = STOPPED
+    state.ints[POSITION, :rows] = torch.tensor(positions, device=DEVICE)
+    table = torch.zeros(rows + 2, row_pages, dtype=torch.int32, device=DEVICE)
+    table[:rows] = torch.tensor(tables, device=DEVICE)
     query = random(rows, heads, 1, size, seed=1)
     new_key, new_value = random(rows, kv_heads, 1, size, seed=2), random(rows, kv_heads, 1, size, seed=3)
-    own = [random(rows + 2, capacity, kv_heads, size, seed=seed) for seed in (4, 5)]
-    prompt = [random(3, length, kv_heads, size, seed=seed) for seed in (6, 7)]
-    for tensor in own:
-        tensor[:, 95:] = torch.nan  # what lies beyond a row's length must not matter
+    pages = [random(10, page, kv_heads, size, seed=seed) for seed in (4, 5)]
+    for tensor in pages:
+        tensor[:2] = torch.nan  # what lies beyond a row's length must not matter
+        tensor[2, 4:] = tensor[5, 33:] = torch.nan
+    before = [tensor.clone() for tensor in pages]
     angles, given = None, (query, new_key)
     if rotate:
         angles = random(rows, 1, size, seed=8), random(rows, 1, size, seed=9)
         query, new_key = apply_rotary_pos_emb(query, new_key, *angles)
     out = triton_attention.decode_attention(
-        *given, new_value, *own, *prompt, state.ints, size**-0.5, window, cap, splits=splits, angles=angles,
+        *given, new_value, *pages, table, state.ints, size**-0.5, window, cap, splits=splits, angles=angles,
         launch=getattr(triton_attention, launch),
     )  # fmt: skip
     assert out.shape == (rows, 1, heads, size)
-    for row in range(rows):
-        torch.testing.assert_close(own[0][row, columns[row]], new_key[row, :, 0])
-        assert torch.equal(own[1][row, columns[row]], new_value[row, :, 0])
-        seen = [
-            torch.cat([p[entries[row], : offsets[row]], o[row, : columns[row] + 1]]).transpose(0, 1).double()
-            for p, o in zip(prompt, own, strict=True)
-        ]
+    assert all(torch.equal(new[7], old[7]) for new, old in zip(pages, before, strict=True))  # it has stopped
+    for row, position in enumerate(positions):
+        if row == 3:
+            continue
+        here = tables[row][position // page], position % page
+        torch.testing.assert_close(pages[0][here], new_key[row, :, 0])
+        assert torch.equal(pages[1][here], new_value[row, :, 0])
+        seen = [part[tables[row]].flatten(0, 1)[: position + 1].transpose(0, 1).double() for part in pages]
         if window is not None:
             seen = [part[:, -window:] for part in seen]
         key, value = (part.repeat_interleave(heads // kv_heads, 0) for part in seen)
@@ -105,6 +108,30 @@ def test_decode_attention(
             scores = torch.tanh(scores / cap) * cap
         want = (scores.softmax(-1)[:, None] @ value)[:, 0]
         torch.testing.assert_close(out[row, 0].double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (5, None), (1, None), (None, 3.0)])
+def test_pages_in_torch_equal_pages_in_the_kernel(window: Any, cap: Any) -> None:
+    from explorl.rollout.cache import LayerShape
+    from explorl.rollout.kernels import KernelPages
+    from explorl.rollout.pages import PageCache
+
+    layers = [LayerShape(2, 16, 16, torch.float32, DEVICE)] * 2
+    state = State(3, 4, 10, DEVICE)
+    state.ints[STATUS], state.ints[POSITION] = RUNNING, torch.tensor([0, 37, 16], device=DEVICE)
+    caches = [kind(layers, 3, 10, 3, 16, state) for kind in (PageCache, KernelPages)]
+    outs = []
+    for cache in caches:
+        cache.table.copy_(torch.tensor([[2, 0, 0], [3, 4, 5], [6, 7, 0]], device=DEVICE))
+        for seed, block in enumerate(cache.blocks):
+            block.copy_(random(*block.shape, seed=seed))
+        cache.look(state.ints, 38)
+        key, value = (random(3, 2, 1, 16, seed=seed) for seed in (20, 21))
+        cache.update(key, value, 1)
+        outs.append(cache.attend(random(3, 6, 1, 16, seed=22), key, value, 0.25, window, cap))
+    torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+    for one, other in zip(*(cache.blocks for cache in caches), strict=True):
+        assert torch.equal(one, other)
 
 
 CASES: dict[str, dict[str, Any]] = {

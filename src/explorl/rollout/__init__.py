@@ -1,4 +1,24 @@
-"""Drawing tokens: sampling parameters and warpers, and the engine that decodes with them."""
+"""Drawing tokens: sampling parameters and warpers, and the engine that decodes with them.
+
+The way of one token, in the order of the files that it passes:
+
+1. `engine`: `Engine.generate` and `Engine.open` both begin a `Session`; generate runs it to its end.
+2. `requests`: prompts become token ids, and `SamplingParams` one number per request; what cannot run is refused here.
+3. `session`: every request is a `Sample` (`samples`): a prompt, its tokens so far, its limit and its random key. Forks
+   are further samples with the same beginning, extended rows are samples with tokens that were not drawn.
+4. `plan`: how many samples are decoded together, and what memory that takes. `decoder` allocates it.
+5. `schedule`: the oldest samples that wait are given seats (a column of `state`), decoded, collected, and replaced.
+6. The memory computes a seated sample's prompt, unless somebody has it already, and what else it is missing, by
+   `Decoder.prefill` and `Decoder.extend`. `pages` is that memory on a GPU and wherever memory is short, `spans` (with
+   the caches in `cache` and `joined`) on a CPU, where one stretch per row is the fastest to read.
+7. `decoder`: one step of all rows, on CUDA in a graph. The model runs (its own code, or `modeling.llama`); in every
+   layer it stores the new key and value and attends to the row's pages: `attention` in torch, `triton_attention`.
+8. `sampler` (`triton_sampling`): logits are warped (`sampling`, `ranking`), a token is drawn with the number that `rng`
+   gives for (seed, request, position), and log π, log q, entropy and branching are recorded beside it in `state`.
+9. `schedule`, every few steps: `stops` looks for stop strings; what has ended is read, and its seat is free.
+10. `rollouts`: the sample becomes a `Rollout`. On a CPU, samples that have drawn the same tokens were one row all the
+    way (`sharing`); `trial` has checked beforehand that all this gives what the model itself gives.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +30,7 @@ if TYPE_CHECKING:
     from explorl.rollout.processors import BottomPLogitsProcessor
     from explorl.rollout.rollouts import PaddedRollouts, Rollout, Rollouts
     from explorl.rollout.sampling import SamplingParams
+    from explorl.rollout.session import Session
     from explorl.rollout.trial import UnsupportedModel
 
 __all__ = [
@@ -19,6 +40,7 @@ __all__ = [
     "Rollout",
     "Rollouts",
     "SamplingParams",
+    "Session",
     "UnsupportedModel",
 ]
 
@@ -29,6 +51,7 @@ _HOME = {
     "Rollout": "rollouts",
     "Rollouts": "rollouts",
     "SamplingParams": "sampling",
+    "Session": "session",
     "UnsupportedModel": "trial",
 }
 

@@ -87,6 +87,22 @@ def shared_attention(
     return torch.baddbmm(product(weights[..., :length], prompt[1]), weights[..., length:], own[1])
 
 
+def masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, cap: float | None
+) -> Tensor:
+    """(rows, heads, m, size) to keys (rows, kv heads, n, size), of which ``seen`` (rows or 1, 1, m, n) counts."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if cap is None:
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale)
+    else:
+        scores = torch.matmul(query, key.transpose(-1, -2)) * scale
+        scores = (torch.tanh(scores / cap) * cap).masked_fill(~seen, -torch.inf)
+        out = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(value.dtype), value)
+    return out.transpose(1, 2).contiguous()
+
+
 def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
 ) -> Tensor:
@@ -97,15 +113,7 @@ def causal_attention(
             query, key, value, is_causal=length > 1, scale=scale, enable_gqa=groups > 1
         )
         return out.transpose(1, 2).contiguous()
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     here = torch.arange(length, device=query.device)
     distance = here[:, None] - here
     seen = (distance >= 0) & (distance < (window or length))
-    if cap is None:
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale)
-    else:
-        scores = torch.matmul(query, key.transpose(-1, -2)) * scale
-        scores = (torch.tanh(scores / cap) * cap).masked_fill(~seen, -torch.inf)
-        out = torch.matmul(scores.softmax(-1, dtype=torch.float32).to(value.dtype), value)
-    return out.transpose(1, 2).contiguous()
+    return masked_attention(query, key, value, seen[None, None], scale, cap)

@@ -1,7 +1,8 @@
-"""Where keys and values live: `PromptCache` holds each prompt once, `SlotCache` what each row has sampled.
+"""Keys and values as a CPU reads them fastest: `PromptCache` holds each prompt once, `SlotCache` each row's completion.
 
 A row attends to its prompt's entry and to its own slot. So the samples of a prompt share its memory, starting a row
-copies nothing, and attention reads a prompt once for all of its samples where they are decoded together.
+copies nothing, and attention reads a prompt once for all of its samples. `explorl.rollout.spans` says whose the slots
+are; on a GPU, and where memory is short, there are pages instead (`explorl.rollout.pages`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from explorl.modeling.attention import attending, sampling_mode
-from explorl.rollout.attention import Grouping, causal_attention, shared_attention
+from explorl.rollout.attention import Grouping, causal_attention, masked_attention, shared_attention
 from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
 COPY_BYTES = 64 << 20
@@ -129,7 +130,49 @@ def _allocate(layers: Sequence[LayerShape], rows: int, length: int) -> tuple[lis
     return list(blocks.values()), keys, values
 
 
-class PromptCache(_Base):
+@dataclass(frozen=True)
+class Span:
+    """A copy of the first columns of a slot or of a prompt's entry, which outlives them."""
+
+    blocks: list[Tensor]
+    length: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(block.nbytes for block in self.blocks)
+
+    def first(self, tokens: int, prompt: int) -> Span:
+        """What is kept of the first completion tokens."""
+        return Span(self.blocks, min(tokens, self.length))
+
+    def drop(self) -> None:
+        """It is gone with its last owner."""
+
+
+class _Slots(_Base):
+    """Blocks (layers of one kind, slots, columns, heads, size) of which spans can be copied out and back."""
+
+    blocks: list[Tensor]
+    prefix = 0
+    """Columns of a slot before the first that counts."""
+
+    def take(self, slot: int, length: int) -> Span:
+        """A copy of the first columns of a slot."""
+        columns = slice(self.prefix, self.prefix + length)
+        return Span([block[:, slot, columns].clone() for block in self.blocks], length)
+
+    def put(self, slot: int, span: Span, length: int) -> None:
+        """Fills the first columns of a slot with those of a copy."""
+        for block, mine in zip(self.blocks, span.blocks, strict=True):
+            block[:, slot, self.prefix : self.prefix + length] = mine[:, :length]
+
+    def clear(self, slots: Tensor) -> None:
+        """Zeroes slots whose contents may hold NaN."""
+        for block in self.blocks:
+            block[:, slots] = 0
+
+
+class PromptCache(_Slots):
     """Keys and values of prompts, each computed once for all of its samples. ``length`` is what an entry can hold."""
 
     def __init__(self, layers: Sequence[LayerShape], entries: int, length: int) -> None:
@@ -138,6 +181,10 @@ class PromptCache(_Base):
         self.blocks, self.keys, self.values = _allocate(layers, entries, length)
         self.at: Tensor = torch.arange(0)
         """Entries that the next forward pass fills."""
+
+    def places(self, entries: Sequence[int], prompts: Sequence[Sequence[int]], length: int) -> Tensor:
+        """Where prompts with these entries go."""
+        return torch.tensor(entries, device=self.keys[0].device)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         length = key_states.shape[2]
@@ -151,13 +198,8 @@ class PromptCache(_Base):
         # Padding stands on the right, where causality alone keeps it out of sight.
         return causal_attention(query, key, value, scale, window, cap)
 
-    def clear(self, entries: Tensor) -> None:
-        """Zeroes entries whose contents may hold NaN."""
-        for block in self.blocks:
-            block[:, entries] = 0
 
-
-class SlotCache(_Base):
+class SlotCache(_Slots):
     """Keys and values of the rows being decoded, one slot per row, allocated once; decodes one token per row.
 
     A row at absolute position p whose prompt entry holds o tokens writes into column p − o of its slot; ``prefix``
@@ -196,6 +238,14 @@ class SlotCache(_Base):
 
     def start(self, rows: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> None:
         """These rows begin completions of these prompt entries, which hold so many tokens."""
+
+    def extension(
+        self, where: Sequence[tuple[int, int, int]], starts: Sequence[int], lengths: Sequence[int]
+    ) -> Extension:
+        """A pass over several new tokens of rows, each a (slot, prompt entry, tokens in it), from ``starts`` on."""
+        slots, entries, offsets = torch.tensor(where, device=self.state.ints.device).T
+        begin, count = (torch.tensor(values, device=slots.device) for values in (starts, lengths))
+        return Extension(self, slots, entries, offsets, begin - offsets, count)
 
     def look(self, ints: Tensor, length: int, even: bool = False) -> None:
         """Prepares a step of rows with these `State.ints` over the first columns; ``even``: all rows fill them."""
@@ -303,7 +353,51 @@ class SlotCache(_Base):
             for part in block.split(max(1, COPY_BYTES // max(1, layer))):
                 part[:, target, :columns] = part[:, source, :columns]
 
-    def clear(self, slots: Tensor) -> None:
-        """Zeroes slots whose contents may hold NaN."""
-        for block in self.blocks:
-            block[:, slots] = 0
+
+class Extension(_Base):
+    """A pass over several new tokens of rows that have others before them: forced ones, or forgotten ones.
+
+    Row i of the pass fills ``lengths[i]`` columns of slot ``slots[i]`` from ``starts[i]`` on, after a prompt entry
+    ``entries[i]`` of ``offsets[i]`` tokens; padding stands on the right and is not stored.
+    """
+
+    def __init__(
+        self, cache: SlotCache, slots: Tensor, entries: Tensor, offsets: Tensor, starts: Tensor, lengths: Tensor
+    ) -> None:
+        super().__init__()
+        self.cache, self.slots, self.entries = cache, slots, entries
+        device, longest = slots.device, int(lengths.max())
+        step = torch.arange(longest, device=device)
+        column = starts[:, None] + step
+        self._row, self._step = torch.nonzero(step < lengths[:, None], as_tuple=True)
+        self._column = column[self._row, self._step] + cache.prefix
+        self._prompt, self._own = max(1, int(offsets.max())), int((starts + lengths).max())
+        prompt, own = torch.arange(self._prompt, device=device), torch.arange(self._own, device=device)
+        at = torch.cat([prompt.expand(len(slots), -1), offsets[:, None] + own], 1)[:, None]
+        """The position of each column that is read."""
+        self._distance = (offsets[:, None] + column)[:, :, None] - at
+        self._seen = (self._distance >= 0) & torch.cat(
+            [prompt < offsets[:, None], torch.ones(len(slots), self._own, dtype=torch.bool, device=device)], 1
+        )[:, None]
+        self._layer = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        self._layer = layer_idx
+        for mine, new in zip((self.cache.keys, self.cache.values), (key_states, value_states), strict=True):
+            rows = new.transpose(1, 2)[self._row, self._step]
+            mine[layer_idx][self.slots[self._row], self._column] = rows.to(mine[layer_idx].dtype)
+        return key_states, value_states
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
+        cache, prompts = self.cache, self.cache.prompts
+        columns = slice(cache.prefix, cache.prefix + self._own)
+        key, value = (
+            torch.cat([prompt[self._layer][self.entries, : self._prompt], own[self._layer][self.slots, columns]], 1)
+            .transpose(1, 2)
+            .to(query.dtype)
+            for prompt, own in ((prompts.keys, cache.keys), (prompts.values, cache.values))
+        )
+        seen = self._seen if window is None else self._seen & (self._distance < window)
+        return masked_attention(query, key, value, seen[:, None], scale, cap)

@@ -16,6 +16,7 @@ from explorl.modeling.llama import KernelOps, LlamaForward, TorchOps, llama_like
 from explorl.modeling.proof import keeps_logits
 from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
 from explorl.rollout.joined import JoinedCache
+from explorl.rollout.pages import Filling, PageCache
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
@@ -49,14 +50,22 @@ class Decoder:
         self.model, self.layers, self.plan, self.device = model, layers, plan, device
         self.use_graphs, self.use_kernels, self.write_out = use_graphs, use_kernels, write_out
         self.state = State(plan.slots, plan.tokens, vocab, device)
-        cache_type: type[SlotCache] = JoinedCache if plan.joined else SlotCache
         self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = sample_step
+        page_cache: type[PageCache] = PageCache
         if use_kernels:
-            from explorl.rollout.kernels import KernelCache, sample_step_kernel
+            from explorl.rollout.kernels import KernelPages, sample_step_kernel
 
-            cache_type, self.sample = KernelCache, sample_step_kernel
-        self.prompts = PromptCache(layers, plan.entries, plan.prompt_tokens)
-        self.cache = cache_type(layers, plan.slots, plan.tokens, self.state, self.prompts)
+            page_cache, self.sample = KernelPages, sample_step_kernel
+        self.cache: PageCache | SlotCache
+        self.filling: Filling | PromptCache
+        """Where prompts are computed into."""
+        if plan.pages:
+            self.cache = page_cache(layers, plan.slots, plan.pages, plan.row_pages, plan.page, self.state)
+            self.filling = Filling(self.cache)
+        else:
+            self.filling = PromptCache(layers, plan.entries, plan.prompt_tokens)
+            slot_cache = JoinedCache if plan.joined else SlotCache
+            self.cache = slot_cache(layers, plan.slots, plan.tokens, self.state, self.filling)
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
@@ -75,7 +84,7 @@ class Decoder:
         """Replaces small operations of the model by fused ones."""
         return self._fusion()
 
-    def _logits(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
+    def _logits(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
         if self._written_out is not None:
             return self._written_out(ids, positions, cache)
@@ -86,8 +95,8 @@ class Decoder:
 
     # Prompts
 
-    def prefill(self, entries: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        """Computes prompts into these entries, without their last token: that is the first input of the decoding."""
+    def prefill(self, at: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:
+        """Computes prompts into these entries or pages, without their last token: the first input of the decoding."""
         order = sorted((i for i, prompt in enumerate(prompts) if len(prompt) > 1), key=lambda i: len(prompts[i]))
         while order:
             length = len(prompts[order[-1]]) - 1
@@ -96,15 +105,15 @@ class Decoder:
                 # Shorter prompts wait for a pass of their own: here their padding costs more than the pass.
                 batch = [i for i in batch if 4 * (len(prompts[i]) - 1) >= 3 * length]
             del order[-len(batch) :]
-            self._prefill([entries[i] for i in batch], [prompts[i][:-1] for i in batch], length)
+            self._prefill([at[i] for i in batch], [prompts[i][:-1] for i in batch], length)
 
-    def _prefill(self, entries: Sequence[int], prompts: Sequence[Sequence[int]], length: int) -> None:
+    def _prefill(self, at: Any, prompts: Sequence[Sequence[int]], length: int) -> None:
         graphs = self.use_graphs and self._written_out is not None and self.device.type == "cuda"
         graphs = graphs and len(prompts) * length <= PREFILL_TOKENS
         if graphs:
             length = min(-(-length // PREFILL_BUCKET) * PREFILL_BUCKET, self.plan.prompt_tokens)
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self.device)
-        at = torch.tensor(entries, device=self.device)
+        at = self.filling.places(at, prompts, length)
         shape = len(prompts), length
         if graphs and shape in self._prefills:  # it came before
             graph = self._prefills[shape]
@@ -119,11 +128,30 @@ class Decoder:
 
     def _prefill_eagerly(self, ids: Tensor, at: Tensor) -> None:
         positions = torch.arange(ids.shape[1], device=self.device).expand(len(ids), -1)
-        self.prompts.at = at
+        self.filling.at = at
+        self._compute(ids, positions, self.filling)
+
+    def extend(self, where: Sequence[Any], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        """Computes tokens ``ids[i]``, from position ``starts[i]`` on, of rows that have all before them."""
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        while order:
+            longest = len(ids[order[-1]])
+            batch = order[-max(1, self.plan.prefill_tokens // longest) :]
+            del order[-len(batch) :]
+            begin, lengths = [starts[i] for i in batch], [len(ids[i]) for i in batch]
+            rows = self.cache.extension([where[i] for i in batch], begin, lengths)
+            padded = torch.tensor([[*ids[i], *[0] * (longest - len(ids[i]))] for i in batch], device=self.device)
+            first, count = (torch.tensor(values, device=self.device)[:, None] for values in (begin, lengths))
+            # Padding stays at the last position: beyond it there may be no position embedding.
+            positions = first + torch.arange(longest, device=self.device).minimum(count - 1)
+            self._compute(padded, positions, rows)
+
+    def _compute(self, ids: Tensor, positions: Tensor, cache: Any) -> None:
+        """Keys and values of whole sequences."""
         if self._written_out is not None:
-            self._written_out.hidden(ids, positions, self.prompts)
+            self._written_out.hidden(ids, positions, cache)
         else:
-            self._logits(ids, positions, self.prompts)
+            self._logits(ids, positions, cache)
 
     def _capture_prefill(self, ids: Tensor, at: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         logger.info("capturing a graph for %d prompts of %d tokens", *ids.shape)
@@ -140,20 +168,20 @@ class Decoder:
     @property
     def shares(self) -> bool:
         """Whether samples that have drawn the same tokens are decoded as one row."""
-        return self.device.type == "cpu" and not self.use_graphs
+        return self.device.type == "cpu" and not self.use_graphs and not self.plan.pages
 
     def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
-        """Decodes for some steps; the rows hold up to (or, ``even``, all) ``length`` tokens now."""
+        """Decodes for some steps; the rows have filled up to (or, ``even``, all) ``length`` columns."""
         for step in range(steps):
             if self.use_graphs:
                 self._replay(layout.rows, self._bucket(length + steps), active)
             else:
-                self._step(layout, min(length + step + 1, self.plan.tokens), even and step == 0, active)
+                self._step(layout, min(length + step + 1, self.cache.capacity), even and step == 0, active)
 
     def _bucket(self, length: int) -> int:
         if self.use_kernels:
-            return self.plan.tokens
-        return min(-(-length // LENGTH_BUCKET) * LENGTH_BUCKET, self.plan.tokens)
+            return self.cache.capacity
+        return min(-(-length // LENGTH_BUCKET) * LENGTH_BUCKET, self.cache.capacity)
 
     def _step(self, layout: Layout, length: int, even: bool, active: Active) -> None:
         ints, row_of = self.state.ints[:, : layout.rows], None

@@ -1,8 +1,8 @@
 """`Engine`: samples completions from a transformers model, and records what exploration needs to know about them.
 
-Each different prompt is computed once and its keys and values are copied to the rows of its samples. Rows that finish
-are refilled at once, so the longest completion holds up nobody. The model's weights are read where they are: after an
-optimizer step the next call samples from the new policy.
+Each different prompt is computed once, and its samples share its keys and values. Rows that finish are replaced at
+once, so the longest completion holds up nobody. The model's weights are read where they are: after an optimizer step
+the next call samples from the new policy.
 
 Before a model is sampled from, the engine is tried on it: see `explorl.rollout.trial`. A model that the engine would
 not compute as it computes itself is refused with `UnsupportedModel`.
@@ -15,23 +15,29 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import nn
 
-from explorl.modeling.attention import sampling_mode
 from explorl.modeling.precision import Shadow, weights_dtype
 from explorl.modeling.proof import touched
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
-from explorl.rollout.plan import Plan, free_memory, make_plan
+from explorl.rollout.pages import PageMemory
+from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
+from explorl.rollout.samples import PromptTokens
 from explorl.rollout.sampling import Active, SamplingParams
-from explorl.rollout.schedule import Schedule
+from explorl.rollout.session import Session
+from explorl.rollout.spans import SpanMemory
 from explorl.rollout.trial import UnsupportedModel, admitted
 
 logger = logging.getLogger(__name__)
+
+HELD = 0.1
+"""Part of a device's memory that an engine at rest may hold."""
 
 
 class Engine:
@@ -47,6 +53,9 @@ class Engine:
         dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
             weights in it, refreshed at each call.
         write_out: Run Llama-like layers written out; None is yes where that gives what the model gives.
+        keep_prefixes: Keep the keys and values of prompts for later calls, while the weights are the same and nobody
+            needs the memory. A prompt is then computed in other company than in a fresh engine, which may change the
+            last bits of what is recorded.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class Engine:
         use_kernels: bool | None = None,
         dtype: torch.dtype | None = None,
         write_out: bool | None = None,
+        keep_prefixes: bool = False,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; use at least 1, or None to let memory decide")
@@ -68,13 +78,19 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self.batch_size, self.memory_budget = batch_size, memory_budget
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
-        self.dtype, self.write_out = dtype, write_out
+        self.dtype, self.write_out, self.keep_prefixes = dtype, write_out, keep_prefixes
         self.plan: Plan | None = None
         """Sizes and memory of the latest call."""
         self._decoder: Decoder | None = None
         self._shadow: Shadow | None = None
         self._signature: tuple[Any, ...] = ()
         self._warned = False
+        self._latest: ref[Session] | None = None
+        self._prompts: WeakValueDictionary[tuple[int, ...], PromptTokens] = WeakValueDictionary()
+        self._memory: PageMemory | SpanMemory | None = None
+        """The memory of the latest session, where prompts are kept for the next."""
+        self._stamp: tuple[Any, ...] = ()
+        """Of the weights that those prompts were computed with."""
 
     def generate(
         self,
@@ -94,30 +110,57 @@ class Engine:
         requests.
         """
         params = params or SamplingParams()
-        device = next(self.model.parameters()).device
-        self._refresh(device)
-        requests = self._requests(prompts, n, params)
-        write_out = self._written_out(requests.longest)
-        active = Active.of(params, requests.rows)
-        decoder = self._prepare(requests, active, device, write_out)
-        state, bias = decoder.state, None if requests.bias is None else torch.from_numpy(requests.bias)
-        moved = [state.set_stops(requests.stop_sets), state.set_bias(bias), state.set_curves(requests.curves)]
-        if any([*moved, state.keep_tops(active.logprobs)]):
-            decoder.drop_graphs()
-        if active.min_p_mass:
-            decoder.state.keep_mass()
-        assert self.plan is not None
-        with self.weights(), sampling_mode(self.model), decoder.fused():
-            schedule = Schedule(decoder, requests, active, self.plan.slots, self.tokenizer, on_finish)
-            rollouts = Rollouts(schedule.run(), requests.prompts, n, requests.seed)
+        requests = self.requests(prompts, n, params)
+        with self._session(keep=False, on_finish=on_finish) as session:
+            session._add(requests, params)
+            session.run()
+        rollouts = Rollouts(session.finished(), requests.prompts, n, requests.seed)
         for rollout in rollouts.errors if self.write_out is None else ():  # else it is only being tried out
             logger.error(rollout.error)
         return rollouts
 
+    def open(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> Session:
+        """Begins to sample as `generate` does, with the caller in between; see `Session`."""
+        params = params or SamplingParams()
+        requests = self.requests(prompts, n, params)
+        session = self._session(keep=True)
+        session._add(requests, params)
+        return session
+
+    def _session(self, **how: Any) -> Session:
+        before = None if self._latest is None else self._latest()
+        if before is not None:
+            before.close("the engine began another one")
+        session = Session(self, **how)
+        self._latest = ref(session)
+        return session
+
     def release(self) -> None:
-        """Gives the cache, the graphs and the copy of the weights back; the next call makes them anew."""
-        self._decoder = self._shadow = None
+        """Gives the cache, the graphs and the copy of the weights back; the next call makes them anew.
+
+        A session that is open is closed.
+        """
+        session = None if self._latest is None else self._latest()
+        if session is not None:
+            session.close("the engine was released")
+        self._latest = self._shadow = None
         self._signature = ()
+        self.forget_memory()
+
+    def rest(self) -> None:
+        """Gives everything back where it is more than `HELD` of the device's memory, which a backward pass may need.
+
+        Less than that stays, and with it the graphs, whose capture takes longer than many a call.
+        """
+        device = next(self.model.parameters()).device
+        if self._decoder is not None and self._decoder.plan.bytes > HELD * total_memory(device):
+            self.release()
+
+    def forget_memory(self) -> None:
+        """Gives the cache and the graphs back."""
+        self._decoder = self._memory = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def weights(self) -> AbstractContextManager[None]:
         """The model with weights of the type that the engine computes in."""
@@ -131,15 +174,37 @@ class Engine:
     def _written_out(self, longest: int) -> bool:
         return admitted(self, longest) if self.write_out is None else self.write_out
 
-    def _requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
+    def prompt(self, ids: Sequence[int]) -> PromptTokens:
+        """Tokens of a prompt; the same object for equal ones, as long as anybody has it."""
+        return self._prompts.setdefault(tuple(ids), PromptTokens(tuple(ids)))
+
+    def recall(self) -> PageMemory | SpanMemory | None:
+        """The memory of the latest session with its prompts, where the weights are still the same."""
+        if not self.keep_prefixes:
+            return None
+        stamp = self.version(), fingerprint(self.model)
+        memory = self._memory if stamp == self._stamp else None
+        self._stamp, self._memory = stamp, None
+        return memory
+
+    def remember(self, memory: PageMemory | SpanMemory) -> None:
+        """Keeps the prompts of a session that is over for the next."""
+        if self.keep_prefixes and memory.decoder is self._decoder:
+            self._memory = memory
+        else:
+            memory.clean()
+
+    def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
+        """The prompts as tokens, with everything that is to be known of each request."""
+        self._refresh(next(self.model.parameters()).device)
         seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
         return prepare(
             prompts,
             n,
             params,
             tokenizer=self.tokenizer,
-            vocab=self._input_vocab(),
-            context=getattr(self._config(), "max_position_embeddings", None),
+            vocab=self.input_vocab(),
+            context=self.context(),
             eos=self._eos(),
             seed=seed,
             outputs=self.vocab,
@@ -150,6 +215,7 @@ class Engine:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
+        self._memory = None
         if self._decoder is not None:
             logger.info("the model's parameters or adapters moved; graphs will be captured anew")
         self._decoder = self._shadow = None
@@ -166,7 +232,24 @@ class Engine:
         """Whether Triton kernels run on this device."""
         return _have_kernels(device) if self.use_kernels is None else self.use_kernels
 
-    def _prepare(self, requests: Requests, active: Active, device: torch.device, write_out: bool) -> Decoder:
+    def prepare(
+        self,
+        active: Active,
+        *,
+        requests: int,
+        prompts: int,
+        prompt_tokens: int,
+        tokens: int,
+        table_bytes: int = 0,
+        rows: int | None = None,
+    ) -> tuple[Decoder, int]:
+        """A decoder with memory for so many requests, as far as they fit, and how many of them run together.
+
+        ``rows`` is the most of them after an allocation has failed, when half of the budget has to do.
+        """
+        device = next(self.model.parameters()).device
+        self._refresh(device)
+        write_out = self._written_out(prompt_tokens + tokens)
         kernels = self.kernels(device)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
@@ -175,24 +258,26 @@ class Engine:
         config = self._config()
         plan = make_plan(
             self.layers,
-            requests=len(requests),
-            prompts=len(requests.different),
-            prompt_tokens=max(len(prompt) for prompt in requests.different),
-            tokens=int(requests.rows["max_tokens"].max()),
+            requests=requests,
+            prompts=prompts,
+            prompt_tokens=prompt_tokens,
+            tokens=tokens,
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
-            record_bytes=8 * active.logprobs,
+            record_bytes=8 * active.logprobs + (4 if active.min_p_mass else 0),
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
-            batch_size=self.batch_size,
-            budget=self._budget(device) - (0 if requests.bias is None else requests.bias.nbytes),
+            batch_size=self.batch_size if rows is None else rows,
+            budget=(self._budget(device) if rows is None else self._budget(device) // 2) - table_bytes,
             device=device,
-            join=device.type == "cpu" and not kernels,
+            kernels=kernels,
+            before=None if self._decoder is None else self._decoder.plan,
         )
+        self.plan = plan
         if plan.split and not self._warned:
             self._warned = True
             logger.warning(
-                "%d requests of up to %d tokens do not fit into memory together; running %d at a time",
-                len(requests),
+                "%d requests of up to %d tokens do not fit into memory together; running up to %d at a time",
+                requests,
                 plan.tokens,
                 plan.slots,
             )
@@ -211,8 +296,7 @@ class Engine:
                     use_kernels=kernels,
                     write_out=write_out,
                 )
-        self.plan = plan
-        return self._decoder
+        return self._decoder, min(plan.slots, self._decoder.plan.slots)
 
     def _budget(self, device: torch.device) -> int:
         """Bytes that the engine may hold, what it holds already included."""
@@ -224,7 +308,22 @@ class Engine:
     def _config(self) -> Any:
         return self.model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
 
-    def _input_vocab(self) -> int:
+    def context(self) -> int | None:
+        """Most tokens of a sequence; None where the model does not say."""
+        return getattr(self._config(), "max_position_embeddings", None)
+
+    def version(self) -> tuple[Any, ...]:
+        """Changes where the weights do, as far as torch notices: not where somebody writes to ``parameter.data``."""
+        self._refresh(next(self.model.parameters()).device)
+        tensors = (tensor for tensor in self.model.parameters() if not tensor.is_inference())  # which have no version
+        return self._signature, sum(tensor._version for tensor in tensors)
+
+    def most_rows(self) -> int:
+        """Rows decoded together where memory does not matter."""
+        return self.batch_size or ROWS.get(next(self.model.parameters()).device.type, 256)
+
+    def input_vocab(self) -> int:
+        """Token ids that the model takes."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
     def _eos(self) -> tuple[int, ...]:
@@ -241,6 +340,17 @@ def _have_kernels(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     return importlib.util.find_spec("triton") is not None
+
+
+def fingerprint(model: nn.Module) -> tuple[int, ...]:
+    """The sum of the bits of every tensor of the model: one pass over the weights, which sees what torch does not."""
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.numel()]
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [
+        tensor.contiguous().view(words.get(tensor.dtype.itemsize, torch.int8)).sum(dtype=torch.int64)
+        for tensor in tensors
+    ]
+    return tuple(torch.stack([total.cpu() for total in sums]).tolist())
 
 
 def model_signature(model: nn.Module) -> tuple[Any, ...]:

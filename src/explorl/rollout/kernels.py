@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from explorl.rollout.cache import SlotCache
+from explorl.rollout.pages import PageCache
 from explorl.rollout.triton_attention import decode_attention
 from explorl.rollout.triton_sampling import sample_step_kernel
 
-__all__ = ["KernelCache", "decode_attention", "sample_step_kernel"]
+__all__ = ["KernelPages", "decode_attention", "sample_step_kernel"]
 
 
-class KernelCache(SlotCache):
-    """A slot cache whose attention, with the write of the new key and value, is one kernel."""
-
-    def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
-        """Nothing to do: rows of one prompt meet in the second-level cache."""
+class KernelPages(PageCache):
+    """Pages whose attention, with the write of the new key and value, is one kernel that reads the table itself."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         self._layer = layer_idx
@@ -36,5 +32,5 @@ class KernelCache(SlotCache):
         return self._decode(query, key, value, layer, scale, window, None, angles=angles)
 
     def _decode(self, query: Tensor, key: Tensor, value: Tensor, layer: int, *how: Any, **more: Any) -> Tensor:
-        own, prompts = (self.keys[layer], self.values[layer]), (self.prompts.keys[layer], self.prompts.values[layer])
-        return decode_attention(query, key, value, *own, *prompts, self.ints, *how, **more)
+        pages = self.keys[layer], self.values[layer]
+        return decode_attention(query, key, value, *pages, self.table, self.ints, *how, **more)

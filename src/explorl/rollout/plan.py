@@ -11,6 +11,7 @@ import torch
 
 from explorl.rollout.cache import LayerShape
 from explorl.rollout.joined import SHORT_PROMPT
+from explorl.rollout.pages import NOBODYS, PAGE
 from explorl.rollout.state import State
 
 ROWS = {"cuda": 1024, "cpu": 256}
@@ -20,6 +21,13 @@ PREFILL_TOKENS = {"cuda": 32768, "cpu": 2048}
 LENGTH_STEP = {"cuda": 64, "cpu": 1}
 """Lengths are rounded up to a multiple, so that a slightly longer batch finds the memory and graphs in place."""
 
+SPANS = ("cpu",)
+"""Devices where rows have spans."""
+NEARLY = 0.9
+"""Part of the rows and pages that there would be room for now, with which an engine makes do."""
+AT_LEAST = 4
+"""Rows are decoded together where there is memory for this part of their longest completions: few are that long."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -28,13 +36,9 @@ class Plan:
     slots: int
     """Rows decoded together."""
     tokens: int
-    """Longest completion, and the columns of a slot: the prompt's last token and all sampled ones but the last."""
-    entries: int
-    """Prompts kept at once."""
+    """Longest completion."""
     prompt_tokens: int
-    """Positions kept for each of them."""
-    joined: bool
-    """Whether every row has a copy of its prompt."""
+    """Longest prompt, without its last token."""
     prefill_tokens: int
     """Prompt tokens in one forward pass."""
     cache_bytes: int
@@ -42,7 +46,16 @@ class Plan:
     work_bytes: int
     """State, logits and activations."""
     split: bool
-    """Whether memory, not the caller, keeps some requests waiting."""
+    """Whether memory, not the caller, may keep some requests waiting."""
+    page: int = 0
+    """Tokens in a page; 0 where rows have spans, as on the CPU."""
+    pages: int = 0
+    row_pages: int = 0
+    """Most pages of a row."""
+    entries: int = 0
+    """Prompts kept at once beside spans."""
+    joined: bool = False
+    """Whether every span begins with a copy of its prompt."""
 
     @property
     def bytes(self) -> int:
@@ -50,16 +63,25 @@ class Plan:
         return self.cache_bytes + self.prompt_bytes + self.work_bytes
 
     def covers(self, other: Plan) -> bool:
-        """Whether a call with the other plan can run in the memory of this one."""
-        return all(
-            getattr(self, name) >= getattr(other, name) for name in ("slots", "tokens", "entries", "prompt_tokens")
-        )
+        """Whether a call with the other plan can run in the memory of this one, and gives the same bits there."""
+        same = self.joined == other.joined and self.page == other.page
+        sizes = ("tokens", "entries", "prompt_tokens", "row_pages")
+        large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
+        # What memory allows is a little different each time; that alone is not worth new memory and graphs.
+        part = NEARLY if other.split else 1.0
+        return same and large and self.slots >= part * other.slots and self.pages >= part * other.pages
+
+    def holds(self, slots: int, most: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int) -> bool:
+        """Whether these requests can run in ``slots`` seats of this memory, and no more (up to ``most``) would help."""
+        enough = self.split or slots >= min(requests, most)
+        fits = not self.page or prompt_tokens - 1 + tokens <= self.page * self.row_pages
+        return enough and fits and tokens <= self.tokens and prompt_tokens - 1 <= self.prompt_tokens
 
     def __str__(self) -> str:
+        kind = f"{self.pages} pages of {self.page}" if self.page else f"{self.entries} prompts of {self.prompt_tokens}"
         return (
-            f"{self.slots} rows of {self.tokens} tokens, {self.entries} prompts of {self.prompt_tokens}: "
-            f"{_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, prompts {_mib(self.prompt_bytes)}, "
-            f"work {_mib(self.work_bytes)})"
+            f"{self.slots} rows of {self.tokens} tokens, {kind}: {_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, "
+            f"prompts {_mib(self.prompt_bytes)}, work {_mib(self.work_bytes)})"
         )
 
 
@@ -83,6 +105,13 @@ def free_memory(device: torch.device) -> int:
         return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
 
 
+def total_memory(device: torch.device) -> int:
+    """Bytes that the device has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
 def make_plan(
     layers: Sequence[LayerShape],
     *,
@@ -96,53 +125,112 @@ def make_plan(
     batch_size: int | None,
     budget: int,
     device: torch.device,
-    join: bool = False,
+    kernels: bool = False,
+    before: Plan | None = None,
     record_bytes: int = 0,
 ) -> Plan:
     """The largest batch that the budget allows.
 
     ``prompts`` counts different ones. ``logit_bytes`` is what sampling holds for one entry of the logits,
-    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values. ``join`` lets every row
-    have a copy of its prompt where prompts are short. ``record_bytes`` is what is recorded of each sampled token beside
-    the usual.
+    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values, ``record_bytes`` what
+    is recorded of each sampled token beside the usual. On the CPU every row has a span for its longest completion,
+    which is the fastest to read; elsewhere, and where those do not fit, memory is pages, which follow the tokens that
+    exist. What the plan ``before`` could hold of prompts is not given up, if there is room for it.
     """
-    token_bytes = sum(layer.bytes for layer in layers)
     step = LENGTH_STEP.get(device.type, 1)
     tokens, stored = _round_up(tokens, step), _round_up(max(1, prompt_tokens - 1), step)
     prefill = max(stored, min(PREFILL_TOKENS.get(device.type, 2048), prompts * stored))
-    joined = join and stored <= SHORT_PROMPT
     while prefill > stored and prefill * prefill_bytes > budget // 8:
         prefill = max(stored, prefill // 2)
-
-    def plan(rows: int) -> Plan:
-        # Twice the prompts that the rows need: the next ones are computed many at a time, not whenever a row is free.
-        entries = min(prompts, 2 * -(-rows * prompts // requests) + 2)
-        return Plan(
-            slots=rows,
-            tokens=tokens,
-            entries=entries,
-            prompt_tokens=stored,
-            joined=joined,
-            prefill_tokens=prefill,
-            cache_bytes=rows * (tokens + joined * SHORT_PROMPT) * token_bytes,
-            prompt_bytes=entries * stored * token_bytes,
-            work_bytes=State.bytes(rows, tokens)
-            + rows * tokens * record_bytes
-            + rows * vocab * logit_bytes
-            + prefill * prefill_bytes,
-            split=rows < wanted,
-        )
-
     wanted = min(batch_size or ROWS.get(device.type, 256), requests)
-    if plan(wanted).bytes <= budget:
-        return plan(wanted)
-    if plan(1).bytes > budget:
+
+    pages, kept = (before.pages, before.entries) if before is not None else (0, 0)
+
+    def entries(rows: int) -> int:
+        # Twice the prompts that the rows need: the next ones are computed many at a time, not whenever a row is free.
+        return min(prompts, 2 * -(-rows * prompts // requests) + 2)
+
+    def work(rows: int) -> int:
+        records = State.bytes(rows, tokens) + rows * tokens * record_bytes
+        return records + rows * vocab * logit_bytes + prefill * prefill_bytes
+
+    if device.type in SPANS and not kernels:
+        for count in (max(entries(wanted), kept), entries(wanted)):
+            plan = _spans(layers, wanted, tokens, stored, prefill, count, work(wanted))
+            if plan.bytes <= budget:
+                return plan
+
+    def paged(rows: int) -> Plan:
+        sizes = rows, tokens, stored, prefill, entries(rows), work(rows)
+        return _pages(layers, *sizes, budget=budget, kernels=kernels, fewer=rows < wanted, wanted=pages)
+
+    if paged(1).bytes > budget:
         raise MemoryError(
             f"one request with a prompt of {prompt_tokens} and a completion of {tokens} tokens needs "
-            f"{plan(1).bytes} bytes and the memory budget is {budget}; raise memory_budget, or shorten them"
+            f"{paged(1).bytes} bytes and the memory budget is {budget}; raise memory_budget, or shorten them"
         )
-    low, high = 1, wanted
+    low, high = 1, wanted + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if plan(middle).bytes <= budget else (low, middle)
-    return plan(low)
+        low, high = (middle, high) if paged(middle).bytes <= budget else (low, middle)
+    return paged(low)
+
+
+def _spans(
+    layers: Sequence[LayerShape], rows: int, tokens: int, stored: int, prefill: int, entries: int, work: int
+) -> Plan:
+    """Rows with a span each; short prompts are copied into them."""
+    token_bytes = sum(layer.bytes for layer in layers)
+    joined = stored <= SHORT_PROMPT
+    return Plan(
+        slots=rows,
+        tokens=tokens,
+        prompt_tokens=stored,
+        prefill_tokens=prefill,
+        cache_bytes=rows * (tokens + joined * SHORT_PROMPT) * token_bytes,
+        prompt_bytes=entries * stored * token_bytes,
+        work_bytes=work,
+        split=False,
+        entries=entries,
+        joined=joined,
+    )
+
+
+def _pages(
+    layers: Sequence[LayerShape],
+    rows: int,
+    tokens: int,
+    stored: int,
+    prefill: int,
+    entries: int,
+    work: int,
+    *,
+    budget: int,
+    kernels: bool,
+    fewer: bool,
+    wanted: int,
+) -> Plan:
+    """Rows with pages: for all that they may sample where the budget allows it, for `AT_LEAST` of that in any case."""
+    page = PAGE.get(layers[0].device.type, 64)
+    page_bytes = page * sum(layer.bytes for layer in layers)
+    row_pages = -(-(stored + tokens) // page)
+    if not kernels:  # torch gathers the keys and values of a layer, and once more for each query head
+        work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
+    table = rows * row_pages * 4
+    prompt_pages = entries * -(-stored // page)
+    most = rows * (-(-tokens // page) + 1) + prompt_pages + NOBODYS
+    least = max(row_pages + 1, rows * (-(-tokens // (page * AT_LEAST)) + 1) + -(-stored // page)) + NOBODYS
+    pages = min(max(most, wanted), max(least, (budget - work - table) // page_bytes))
+    return Plan(
+        slots=rows,
+        tokens=tokens,
+        prompt_tokens=stored,
+        prefill_tokens=prefill,
+        cache_bytes=pages * page_bytes + table,
+        prompt_bytes=0,
+        work_bytes=work,
+        split=fewer or pages < most,
+        page=page,
+        pages=pages,
+        row_pages=row_pages,
+    )

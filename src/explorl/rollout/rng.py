@@ -20,6 +20,8 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 BERNOULLI = 0x6A09E667F3BCC909
 """Salt of the stream that decides whether bottom-p is applied."""
+FORK = 0xBB67AE8584CAA73B
+"""Salt of the keys of forks."""
 
 _MASK = (1 << 64) - 1
 
@@ -40,6 +42,12 @@ def request_keys(seed: int, requests: Sequence[int]) -> np.ndarray:
     """The stream keys (int64) of these requests."""
     start = _mix((seed & _MASK) ^ GOLDEN)
     return np.array([signed(_mix(start + (request + 1) * GOLDEN & _MASK)) for request in requests], dtype=np.int64)
+
+
+def fork_key(key: int, fork: int) -> int:
+    """The stream key (int64) of a row's fork number ``fork``: a draw depends on (seed, request, forks, position)."""
+    start = _mix((key & _MASK) ^ FORK)
+    return signed(_mix(start + (fork + 1) * GOLDEN & _MASK))
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:

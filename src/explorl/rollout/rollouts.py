@@ -1,4 +1,4 @@
-"""What `Engine.generate` returns."""
+"""What `Engine.generate` and a `Session` return."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ FinishReason = Literal["stop", "length", "error"]
 
 @dataclass(eq=False)
 class Rollout:
-    """One completion and what was recorded about each of its tokens."""
+    """One completion and what was recorded about each of its tokens.
+
+    Tokens that were forced (`Session.extend`), such as what a tool said, carry no record: they are False in
+    ``sampled``, NaN in ``logps``, ``sampling_logps`` and ``entropy``, and 0 in ``branching``.
+    """
 
     request: int
-    """Index of the request: all samples of the first prompt, then of the second, and so on."""
+    """Index of the request: all samples of the first prompt, then of the second, and so on. In a session, the row."""
     prompt_index: int
     sample_index: int
     token_ids: list[int]
@@ -34,13 +38,14 @@ class Rollout:
     """H(π) in nats at temperature 1."""
     branching: Int[Tensor, " time"]
     """Size of the smallest set of top tokens with mass ≥ 0.95 at temperature 1."""
-    finish_reason: FinishReason
-    min_p_mass: Float[Tensor, " time"] | None = None
-    """Mass, at the request's temperature, of the tokens at least `SamplingParams.min_p_mass` times as likely as the
-    likeliest one; 0 where the sampled token is none of them. None where it was not asked for."""
+    finish_reason: FinishReason | None
+    """None where it has not ended, which only a session shows."""
     error: str = ""
     """What went wrong, where ``finish_reason`` is "error"; the tokens before it are kept."""
     tokenizer: Any = field(default=None, repr=False)
+    min_p_mass: Float[Tensor, " time"] | None = None
+    """Mass, at the request's temperature, of the tokens at least `SamplingParams.min_p_mass` times as likely as the
+    likeliest one; 0 where the sampled token is none of them. None where it was not asked for."""
     top_ids: Int[Tensor, "time k"] | None = None
     """The k most likely tokens at each position, where ``SamplingParams.logprobs`` asks for them: by falling logit, of
     equal ones the lower id first, whatever bias, bans and warpers say."""
@@ -48,6 +53,16 @@ class Rollout:
     """Their log π, as in ``logps``."""
     stop: str | None = None
     """The stop string that ended the completion; None where something else did."""
+    sampled: Bool[Tensor, " time"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
+    """True where a token was sampled, False where it was forced: TRL's ``env_mask``."""
+    parent: int | None = None
+    """The row that it was forked from."""
+    forked_at: int | None = None
+    """How many of its tokens it has from there."""
+
+    def __post_init__(self) -> None:
+        if len(self.sampled) == 0:  # not given
+            self.sampled = torch.ones(len(self.token_ids), dtype=torch.bool)
 
     @cached_property
     def text(self) -> str:
@@ -75,6 +90,8 @@ class PaddedRollouts:
     prompt_index: Int[Tensor, " batch"]
     truncated: Bool[Tensor, " batch"]
     """True where the completion hit its length limit."""
+    sampled: Bool[Tensor, "batch time"]
+    """``mask`` without the tokens that were forced: those that are learnt from (TRL's ``env_mask``)."""
     min_p_mass: Float[Tensor, "batch time"] | None = None
 
 
@@ -108,7 +125,7 @@ class Rollouts(Sequence[Rollout]):
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens in all."""
+        """Tokens in all."""
         return sum(len(rollout) for rollout in self.rollouts)
 
     @property
@@ -128,22 +145,28 @@ class Rollouts(Sequence[Rollout]):
         return [self.rollouts[i : i + self.n] for i in range(0, len(self.rollouts), self.n)]
 
     def padded(self, pad_token_id: int = 0, device: torch.device | str = "cpu") -> PaddedRollouts:
-        """Right-padded tensors; statistics are 0 on padding."""
+        """Right-padded tensors; statistics are 0 on padding and on forced tokens."""
         lengths = torch.tensor([len(rollout) for rollout in self.rollouts])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
 
         def pad(rows: list[Tensor], value: float) -> Tensor:
             return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value).to(device)
 
+        sampled = pad([r.sampled for r in self.rollouts], False)
+
+        def known(rows: list[Tensor]) -> Tensor:
+            return pad(rows, 0.0).masked_fill(~sampled, 0.0)
+
         masses = [r.min_p_mass for r in self.rollouts if r.min_p_mass is not None]
         return PaddedRollouts(
             token_ids=pad([torch.tensor(r.token_ids, dtype=torch.long) for r in self.rollouts], pad_token_id),
             mask=mask.to(device),
-            logps=pad([r.logps for r in self.rollouts], 0.0),
-            sampling_logps=pad([r.sampling_logps for r in self.rollouts], 0.0),
-            entropy=pad([r.entropy for r in self.rollouts], 0.0),
+            logps=known([r.logps for r in self.rollouts]),
+            sampling_logps=known([r.sampling_logps for r in self.rollouts]),
+            entropy=known([r.entropy for r in self.rollouts]),
             branching=pad([r.branching for r in self.rollouts], 0),
             prompt_index=torch.tensor([r.prompt_index for r in self.rollouts]).to(device),
             truncated=torch.tensor([r.finish_reason == "length" for r in self.rollouts]).to(device),
-            min_p_mass=pad(masses, 0.0) if len(masses) == len(self.rollouts) else None,
+            sampled=sampled,
+            min_p_mass=known(masses) if len(masses) == len(self.rollouts) else None,
         )

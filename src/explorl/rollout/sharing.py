@@ -41,14 +41,14 @@ class Rows:
         self.entry = np.full(slots, -1)
         """The prompt entry of each row, −1 where it is free."""
 
-    def start(self, seats: np.ndarray, entries: np.ndarray) -> None:
-        """Seats new requests with these prompts: one row for all of the same prompt."""
+    def start(self, seats: np.ndarray, entries: np.ndarray, groups: np.ndarray | None = None) -> None:
+        """Seats requests with these prompts: one row for all of a group, or of the same prompt."""
         if not self.share:
             self.row[seats], self.entry[seats] = seats, entries
             return
-        different, which = np.unique(entries, return_inverse=True)
-        rows = np.flatnonzero(self.entry < 0)[: len(different)]
-        self.entry[rows] = different
+        _, first, which = np.unique(entries if groups is None else groups, return_index=True, return_inverse=True)
+        rows = np.flatnonzero(self.entry < 0)[: len(first)]
+        self.entry[rows] = entries[first]
         self.row[seats] = rows[which]
 
     def leave(self, seats: np.ndarray) -> None:

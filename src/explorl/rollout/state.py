@@ -16,6 +16,8 @@ TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE, STOP_SE
 prompt entry, how many tokens that entry holds, and its rows in `State.curves`, `State.stops` and `State.bias`."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
 """Rows of `State.reals`."""
+STATE_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "bottom_p", "bottom_p_frequency")
+"""What `SamplingParams` calls them, in the same order."""
 RUNNING, STOPPED, LENGTH, BROKEN, IDLE = range(5)
 """Values of a seat's status."""
 TOKENS, BRANCHING = range(2)
@@ -117,8 +119,14 @@ class State:
         self.ints[:, seats] = ints.to(device, non_blocking=True)
         self.reals[:, seats] = reals.to(device, non_blocking=True)
 
+    def write(self, seats: Tensor, tokens: Sequence[Sequence[int]]) -> None:
+        """Puts what these seats have of their completions, from elsewhere, where it would be had they sampled it."""
+        width = max(len(row) for row in tokens)
+        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], dtype=self.out_ints.dtype)
+        self.out_ints[TOKENS, seats, :width] = padded.to(self.out_ints.device)
+
     def remember(self, seats: Tensor, prompts: Sequence[Sequence[int]]) -> None:
-        """Marks the tokens of these seats' prompts as seen."""
+        """Marks the tokens of these seats' prompts, and of what they have of their completions, as seen."""
         if self.seen is None:
             self.seen = torch.zeros(self.slots, self.vocab, dtype=torch.bool, device=self.ints.device)
         self.seen[seats] = False

@@ -8,6 +8,7 @@ that a special token interrupts are found. A character that is split over severa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,19 +30,24 @@ def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
 class StopStrings:
     """Finds the strings that end a completion.
 
-    ``strings`` are those of each request.
+    ``strings`` are those of each request; there may be more of them later.
     """
 
     def __init__(self, strings: Sequence[Sequence[str]], tokenizer: Any, slots: int) -> None:
         self.strings, self.tokenizer = strings, tokenizer
-        self.any = any(strings)
-        self.special = frozenset(tokenizer.all_special_ids) if self.any else frozenset()
         self.checked = np.zeros(slots, dtype=np.int64)
         """Tokens of each seat that were searched."""
+        self.floor = np.zeros(slots, dtype=np.int64)
+        """Tokens of each seat that are not: those up to the last one that was forced."""
 
-    def start(self, seats: np.ndarray) -> None:
-        """New requests sit in these seats."""
-        self.checked[seats] = 0
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Special tokens."""
+        return frozenset(self.tokenizer.all_special_ids)
+
+    def start(self, seats: np.ndarray, checked: Any = 0, floor: Any = 0) -> None:
+        """Other requests sit in these seats, which have such tokens already."""
+        self.checked[seats], self.floor[seats] = checked, floor
 
     def find(
         self, busy: np.ndarray, owner: np.ndarray, steps: np.ndarray, status: np.ndarray, tokens: Tensor
@@ -51,29 +57,31 @@ class StopStrings:
         ``owner`` is the request in each seat.
         """
         found: dict[int, tuple[int, str]] = {}
-        if not self.any:
+        if not any(self.strings):
             return found
         due = busy[(status[busy] != RUNNING) | (steps[busy] - self.checked[busy] >= EVERY)]
         if len(due) == 0:
             return found
         sampled = tokens[torch.from_numpy(due).to(tokens.device), : int(steps[due].max())].cpu().numpy()
         for seat, row in zip(due.tolist(), sampled, strict=True):
-            end = self.cut(int(owner[seat]), row[: steps[seat]], int(self.checked[seat]))
+            end = self.cut(int(owner[seat]), row[: steps[seat]], int(self.checked[seat]), int(self.floor[seat]))
             self.checked[seat] = steps[seat]
             if end is not None:
                 found[seat] = end
                 status[seat] = STOPPED
         return found
 
-    def cut(self, request: int, tokens: np.ndarray, checked: int = 0) -> tuple[int, str] | None:
+    def cut(self, request: int, tokens: np.ndarray, checked: int = 0, floor: int = 0) -> tuple[int, str] | None:
         """How many tokens there are up to the one that completes a stop string, and the string; None where none is.
 
-        The first ``checked`` tokens hold none, so only a part of them is looked at again.
+        The first ``checked`` tokens hold none, so only a part of them is looked at again; a string does not begin in
+        the first ``floor`` tokens.
         """
+        checked = max(checked, floor)
         strings = self.strings[request]
-        if not strings or len(tokens) == checked:
+        if not strings or len(tokens) <= checked:
             return None
-        start = self._begin(tokens[:checked], max(len(string.encode()) for string in strings))
+        start = max(floor, self._begin(tokens[:checked], max(len(string.encode()) for string in strings)))
         recent = tokens[start:].tolist()
         if self._in(recent, strings) is None:
             return None

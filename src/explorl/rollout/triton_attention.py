@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
-"""Decode attention as a Triton kernel: one query a row, against its prompt's entry and its own slot.
+"""Decode attention as a Triton kernel: one query a row, against the pages of its table.
 
 One program handles one row and one key/value head for all query heads that share it, so each key and value is read
-once; rows of the same prompt read the same memory, which the second-level cache then serves. The program also writes
-the row's new key and value into its slot, and can rotate query and key before. Lengths are read on the device: one CUDA
-graph serves all of them.
+once; rows that share pages read the same memory, which the second-level cache then serves. The program also writes the
+row's new key and value into its last page, and can rotate query and key before. Lengths and tables are read on the
+device: one CUDA graph serves all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch import Tensor
 from explorl.rollout import state
 
 POSITION = tl.constexpr(state.POSITION)
-OFFSET = tl.constexpr(state.OFFSET)
-PROMPT = tl.constexpr(state.PROMPT)
 STATUS = tl.constexpr(state.STATUS)
 RUNNING = tl.constexpr(state.RUNNING)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -54,19 +52,21 @@ def launch_for(programs: int, key_size: int) -> Launch:
 
 
 @triton.jit
-def _tile(
-    query, keys, values, heads, low, high, scale, cap, best, total, acc,
+def _tiles(
+    query, keys, values, table, heads, first, low, high, scale, cap, best, total, acc,
     KEY: tl.constexpr, VALUE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
-    BLOCK: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, PAGE: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the columns from low to high to a running softmax (in powers of 2)."""
+    """Adds the positions from low (a multiple of BLOCK) to high, none before first, to a softmax in powers of 2."""
     k_size = tl.arange(0, KEY_PAD)
     v_size = tl.arange(0, VALUE_PAD)
     for start in range(low, high, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = column < high
+        page = tl.load(table + start // PAGE).to(tl.int64)
+        position = start + tl.arange(0, BLOCK)
+        inside = (position >= first) & (position < high)
+        line = (page * PAGE + start % PAGE + tl.arange(0, BLOCK)) * heads
         key = tl.load(
-            keys + column[:, None] * (heads * KEY) + k_size[None, :],
+            keys + line[:, None] * KEY + k_size[None, :],
             mask=inside[:, None] & (k_size < KEY)[None, :],
             other=0.0,
         )
@@ -78,7 +78,7 @@ def _tile(
         shrink = tl.exp2(best - higher)
         weights = tl.exp2(scores - higher[:, None])
         value = tl.load(
-            values + column[:, None] * (heads * VALUE) + v_size[None, :],
+            values + line[:, None] * VALUE + v_size[None, :],
             mask=inside[:, None] & (v_size < VALUE)[None, :],
             other=0.0,
         )
@@ -100,11 +100,11 @@ def _rotated(x, at, line, cos, sin, inside, HALF: tl.constexpr):
 
 @triton.jit
 def _decode_kernel(
-    query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, part_acc, part_best, part_total,
-    cos, sin, scale, cap, window, slots, own_columns, prompt_columns,
+    query, new_key, new_value, keys, values, table, ints, out, part_acc, part_best, part_total,
+    cos, sin, scale, cap, window, slots, table_row,
     query_row, query_head, key_row, key_head, value_row, value_head, angle_row,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, ROTATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -114,8 +114,9 @@ def _decode_kernel(
     if tl.load(ints + STATUS * slots + row) != RUNNING:
         return
     position = tl.load(ints + POSITION * slots + row).to(tl.int32)
-    offset = tl.load(ints + OFFSET * slots + row).to(tl.int32)
-    entry = tl.load(ints + PROMPT * slots + row)
+    table += row * table_row
+    keys += head * KEY
+    values += head * VALUE
 
     member = tl.arange(0, GROUP_PAD)
     k_size = tl.arange(0, KEY_PAD)
@@ -127,9 +128,6 @@ def _decode_kernel(
         cos += row * angle_row
         sin += row * angle_row
         q = _rotated(q, k_size[None, :], lines, cos, sin, inside, KEY // 2)
-    own_k = own_key + (row * own_columns * heads + head) * KEY
-    own_v = own_value + (row * own_columns * heads + head) * VALUE
-    column = position - offset
 
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -141,8 +139,9 @@ def _decode_kernel(
         if ROTATE:
             k = _rotated(k, k_size, line, cos, sin, k_size < KEY, KEY // 2)
         v = tl.load(new_value + row * value_row + head * value_head + v_size, mask=v_size < VALUE, other=0.0)
-        tl.store(own_k + column * heads * KEY + k_size, k, mask=k_size < KEY)
-        tl.store(own_v + column * heads * VALUE + v_size, v, mask=v_size < VALUE)
+        at = (tl.load(table + position // PAGE).to(tl.int64) * PAGE + position % PAGE) * heads
+        tl.store(keys + at * KEY + k_size, k, mask=k_size < KEY)
+        tl.store(values + at * VALUE + v_size, v, mask=v_size < VALUE)
         score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
         if CAP:
             score = (2.0 * tl.sigmoid(2.0 * score / cap) - 1.0) * cap
@@ -150,21 +149,16 @@ def _decode_kernel(
         total += 1.0
         acc += v.to(tl.float32)[None, :]
 
-    # Positions first..position − 1, cut into SPLITS even parts; those below ``offset`` lie in the prompt's entry.
+    # Positions first..position − 1, from the start of a tile on and cut into SPLITS even parts.
     first = 0
     if WINDOW:
         first = tl.maximum(position - window + 1, 0)
-    part = tl.cdiv(tl.cdiv(position - first, SPLITS), BLOCK) * BLOCK
-    low = first + split * part
-    high = tl.minimum(low + part, position)
-    at = entry * prompt_columns * heads + head
-    best, total, acc = _tile(
-        q, prompt_key + at * KEY, prompt_value + at * VALUE, heads, low, tl.minimum(high, offset), scale, cap,
-        best, total, acc, KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
-    )  # fmt: skip
-    best, total, acc = _tile(
-        q, own_k, own_v, heads, tl.maximum(low - offset, 0), high - offset, scale, cap,
-        best, total, acc, KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, CAP, PRECISION,
+    begin = first // BLOCK * BLOCK
+    part = tl.cdiv(tl.cdiv(position - begin, SPLITS), BLOCK) * BLOCK
+    low = begin + split * part
+    best, total, acc = _tiles(
+        q, keys, values, table, heads, first, low, tl.minimum(low + part, position), scale, cap, best, total, acc,
+        KEY, VALUE, KEY_PAD, VALUE_PAD, BLOCK, PAGE, CAP, PRECISION,
     )  # fmt: skip
 
     at = (row * heads + head) * GROUP + member
@@ -212,10 +206,9 @@ def decode_attention(
     query: Tensor,
     new_key: Tensor,
     new_value: Tensor,
-    own_key: Tensor,
-    own_value: Tensor,
-    prompt_key: Tensor,
-    prompt_value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
     ints: Tensor,
     scale: float,
     window: int | None = None,
@@ -226,18 +219,20 @@ def decode_attention(
 ) -> Tensor:
     """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size); writes its key and value too.
 
-    ``own_key`` (slots, columns, kv heads, size) holds what each row has sampled, ``prompt_key`` (entries, columns,
-    kv heads, size) the prompts; ``ints`` is `State.ints`, which says where each row stands. ``angles`` are cosine and
-    sine (rows, 1, size) by which query and key are rotated first; without them they are taken as they are.
+    ``keys`` and ``values`` (pages, page, kv heads, size) are all pages of a layer, ``table`` (slots, pages of a row)
+    says which are whose; ``ints`` is `State.ints`, which says where each row stands. ``angles`` are cosine and sine
+    (rows, 1, size) by which query and key are rotated first; without them they are taken as they are.
     """
     rows, heads, _, key_size = query.shape
-    kv_heads, value_size = own_key.shape[2], own_value.shape[-1]
+    page, kv_heads, value_size = keys.shape[1], keys.shape[2], values.shape[-1]
     group = heads // kv_heads
     if splits is None:
-        splits = splits_for(rows, kv_heads, own_key.shape[1] + prompt_key.shape[1])
+        splits = splits_for(rows, kv_heads, table.shape[1] * page)
     launch = launch or launch_for(rows * kv_heads * splits, key_size)
+    launch = launch._replace(block=min(launch.block, page))
+    assert page % launch.block == 0, f"a page of {page} tokens is no multiple of a tile of {launch.block}"
     query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, new_key, new_value))
-    assert all(t.is_contiguous() for t in (own_key, own_value, prompt_key, prompt_value))
+    assert all(t.is_contiguous() for t in (keys, values, table))
     cos, sin = (query, query) if angles is None else (angle.expand(rows, 1, key_size) for angle in angles)
     if angles is not None and (cos.stride() != sin.stride() or cos.stride(-1) != 1):
         cos, sin = cos.contiguous(), sin.contiguous()
@@ -247,13 +242,14 @@ def decode_attention(
     best, total = (torch.empty(parts, dtype=torch.float32, device=query.device) for _ in range(2))
     value_pad = max(16, triton.next_power_of_2(value_size))
     _decode_kernel[(rows, kv_heads, splits)](
-        query, new_key, new_value, own_key, own_value, prompt_key, prompt_value, ints, out, acc, best, total,
-        cos, sin, scale, cap or 1.0, window or 0, ints.stride(0), own_key.shape[1], prompt_key.shape[1],
+        query, new_key, new_value, keys, values, table, ints, out, acc, best, total,
+        cos, sin, scale, cap or 1.0, window or 0, ints.stride(0), table.stride(0),
         query.stride(0), query.stride(1), new_key.stride(0), new_key.stride(1),
         new_value.stride(0), new_value.stride(1), cos.stride(0),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,
         KEY_PAD=max(16, triton.next_power_of_2(key_size)), VALUE_PAD=value_pad,
-        BLOCK=launch.block, SPLITS=splits, WINDOW=window is not None, CAP=cap is not None, ROTATE=angles is not None,
+        BLOCK=launch.block, PAGE=page, SPLITS=splits,
+        WINDOW=window is not None, CAP=cap is not None, ROTATE=angles is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip

@@ -64,6 +64,8 @@ class ExplorationTrainer(RefillingTrainer):
         engine: what samples: "explorl" (`explorl.rollout.Engine`), "generate" (`model.generate`) or "vllm" (TRL's own
             path). None is vllm where `args.use_vllm` says so, else "explorl" where it computes what the model computes,
             else "generate", with a warning that says why.
+        engine_options: `batch_size` (most rows decoded together) and `memory_budget` (bytes beside the model) of that
+            engine. Between two batches it gives its memory back where that is more than a tenth of the device's.
         packed: compute log-probabilities without padding. None is yes where that gives what the model's own pass gives,
             True insists, False is TRL's padded pass.
         on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
@@ -93,6 +95,7 @@ class ExplorationTrainer(RefillingTrainer):
         correct: CorrectSpec = None,
         answers: AnswerFunction | None = None,
         engine: Literal["explorl", "generate", "vllm"] | None = None,
+        engine_options: Mapping[str, Any] | None = None,
         packed: bool | None = None,
         on_rollouts: RolloutListener | None = None,
         token_records: int = 0,
@@ -127,7 +130,7 @@ class ExplorationTrainer(RefillingTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, *more, **trl)
 
         self.correct = Correct.of(correct, self.reward_func_names)
-        self._engine = self._engine_for(engine)
+        self._engine = self._engine_for(engine, engine_options or {})
         self._packed = False if self._only_padded() else packed
         self._begin_watching(lens or Lens(), watching, token_records)
         self._begin_refilling(dynamic, skip)

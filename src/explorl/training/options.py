@@ -347,12 +347,13 @@ steps do not end with a generation batch, they are TRL's own.
 
 {arguments}
 
-Ours beside them: `strategies`, `correct`, `answers`, `engine`, `packed`, `on_rollouts`, `token_records`, `observers`,
-`lens`, `dynamic_sampling`, `skip_solved`; see `help(ExplorationTrainer)`. [dynamic-sampling.md](dynamic-sampling.md)
-has the last two. An observer is any object with `see(step: StepView)` that returns numbers by name; what it
-says of a generation batch, once the last update on it is done, is logged under `lens/`. What `explorl train` logs is
-`observers=statistics()` from `explorl.training.observers`; `lens=Lens(rate=0.05)` from `explorl.training.lens` says how
-many answers are looked at closely, by two passes without gradient. Without observers nothing is looked at.
+Ours beside them: `strategies`, `correct`, `answers`, `engine`, `engine_options`, `packed`, `on_rollouts`,
+`token_records`, `observers`, `lens`, `dynamic_sampling`, `skip_solved`; see `help(ExplorationTrainer)`.
+[dynamic-sampling.md](dynamic-sampling.md) has the last two. An observer is any object with `see(step: StepView)` that
+returns numbers by name; what it says of a generation batch, once the last update on it is done, is logged under
+`lens/`. What `explorl train` logs is `observers=statistics()` from `explorl.training.observers`; `lens=Lens(rate=0.05)`
+from `explorl.training.lens` says how many answers are looked at closely, by two passes without gradient. Without
+observers nothing is looked at.
 
 ## Honoured
 

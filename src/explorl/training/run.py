@@ -149,6 +149,10 @@ def run_grpo(
             peft_config=lora,
             strategies=config.strategies,
             engine=config.rollout.engine,
+            engine_options={
+                "batch_size": config.rollout.batch_size,
+                "memory_budget": config.rollout.memory_budget,
+            },
             correct=correct,
             answers=answers if task.has_answers else None,
             observers=observers,

@@ -63,6 +63,9 @@ PER_ROW = (
 )
 """What a strategy may set for each row (`explorl.strategies.base.Sampling`)."""
 
+ENGINE_OPTIONS = ("batch_size", "memory_budget")
+"""Arguments of `Engine` that a trainer takes in ``engine_options``."""
+
 _GENERATE = GenerationMixin.generate
 
 
@@ -187,8 +190,11 @@ class SamplingTrainer(NamedGRPOTrainer):
     """That at which the loss looks at each row, or at each of its tokens."""
     _prompts: list[Any]
 
-    def _engine_for(self, engine: str | None) -> Engine | None:
-        """The engine, tried out on this model; None where TRL samples."""
+    def _engine_for(self, engine: str | None, options: Mapping[str, Any]) -> Engine | None:
+        """The engine, tried out on this model; None where TRL samples. ``options`` are arguments of `Engine`."""
+        unknown = sorted(set(options) - set(ENGINE_OPTIONS))
+        if unknown:
+            raise ValueError(f"engine_options has {unknown[0]!r}; it may have {', '.join(ENGINE_OPTIONS)}")
         needing = [title(strategy) for strategy in self.strategies if overrides(strategy, "sampling")]
         self._check_recorded(engine)
         why = self._why_not_engine()
@@ -197,7 +203,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         if engine in (None, "explorl") and not why:
             # In the type that the training pass computes in; if the model does not take that, as its weights are.
             for dtype in dict.fromkeys((self._engine_dtype(), None)):
-                found = Engine(self.model, self.tokenizer, dtype=dtype)
+                found = Engine(self.model, self.tokenizer, dtype=dtype, **options)
                 try:
                     found.check(self.max_completion_length)
                 except UnsupportedModel as error:
@@ -299,6 +305,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             self._engine = None
             return None
         rollouts = self._engine.generate(prompt_ids, 1, draw.params).check()
+        self._engine.rest()  # the backward pass needs memory too
         if not self.tools:
             self._remember(rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device), draw)
         return [rollout.token_ids for rollout in rollouts]

@@ -1,0 +1,51 @@
+"""The engine inside a trainer: its memory, and what of it the caller may set."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from explorl.rollout import Engine
+from explorl.training.sampling import ENGINE_OPTIONS, SamplingTrainer
+
+
+class Bare(SamplingTrainer):
+    """As much of a trainer as `_engine_for` looks at."""
+
+    def __init__(self) -> None:
+        self.strategies = []
+
+    def _check_recorded(self, engine: str | None) -> None:
+        pass
+
+    def _why_not_engine(self) -> str:
+        return ""
+
+    def _engine_dtype(self) -> None:
+        return None
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    bare = Bare()
+    bare.model, bare.max_completion_length = SimpleNamespace(), 8
+    bare.tools = bare.environment_factories = None
+    monkeypatch.setattr(Bare, "tokenizer", None, raising=False)
+    monkeypatch.setattr(Engine, "check", lambda self, longest: None)
+    return bare
+
+
+def test_options_reach_the_engine(trainer: Any) -> None:
+    found = trainer._engine_for(None, {"batch_size": 7, "memory_budget": 1 << 20})
+    assert (found.batch_size, found.memory_budget) == (7, 1 << 20)
+    found = trainer._engine_for("explorl", {})
+    assert (found.batch_size, found.memory_budget) == (None, None)
+
+
+def test_unknown_options_are_refused(trainer: Any) -> None:
+    with pytest.raises(ValueError, match=f"has 'rows'; it may have {', '.join(ENGINE_OPTIONS)}"):
+        trainer._engine_for(None, {"rows": 3})
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        trainer._engine_for(None, {"batch_size": 0})
