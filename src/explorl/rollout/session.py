@@ -92,7 +92,9 @@ class Session:
                     key=int(keys[request]),
                     limit=int(requests.rows["max_tokens"][request]),
                     kinds=recorded(int(requests.rows["logprobs"][request]), bool(params.min_p_mass)),
-                    **{name: int(place[request]) for name, place in places.items()},
+                    curve=int(places["curve"][request]),
+                    stop_set=int(places["stop_set"][request]),
+                    bias_set=int(places["bias_set"][request]),
                 )
             )
         rows = list(range(first, len(self._samples)))
