@@ -47,7 +47,8 @@ class SpanMemory:
         self._enter(decoder, slots)
         if self.prompt_cache is not before:
             self.stored = {}
-            for entry, (prompt, old) in enumerate(list(stored.items())[-decoder.plan.entries :]):
+            fitting = [item for item in stored.items() if item[0].stored <= decoder.plan.prompt_tokens]
+            for entry, (prompt, old) in enumerate(fitting[-decoder.plan.entries :]):
                 self.prompt_cache.put(entry, before.take(old, prompt.stored), prompt.stored)
                 self.stored[prompt] = entry
         return True
