@@ -44,7 +44,10 @@ class Job:
         self.prompts = [task.prompt(problem, template) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
         self.answer_mark = _answer_mark(task, _shown(self.prompts[0]))
-        self.opened = [_opened(policy.tokenizer, prompt, self.sampling.prefix) for prompt in self.prompts]
+        prefix = self.sampling.prefix
+        if not isinstance(prefix, str):
+            raise ValueError(f"prefix is {prefix!r}; an evaluation has one text for all prompts, such as '<think>'")
+        self.opened = [_opened(policy.tokenizer, prompt, prefix) for prompt in self.prompts]
 
     def chunks(self, problems: int) -> list[Chunk]:
         """All chunks, the first samples of all problems first."""
