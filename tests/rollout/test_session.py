@@ -280,8 +280,10 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
         session.fork(1, 0)
     with pytest.raises(ValueError, match="tokens is 0"):
         session.step(0)
-    with pytest.raises(ValueError, match=r"stop_token_ids is \(4,\), but the session's is"):
-        session.add([[5]], 1, SamplingParams(stop_token_ids=[4]))
+    with pytest.raises(ValueError, match="temperature_by_position is not given alike for all rows of the session"):
+        session.add([[5]], 1, SamplingParams(temperature_by_position=[[1.0, 0.5]]))
+    with pytest.raises(ValueError, match="min_p_mass is not given alike"):
+        session.add([[5]], 1, SamplingParams(min_p_mass=0.1))
     session.cancel(1)
     for act in (session.extend, session.fork, session.cancel):
         with pytest.raises(ValueError, match="row 1 was cancelled"):
@@ -292,6 +294,41 @@ def test_errors_name_the_row_and_what_would_do(llama: Any) -> None:
         session.step()
     assert len(session.rollout(0)) == 5
     assert not session.running
+
+
+def test_rows_that_join_have_settings_of_their_own(llama: Any) -> None:
+    """Stop tokens, bias, bans and recorded alternatives of each request, whatever others of the session have."""
+    ids = prompts((4, 9))
+    plain = SamplingParams(max_tokens=8, stop_token_ids=(), seed=2)
+    banned = [token for token in range(VOCAB) if token % 2]
+    other = SamplingParams(
+        max_tokens=8,
+        stop_token_ids=[[8, 10, 12, 14], []],
+        banned_tokens=banned,
+        logit_bias={4: 3.0},
+        logprobs=3,
+        seed=5,
+    )
+    last = SamplingParams(max_tokens=8, stop_token_ids=[3], allowed_tokens=[3, 5, 7], logprobs=1, seed=6)
+    session = Engine(llama).open(ids, 2, plain)
+    session.step(tokens=3)
+    second = session.add(ids, 2, other)
+    session.step(tokens=2)
+    third = session.add(ids, 2, last)
+    (branch,) = session.fork(second[0], at=1)
+    session.run()
+    rollouts = {rollout.request: rollout for rollout in session.finished()}
+    assert branch in rollouts
+    for rows, params in ((range(4), plain), (second, other), (third, last)):
+        for row, alone in zip(rows, Engine(llama).generate(ids, 2, params), strict=True):
+            assert rollouts[row].token_ids == alone.token_ids
+            assert rollouts[row].finish_reason == alone.finish_reason
+            assert (rollouts[row].top_ids is None) == (params.logprobs is None)
+            if params.logprobs is not None:
+                assert torch.equal(rollouts[row].top_ids, alone.top_ids)
+                torch.testing.assert_close(rollouts[row].top_logps, alone.top_logps)
+    assert rollouts[branch].top_ids.shape == (len(rollouts[branch]), 3)
+    assert not set(rollouts[branch].token_ids) & set(banned)
 
 
 def test_weights_that_change_close_a_session() -> None:
