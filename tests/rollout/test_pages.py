@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from explorl.rollout import Engine, SamplingParams, plan
-from explorl.rollout.pages import NOBODYS, PageMemory, pages_for
+from explorl.rollout.page_memory import PageMemory
+from explorl.rollout.pages import NOBODYS, pages_for
 from explorl.rollout.sampling import Active
 
 from .models import GQA, prompts

@@ -9,8 +9,8 @@ The way of one token, in the order of the files that it passes:
 4. `plan`: how many samples are decoded together, and what memory that takes. `decoder` allocates it.
 5. `schedule`: the oldest samples that wait are given seats (a column of `state`), decoded, collected, and replaced.
 6. The memory computes a seated sample's prompt, unless somebody has it already, and what else it is missing, by
-   `Decoder.prefill` and `Decoder.extend`. `pages` is that memory on a GPU and wherever memory is short, `spans` (with
-   the caches in `cache` and `joined`) on a CPU, where one stretch per row is the fastest to read.
+   `Decoder.prefill` and `Decoder.extend`. `page_memory` (on `pages`) is that memory on a GPU and wherever it is short,
+   `spans` (on `cache` and `joined`) on a CPU, where one stretch per row is the fastest to read.
 7. `decoder`: one step of all rows, on CUDA in a graph. The model runs (its own code, or `modeling.llama`); in every
    layer it stores the new key and value and attends to the row's pages: `attention` in torch, `triton_attention`.
 8. `sampler` (`triton_sampling`): logits are warped (`sampling`, `ranking`), a token is drawn with the number that `rng`

@@ -24,7 +24,7 @@ from explorl.modeling.precision import Shadow, weights_dtype
 from explorl.modeling.proof import touched
 from explorl.rollout.cache import probe
 from explorl.rollout.decoder import Decoder
-from explorl.rollout.pages import PageMemory
+from explorl.rollout.page_memory import PageMemory
 from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from explorl.rollout.decoder import Decoder
-from explorl.rollout.pages import PageMemory
+from explorl.rollout.page_memory import PageMemory
 from explorl.rollout.rollouts import FinishReason
 from explorl.rollout.samples import Sample
 from explorl.rollout.sampling import Active
