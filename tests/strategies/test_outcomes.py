@@ -62,6 +62,21 @@ def test_overlong_changes_the_reward_of_scored_answers():
     torch.testing.assert_close(rising.rewards(batch.with_(step=5)), expected, equal_nan=True)
 
 
+def test_an_answer_that_was_cut_off_and_hidden_is_as_long_as_can_be():
+    mask = torch.tensor([[0.0] * 4, [1, 1, 0, 0], [0] * 4, [1, 0, 0, 0], [1] * 4, [1, 1, 0, 0]])
+    cut = torch.tensor([True, False, False, False, True, False])
+    batch = make_batch(mask=mask, truncated=cut, max_length=4)
+    close(xs.OverlongPenalty(2).penalties(batch), [-1, 0, 0, 0, -1, 0])  # the third is empty
+
+
+def test_unscored_answers_get_no_bonus():
+    rewards = torch.tensor([1.1, math.nan, 0.0, 1.0, 0.0, math.nan])
+    batch = make_batch(answers=ANSWERS, rewards=rewards)
+    explore = xs.OutcomeExploration(0.2, baseline="none")
+    change = explore.advantages(batch) - batch.advantages.nan_to_num()
+    close(change[:, 0], [0.2, 0, 0, 0.2, 0.2, 0])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -205,3 +205,15 @@ def test_a_column_that_the_reward_function_misses_is_named() -> None:
     task = PassAtK(ROWS, judge).task
     with pytest.raises(ValueError, match=r"missing a required argument: 'solution'; the data set needs a column"):
         task.verify_many(["1"], task.problems("holdout")[:1])
+
+
+def test_a_later_temperature_takes_the_training_temperature_with_it() -> None:
+    """What the loss looks at belongs to the temperature that was sampled at, not to one that another replaced."""
+    options = {"max_tokens": 4}
+    rates = {"a": 0.5, "b": 0.5}
+    curve = [xs.AnnealedTemperature(), xs.AnnealedTemperature(training_temperature="one")]
+    flat = [xs.ElementWiseTemperature(solve_rates=rates, training_temperature=how) for how in ("row", "one")]
+    for first, second in ((flat[1], curve[0]), (curve[1], flat[0])):
+        draw = Draw(dict(options), [first, second], ["a", "b"], 0)
+        assert draw.training_temperature is draw.sampling_temperature
+    assert Draw(dict(options), [flat[0], curve[1]], ["a", "b"], 0).training_temperature == [1.0, 1.0]

@@ -84,7 +84,7 @@ class Design:
 
 def sequential_p(by_look: Sequence[float], shares: Sequence[float]) -> float:
     """min_k p_k / w_k over the looks that were made, at most 1."""
-    return min(1.0, *(p / share for p, share in zip(by_look, shares, strict=False)))
+    return min([1.0, *(p / share for p, share in zip(by_look, shares, strict=False))])
 
 
 def promise(seen: Mapping[str, tuple[float, float]], design: Design) -> float:

@@ -18,8 +18,8 @@ ways. An answer that the task reads as None is none: it gets nothing, and neithe
 
 Deviations: the mean baseline is over all n answers of the group; leaving out the answer itself would multiply b_i −
 mean by n/(n − 1). The defaults of `coef` and `constant` are ours. What answers are equal is for the task, or for the
-trainer's `answers` function, to say. Of each prompt the counts of at most 1000 different answers are remembered; when
-there are more, the rarest and among these the oldest are forgotten.
+trainer's `answers` function, to say. Answers that could not be scored (NaN) get no bonus. Of each prompt the counts of
+at most 1000 different answers are remembered; when there are more, the rarest and among these the oldest are forgotten.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class OutcomeExploration(Strategy):
         )
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        bonus = double(at(self.coef, batch.step) * self.bonuses(batch)).unsqueeze(1)
+        bonus = double(at(self.coef, batch.step) * self.bonuses(batch)).masked_fill(batch.rewards.isnan(), 0.0)
+        bonus = bonus.unsqueeze(1)
         shaped = counted(batch.advantages, batch.mask) + bonus * (batch.mask > 0)
         return shaped.to(batch.advantages.dtype)
 

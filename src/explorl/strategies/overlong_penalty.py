@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -77,7 +78,10 @@ class OverlongPenalty(Strategy):
         if longest is None:
             raise ValueError(f"{self.name}: nobody says how long answers may be; give longest, for example 20480")
         cache = self.cache or max(longest // 5, 1)
-        return overlong_penalties((batch.mask > 0).sum(1).float(), longest=longest, cache=cache)
+        tokens = (batch.mask > 0).sum(1)
+        masked = batch.truncated & (tokens == 0)  # TRL's mask_truncated_completions hides all of a cut-off answer
+        tokens = torch.where(masked, batch.max_length or longest, tokens)
+        return overlong_penalties(tokens.float(), longest=longest, cache=cache)
 
     def rewards(self, batch: Batch) -> Float[Tensor, " batch"]:
         penalties = at(self.factor, batch.step) * self.penalties(batch)

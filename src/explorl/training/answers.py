@@ -9,7 +9,8 @@ from explorl.strategies import Strategy
 from explorl.strategies.validate import title
 
 AnswerFunction = Callable[..., Sequence[str | None]]
-"""Called as TRL calls a reward function; gives one text per completion, or None where it has no answer."""
+"""Called with prompts, completions, completion_ids, the data set's columns and trainer_state, as TRL calls a reward
+function; gives one text per completion, or None where it has no answer."""
 
 EXAMPLE = "ExplorationTrainer(..., answers=lambda completions, **columns: [text.strip() for text in completions])"
 

@@ -129,11 +129,12 @@ def gathered(
 
 
 def per_row(temperature: Tensor, mask: Tensor) -> Tensor:
-    """One temperature per row; where they go by position, their mean over the tokens that count."""
+    """One temperature per row; where they go by position, their mean over the tokens that count, else the first."""
     if temperature.dim() == 1:
         return temperature
     width = min(temperature.size(1), mask.size(1))
-    return masked_mean(temperature[:, :width], mask[:, :width], dim=1)
+    mean = masked_mean(temperature[:, :width], mask[:, :width], dim=1)
+    return torch.where(mask[:, :width].sum(1) > 0, mean, temperature[:, 0])
 
 
 ROW_FIELDS = ("rewards", "correct", "correctness", "group", "truncated")

@@ -245,7 +245,7 @@ class ExplorationTrainer(RefillingTrainer):
         """What this process's answers say; None where no strategy asks."""
         if self._answer_function is None or not any(strategy.needs_answers for strategy in self.strategies):
             return None
-        return answers_of(self._answer_function, self.rewarded)
+        return answers_of(self._answer_function, {**self.rewarded, "trainer_state": self.state})
 
     def _recorded(self, output: Mapping[str, Any]) -> Recorded:
         """log π at the sampling temperature, entropy and branching factor at 1, of every completion token."""
@@ -369,6 +369,11 @@ class ExplorationTrainer(RefillingTrainer):
             self._reference_moved = True
         batches = checkpoints.read_batches(folder, self.accelerator.process_index, self.accelerator.device)
         if batches is not None:
+            if len(batches) != self.args.steps_per_generation:
+                raise ValueError(
+                    f"{folder} holds a generation batch in {len(batches)} parts, and steps_per_generation is "
+                    f"{self.args.steps_per_generation}; resume with steps_per_generation={len(batches)}"
+                )
             self.waiting = batches
 
 

@@ -50,7 +50,6 @@ OF_NO_MATTER = {
 
 PER_ROW = (
     "temperature",
-    "temperature_by_position",
     "top_p",
     "top_k",
     "min_p",
@@ -60,6 +59,7 @@ PER_ROW = (
     "bottom_p_per_sequence",
     "training_temperature",
     "max_tokens",
+    "temperature_by_position",
 )
 """What a strategy may set for each row (`explorl.strategies.base.Sampling`)."""
 
@@ -151,6 +151,7 @@ class Draw:
                 for key, other in _EXCLUSIVE.items():
                     if key in own_words:
                         said.pop(other, None)
+                        said.pop("training_temperature", None)  # it went with the temperature that is replaced
                 said.update(own_words)
             if strategy.needs_min_p_mass is not None:
                 said["min_p_mass"] = strategy.needs_min_p_mass

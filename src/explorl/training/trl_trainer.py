@@ -184,7 +184,8 @@ class NamedGRPOTrainer(GRPOTrainer):
     # ---------------------------------------------------------------- score
 
     def answered(self, inputs: list[dict[str, Any]]) -> Answered:
-        """Samples and rewards rows, as many on each process, without a trace of them in what is logged."""
+        """Samples and rewards rows, as many on each process. What is logged of them is what reward functions log by
+        `log_metric`, as each of their calls counts."""
         prompts = [row["prompt"] for row in inputs]
         metrics = {name: list(values) for name, values in self._metrics[self.mode].items()}
         completion_ids, _, completions = self._generate(prompts)[1:4]
