@@ -57,6 +57,7 @@ class Case:
             correctness=self.correctness,
             correct=self.correct,
             group=self.group,
+            truncated=torch.zeros(len(self.group), dtype=torch.bool),
         )
 
 
