@@ -190,23 +190,9 @@ def test_answers_have_no_tensor_larger_than_the_block() -> None:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., TokenRecords]:
+def kernel(kernel_device: torch.device) -> Callable[..., TokenRecords]:
     """The kernel on logits: on a GPU where there is one, else under Triton's interpreter."""
-    language = pytest.importorskip("triton.language")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        if type(language.sum).__name__ != "InterpretedFunction":
-            pytest.skip("no GPU; set TRITON_INTERPRET=1 to run the kernels on the CPU")
-        from triton.runtime import interpreter
-
-        original = interpreter._patch_lang_tensor
-
-        def patched(tensor: Any, scope: Any) -> None:
-            """Triton 3.6 keeps scalars as arrays of one element, which NumPy 2.4 no longer turns into an int."""
-            original(tensor, scope)
-            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    device = kernel_device
     from explorl.modeling.triton_records import record
 
     def call(logits: Tensor, targets: Tensor, temperature: Any = None, mass: float = 0.95, lanes: int = 16) -> Any:

@@ -60,24 +60,3 @@ def policy(tokenizer: Any) -> Any:
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return model
-
-
-@pytest.fixture
-def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where Triton kernels can run: the GPU, or the CPU under Triton's interpreter."""
-    language = pytest.importorskip("triton.language")
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    if type(language.sum).__name__ != "InterpretedFunction":
-        pytest.skip("no GPU; set TRITON_INTERPRET=1 to run the kernels on the CPU")
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        # Triton 3.6's interpreter keeps scalars as arrays of one element, which NumPy 2.4 no longer turns into an int.
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    return torch.device("cpu")

@@ -32,7 +32,7 @@ from torch import Tensor
 from explorl.strategies.base import Batch, Strategy, per_token
 from explorl.strategies.schedule import Schedule, at
 from explorl.strategies.stats import double, group_total
-from explorl.strategies.validate import whole
+from explorl.strategies.validate import k_fits, whole
 
 
 def binomial_ratio(m: Float[Tensor, " batch"], n: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:
@@ -73,12 +73,7 @@ class PassKTraining(Strategy):
         whole(self, "k", at_least=1, scheduled=True, good=4)
 
     def check(self, *, num_generations: int) -> None:
-        largest = int(max(self.k.begin, self.k.to) if isinstance(self.k, Schedule) else self.k)
-        if largest > num_generations:
-            raise ValueError(
-                f"{self.name}: k is {largest}, but there are only num_generations={num_generations} answers to a "
-                f"prompt; use k={max(1, num_generations // 2)}, or num_generations={2 * largest}"
-            )
+        k_fits(self, self.k, num_generations)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         scored = ~batch.correctness.isnan()

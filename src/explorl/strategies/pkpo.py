@@ -41,7 +41,7 @@ from explorl.strategies.order_statistics import group_max, sorted_groups
 from explorl.strategies.passk_training import binomial_ratio
 from explorl.strategies.schedule import Schedule, at
 from explorl.strategies.stats import double, group_total
-from explorl.strategies.validate import choice, whole
+from explorl.strategies.validate import choice, k_fits, whole
 
 
 def pkpo_advantages(
@@ -105,12 +105,7 @@ class PKPO(Strategy):
         return self.of == "correct"
 
     def check(self, *, num_generations: int) -> None:
-        largest = int(max(self.k.begin, self.k.to) if isinstance(self.k, Schedule) else self.k)
-        if largest > num_generations:
-            raise ValueError(
-                f"{self.name}: k is {largest}, but there are only num_generations={num_generations} answers to a "
-                f"prompt; use k={max(1, num_generations // 2)}, or num_generations={2 * largest}"
-            )
+        k_fits(self, self.k, num_generations)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         values = pkpo_advantages(graded(batch, self.of), batch.group, k=round(at(self.k, batch.step)))

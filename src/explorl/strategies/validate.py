@@ -82,6 +82,16 @@ def is_number(value: Any) -> TypeGuard[float]:
     return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
+def k_fits(strategy: Strategy, k: int | Schedule, num_generations: int) -> None:
+    """That a set of k answers can be drawn from those to a prompt, at any step."""
+    largest = int(max(k.begin, k.to) if isinstance(k, Schedule) else k)
+    if largest > num_generations:
+        raise ValueError(
+            f"{title(strategy)}: k is {largest}, but there are only num_generations={num_generations} answers to a "
+            f"prompt; use k={max(1, num_generations // 2)}, or num_generations={2 * largest}"
+        )
+
+
 def fail(strategy: Strategy, field: str, value: Any, rule: str, good: Any = None) -> NoReturn:
     """Raises the error; unless another good value is given, the field's default is one."""
     if good is None:
