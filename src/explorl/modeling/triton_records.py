@@ -24,7 +24,7 @@ from torch import Tensor
 
 from explorl.modeling.triton_order import SHIFTS, key_of, value_of
 
-LANES, WARPS = 2048, 16
+LANES, WARPS = 1024, 8
 REGISTERS = 64
 """Of a thread, so that two programs fit on a multiprocessor; what does not fit is not used in the loops over a row."""
 
