@@ -220,9 +220,15 @@ def test_exchanged_rows_bring_their_records_with_them() -> None:
 
 
 def test_what_was_recorded_of_some_rows_only_is_recorded_of_none() -> None:
-    old = drawn([2, 5], 1.0, {})
-    old.put(0, {"prompt": "new"}, drawn([3], 2.0, {}, temperature=False).row(0))
-    assert old.settled().recorded == {}
+    """Nor on a process that gets none of those rows: else it would go on by itself."""
+    other = drawn([3], 2.0, {}, temperature=False).row(0)
+    gets, gets_none, alike = drawn([2, 5], 1.0, {}), drawn([4, 1], 1.0, {}), drawn([4, 1], 1.0, {})
+    for here in (gets, gets_none):
+        here.agree([drawn([3], 2.0, {}).row(0), other])
+    gets.put(0, {"prompt": "new"}, other)
+    assert gets.settled().recorded == gets_none.settled().recorded == {}
+    alike.agree([drawn([3], 2.0, {}).row(0)])
+    assert alike.settled().recorded.keys() == {"logps", "truncated", "sampling_temperature"}
 
 
 # ---------------------------------------------------------------- solved prompts

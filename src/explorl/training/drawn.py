@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,6 +42,12 @@ class Draw:
         recorded = {name: values[place].cpu() for name, values in self.recorded.items()}
         return Row(self.answered.completion_ids[place], extra, recorded)
 
+    def agree(self, rows: Sequence[Row]) -> None:
+        """Looks at all rows that are moved, to whichever process: where something else sampled some of them, nothing
+        counts as recorded, so that every process goes on alike."""
+        if any(row.recorded.keys() != self.recorded.keys() for row in rows):
+            self.recorded = {}
+
     def put(self, place: int, inputs: dict[str, Any], row: Row) -> None:
         """Exchanges a row of this process."""
         self.inputs[place] = inputs
@@ -51,17 +58,15 @@ class Draw:
         self.answered.reward_parts[place] = parts
 
     def settled(self) -> Draw:
-        """With the exchanged rows in their places. What was not recorded of some rows is recorded of none."""
+        """With the exchanged rows in their places."""
         rows = [self._exchanged.get(place) for place in range(len(self.inputs))]
         ids = [
             old if new is None else new.completion_ids for old, new in self._both(self.answered.completion_ids, rows)
         ]
         names = {*self.answered.extra, *(name for row in self._exchanged.values() for name in row.extra)}
         extra = {name: self._column(name, rows) for name in sorted(names)}
-        recorded: Recorded = {}
-        if all(row.recorded.keys() == self.recorded.keys() for row in self._exchanged.values()):
-            longest = max(map(len, ids))
-            recorded = {name: _joined(values, name, rows, longest) for name, values in self.recorded.items()}
+        longest = max(map(len, ids))
+        recorded = {name: _joined(values, name, rows, longest) for name, values in self.recorded.items()}
         return Draw(self.inputs, Answered(ids, extra, self.answered.reward_parts), recorded)
 
     @staticmethod

@@ -255,7 +255,9 @@ class RefillingTrainer(WatchingTrainer):
         size, share, own = self.num_generations, len(further.inputs), len(batch.inputs)
         sources = set(moved.values())
         here = [place for place in range(share) if self._slot(place, share) in sources]
-        rows = iter(gather_object([further.row(place) for place in here]))  # in the order of all rows
+        gathered = gather_object([further.row(place) for place in here])  # in the order of all rows
+        batch.agree(gathered)
+        rows = iter(gathered)
         for slot, source in moved.items():
             for number in range(size):
                 row, place = next(rows), slot * size + number
