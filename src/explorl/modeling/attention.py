@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "explorl"
@@ -64,6 +65,28 @@ def _attention(
 
 
 AttentionInterface.register(NAME, _attention)
+
+
+def scaled_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, *, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """softmax(scale · Q Kᵀ) V of (rows, heads, length, size), by any kernel of torch's but cuDNN's.
+
+    That one takes some 60 ms of the host's time to plan for each new shape, there and back, and nearly every batch
+    brings new ones: it is where a GPU waited for two thirds of an SFT step.
+    """
+    groups = query.size(1) // key.size(1)
+    if query.is_cuda and mask is not None and groups > 1:  # the fast kernel with a mask knows no groups
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        groups = 1
+    was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
+        )
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from explorl.modeling.attention import attending, configs_of, our_attention
+from explorl.modeling.attention import attending, configs_of, our_attention, scaled_attention
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama_pass import LlamaPass, llama_pass
 
@@ -72,10 +72,7 @@ class PackedRows:
             distance = place[:, None] - place
             mask = (distance >= 0) & (distance < window)
         if cap is None:
-            grouped = query.size(1) != key.size(1)
-            out = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-            )
+            out = scaled_attention(query, key, value, scale, mask=mask, causal=mask is None)
         else:
             out = _capped_attention(query, key, value, mask, scale, cap)
         flat = out.transpose(1, 2).reshape(self.rows * self.longest, out.size(1), out.size(3))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from explorl.modeling.attention import scaled_attention
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def masked_attention(
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if cap is None:
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale)
+        out = scaled_attention(query, key, value, scale, mask=seen)
     else:
         scores = torch.matmul(query, key.transpose(-1, -2)) * scale
         scores = (torch.tanh(scores / cap) * cap).masked_fill(~seen, -torch.inf)
@@ -107,11 +108,9 @@ def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
 ) -> Tensor:
     """Attention of whole sequences to themselves."""
-    length, groups = query.shape[2], query.shape[1] // key.shape[1]
+    length = query.shape[2]
     if cap is None and (window is None or length <= window):
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=length > 1, scale=scale, enable_gqa=groups > 1
-        )
+        out = scaled_attention(query, key, value, scale, causal=length > 1)
         return out.transpose(1, 2).contiguous()
     here = torch.arange(length, device=query.device)
     distance = here[:, None] - here
