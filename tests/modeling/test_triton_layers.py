@@ -92,13 +92,17 @@ def test_half_precision_is_rounded_where_the_modules_round(kernel_device: torch.
     def grid(*shape: int) -> torch.Tensor:
         return (torch.randint(-8, 9, shape, generator=generator) / 8).half().to(kernel_device)
 
+    def fine(*shape: int) -> torch.Tensor:
+        """Of numbers between 1 and 2, whose products with the others have more digits than the type."""
+        return (1 + torch.randint(0, 1024, shape, generator=generator) / 1024).half().to(kernel_device)
+
     x, y, norm = grid(7, 16), grid(7, 16), LlamaRMSNorm(16).half().to(kernel_device)
     linear = nn.Linear(16, 24).half().to(kernel_device)
     with torch.no_grad():
         norm.weight.copy_(grid(16) + 2)
-        linear.weight.copy_(grid(24, 16))
+        linear.weight.copy_(fine(24, 16))
         linear.bias.copy_(grid(24))
-        back = Weight(grid(16, 16))
+        back = Weight(fine(16, 16))
         h, tile = norm(x), Tile(16, 16, 16, 4, 2)
         # NumPy's square root is not torch's to the last bit: a norm may differ there, once in a while.
         (got,) = products(x, [Weight(linear.weight, linear.bias)], tile, Norm(norm.weight, norm.variance_epsilon))

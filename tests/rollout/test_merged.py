@@ -12,6 +12,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from explorl.modeling import merged, triton_layers
+from explorl.modeling.angles import AngleTable
 from explorl.modeling.llama import KernelOps, LlamaForward
 from explorl.modeling.merged import MergedOps
 from explorl.modeling.triton_layers import Tile
@@ -181,6 +182,56 @@ def test_a_kernel_that_does_not_agree_is_not_used(
     assert len(tried) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_angles_of_every_position_are_those_of_the_model(dtype: torch.dtype) -> None:
+    rotary = build("llama").model.rotary_emb
+    x, positions = torch.zeros(3, 1, 48, dtype=dtype), torch.tensor([[0], [37], [5]])
+    table, wants = AngleTable(rotary), rotary(x, position_ids=positions)
+    first: Any = table.upto(40, x)
+    for angles, want in zip(first, wants, strict=True):
+        assert torch.equal(angles[positions], want)
+    again: Any = table.upto(20, x)
+    rotary.inv_freq.mul_(0.5)
+    table.refresh()
+    assert all(one is two for one, two in zip(first, again, strict=True))  # and stays where it is
+    assert not torch.equal(wants[1], rotary(x, position_ids=positions)[1])
+    assert torch.equal(again[1][positions], rotary(x, position_ids=positions)[1])
+    longer: Any = table.upto(41, x)
+    assert len(longer[0]) == 41
+
+
+def test_angles_that_change_with_the_length_or_a_hook_have_no_table() -> None:
+    x = torch.zeros(1, 1, 48)
+    for kind in ("dynamic", "longrope", "proportional", None):
+        rotary = build("llama").model.rotary_emb
+        rotary.rope_type = kind
+        assert AngleTable(rotary).upto(8, x) is None
+    rotary = build("llama").model.rotary_emb
+    rotary.register_forward_hook(lambda module, args, out: out)
+    assert AngleTable(rotary).upto(8, x) is None
+
+
+def test_attention_finds_the_angles_of_its_position(kernel_device: torch.device) -> None:
+    from explorl.rollout import triton_attention
+    from explorl.rollout.state import POSITION, RUNNING, STATUS, State
+
+    def draw(*shape: int, seed: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(kernel_device)
+
+    state = State(4, 4, 10, kernel_device)
+    positions = torch.tensor([3, 20, 0], device=kernel_device)
+    state.ints[STATUS, :3], state.ints[POSITION, :3] = RUNNING, positions
+    table = torch.tensor([[2, 0], [3, 4], [5, 0], [0, 0]], dtype=torch.int32, device=kernel_device)
+    query, new, value = draw(3, 4, 1, 16, seed=1), draw(3, 2, 1, 16, seed=2), draw(3, 2, 1, 16, seed=3)
+    cos, sin = draw(32, 16, seed=4), draw(32, 16, seed=5)
+    outs = []
+    for given in ((cos, sin), (cos[positions][:, None], sin[positions][:, None])):
+        pages = draw(6, 16, 2, 16, seed=6), draw(6, 16, 2, 16, seed=7)
+        out = triton_attention.decode_attention(query, new, value, *pages, table, state.ints, 0.25, angles=given)
+        outs.append((out, *pages))
+    assert all(torch.equal(first, second) for first, second in zip(*outs, strict=True))
+
+
 def test_numbers_that_are_not_finite_do_not_hide_a_fault() -> None:
     want = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
     assert merged._distance(want.clone(), want) <= 1
@@ -188,6 +239,17 @@ def test_numbers_that_are_not_finite_do_not_hide_a_fault() -> None:
     assert merged._distance(torch.tensor([1.0, 0.0, float("inf"), 2.0]), want) > 1
     assert merged._distance(torch.zeros(3), torch.zeros(3)) <= 1
     assert merged._distance(torch.full((3,), 1e-3), torch.zeros(3)) > 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_stopped_rows_that_hold_anything_are_not_compared(small: Any) -> None:
+    (model, ids), ops = small(), MergedOps()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[ids[0, 0]] = float("inf")
+    before = torch.random.get_rng_state()
+    run(model, ops, ids)
+    assert list(ops.right.values()) == [True] * 4
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_wide_models_and_other_types_use_the_modules() -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from explorl.modeling.angles import AngleTable, touched
+
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 
 
@@ -121,14 +123,9 @@ class TorchOps:
 
 def _plain(projection: Any) -> bool:
     """Whether it is nothing but a product with its weight."""
-    if type(projection) is not nn.Linear or _touched(projection):
+    if type(projection) is not nn.Linear or touched(projection):
         return False
     return getattr(projection, "bias", None) is None
-
-
-def _touched(module: nn.Module) -> bool:
-    """Whether somebody waits on the module with a hook, or has given it a forward of its own."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 class KernelOps(TorchOps):
@@ -160,6 +157,7 @@ class LlamaForward:
 
     def __init__(self, root: Any, ops: Ops) -> None:
         self.root, self.body, self.ops = root, root.model, ops
+        self.table = AngleTable(self.body.rotary_emb)
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
@@ -172,13 +170,21 @@ class LlamaForward:
         ops, body = self.ops, self.body
         x = body.embed_tokens(ids)
         ops.begin(x)
-        angles = ops.angles(*body.rotary_emb(x, position_ids=positions))
+        angles = self._angles(x, positions, cache)
         layers = list(body.layers)
         norms = [layer.input_layernorm for layer in layers[1:]] + [body.norm]
         h = ops.first(x, layers[0].input_layernorm)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
             x, h = self.layer(x, h, index, layer, next_norm, angles, cache)
         return h
+
+    def _angles(self, x: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the positions, or of all positions for a cache that looks them up by itself."""
+        if hasattr(cache, "rotate_and_attend"):
+            table = self.table.upto(cache.capacity, x)
+            if table is not None:
+                return table
+        return self.ops.angles(*self.body.rotary_emb(x, position_ids=positions))
 
     def layer(
         self, x: Tensor, h: Normed, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
@@ -222,4 +228,4 @@ def llama_like(model: nn.Module) -> Any:
     for layer in layers:
         norms = layer.input_layernorm, layer.post_attention_layernorm
         passed += [layer, layer.self_attn, layer.mlp, *norms, layer.mlp.act_fn]
-    return None if any(_touched(module) for module in passed) else root
+    return None if any(touched(module) for module in passed) else root

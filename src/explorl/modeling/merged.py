@@ -1,7 +1,7 @@
 """The written-out pass with whole products as kernels: see `explorl.modeling.triton_layers`.
 
 A kernel stands in for a group of modules only where those are linear layers and nothing else (no adapter, hook or
-quantised weight), and each is compared with them the first time that it runs, on the numbers that it is given then.
+quantised weight), and each is compared with them, on random inputs, before it runs the first time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorl.modeling.llama import KernelOps, Normed, _touched
+from explorl.modeling.angles import touched
+from explorl.modeling.llama import KernelOps, Normed
 
 logger = logging.getLogger(__name__)
 
 NEAR = 4.0
 """Largest part of a result by which a kernel may differ from the modules, in roundings of its type."""
+
+
+Form = Callable[..., list[Tensor]]
+"""One of two ways to compute something from tensors."""
 
 
 class MergedOps(KernelOps):
@@ -42,46 +47,51 @@ class MergedOps(KernelOps):
         return None if self._norms_inside(x, norm) else super().first(x, norm)
 
     def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
-        projections = attn.q_proj, attn.k_proj, attn.v_proj
-        tile, weights = self._plan(self.layers.HEADS, x, projections)
-        modules = super().heads
+        modules, kind = super().heads, self.layers.HEADS
+        tile, weights = self._plan(kind, x, (attn.q_proj, attn.k_proj, attn.v_proj))
         if weights is None or (h is None and not self._norms_inside(x, norm)):
             return modules(x, h, norm, attn)
-        y, inside = self._input(x, h, norm)
-        key = self.layers.HEADS, tile, inside is None, *_kind(weights)
+        given, inside = self._input(x, h, norm)
 
-        def merged() -> list[Tensor]:
+        def merged(y: Tensor) -> list[Tensor]:
             outs = self.layers.products(y.flatten(0, -2), weights, tile, inside)
             return [out.unflatten(0, y.shape[:-1]) for out in outs]
 
-        return self._either(key, merged, lambda: modules(x, h, norm, attn))
+        def apart(y: Tensor) -> list[Tensor]:
+            return modules(y, None if h is None else y, norm, attn)
+
+        return self._either((kind, tile, h is None, *_kind(weights)), merged, apart, given)
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
-        tile, weights = self._plan(self.layers.GATED, x, (mlp.gate_proj, mlp.up_proj))
-        modules = super().inner
+        modules, kind = super().inner, self.layers.GATED
+        tile, weights = self._plan(kind, x, (mlp.gate_proj, mlp.up_proj))
         if weights is None or (h is None and not self._norms_inside(x, norm)):
             return modules(x, h, norm, mlp)
-        y, inside = self._input(x, h, norm)
-        key = self.layers.GATED, tile, inside is None, *_kind(weights)
+        given, inside = self._input(x, h, norm)
 
-        def merged() -> list[Tensor]:
+        def merged(y: Tensor) -> list[Tensor]:
             return [self.layers.gated_products(y.flatten(0, -2), *weights, tile, inside).unflatten(0, y.shape[:-1])]
 
-        return self._either(key, merged, lambda: [modules(x, h, norm, mlp)])[0]
+        def apart(y: Tensor) -> list[Tensor]:
+            return [modules(y, None if h is None else y, norm, mlp)]
+
+        return self._either((kind, tile, h is None, *_kind(weights)), merged, apart, given)[0]
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        tile, weights = self._plan(self.layers.ADDED, x, (projection,))
-        modules = super().add
-        if weights is None or y.dtype != x.dtype:
+        modules, kind = super().add, self.layers.ADDED
+        tile, weights = self._plan(kind, x, (projection,))
+        key = kind, tile, *_kind(weights or ())
+        if weights is None or y.dtype != x.dtype or self.right.get(key) is False:
             return modules(x, y, projection, norm, last)
-        key = self.layers.ADDED, tile, *_kind(weights)
 
-        def merged() -> list[Tensor]:
-            residual = x.contiguous().flatten(0, -2)
-            (out,) = self.layers.products(y.contiguous().flatten(0, -2), weights, tile, residual=residual)
-            return [out.unflatten(0, x.shape[:-1])]
+        def merged(x: Tensor, y: Tensor) -> list[Tensor]:
+            outs = self.layers.products(y.flatten(0, -2), weights, tile, residual=x.flatten(0, -2))
+            return [out.unflatten(0, x.shape[:-1]) for out in outs]
 
-        total = self._either(key, merged, lambda: [modules(x, y, projection, norm, last)[0]])[0]
+        def apart(x: Tensor, y: Tensor) -> list[Tensor]:
+            return [x + projection(y)]
+
+        (total,) = self._either(key, merged, apart, x.contiguous(), y.contiguous())
         return total, None if not last and self._norms_inside(total, norm) else self.norm(total, norm)
 
     def _norms_inside(self, x: Tensor, norm: Any) -> bool:
@@ -103,14 +113,12 @@ class MergedOps(KernelOps):
             return None, None
         return tile, [self.layers.Weight(projection.weight, projection.bias) for projection in projections]
 
-    def _either(
-        self, key: Any, merged: Callable[[], list[Tensor]], modules: Callable[[], list[Tensor]]
-    ) -> list[Tensor]:
+    def _either(self, key: Any, merged: Form, apart: Form, *inputs: Tensor) -> list[Tensor]:
         """What the kernel gives, where that is what the modules give."""
         right = self.right.get(key)
         if right is None and not _capturing():
-            right = self.right[key] = _agree(key, merged, modules)
-        return merged() if right else modules()
+            right = self.right[key] = _agree(key, merged, apart, inputs)
+        return merged(*inputs) if right else apart(*inputs)
 
 
 def _capturing() -> bool:
@@ -119,7 +127,7 @@ def _capturing() -> bool:
 
 def _linear(projection: Any, dtype: torch.dtype) -> bool:
     """Whether it is a linear layer of plain, contiguous tensors, and nobody waits on it."""
-    if type(projection) is not nn.Linear or _touched(projection):
+    if type(projection) is not nn.Linear or touched(projection):
         return False
     tensors = [tensor for tensor in (projection.weight, projection.bias) if tensor is not None]
     plain = all(type(tensor) is nn.Parameter and type(tensor.data) is Tensor for tensor in tensors)
@@ -127,19 +135,22 @@ def _linear(projection: Any, dtype: torch.dtype) -> bool:
 
 
 def _kind(weights: Sequence[Any]) -> tuple[Any, ...]:
-    first = weights[0]
-    return first.matrix.dtype, first.bias is None, *(tuple(weight.matrix.shape) for weight in weights)
+    return tuple((weight.matrix.dtype, weight.bias is None, *weight.matrix.shape) for weight in weights)
 
 
-def _agree(key: Any, merged: Callable[[], list[Tensor]], modules: Callable[[], list[Tensor]]) -> bool:
+def _agree(key: Any, merged: Form, apart: Form, inputs: Sequence[Tensor]) -> bool:
+    """Whether both give the same for random inputs: those that are given may hold stopped rows, and thus anything."""
+    device = inputs[0].device
+    draw = torch.Generator(device).manual_seed(0)
+    drawn = [torch.randn(x.shape, generator=draw, device=device).to(x.dtype) for x in inputs]
     try:
-        got = merged()
+        got = merged(*drawn)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a device that cannot hold the tile, a compiler that does not know it
         logger.info("%s does not run here (%s: %s); the modules do", key, type(error).__name__, error)
         return False
-    wrong = max(_distance(mine, theirs) for mine, theirs in zip(got, modules(), strict=True))
+    wrong = max(_distance(mine, theirs) for mine, theirs in zip(got, apart(*drawn), strict=True))
     if not wrong <= 1:
         logger.warning("%s is %.1f times too far from what the modules compute; they are used instead", key, wrong)
     return wrong <= 1

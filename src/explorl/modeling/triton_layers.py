@@ -104,7 +104,7 @@ def _weight(weight, column, at, columns, DEPTH: tl.constexpr):
     return tl.load(weight + column.to(tl.int64)[:, None] * DEPTH + at[None, :], mask=mask, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _products_kernel(
     x, norm, residual, weight_0, weight_1, weight_2, bias_0, bias_1, bias_2, out_0, out_1, out_2,
     columns_0, columns_1, columns_2, rows, eps,
@@ -145,7 +145,7 @@ def _products_kernel(
     tl.store(out + place, value, mask=written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated_kernel(
     x, norm, gate, up, gate_bias, up_bias, out, columns, rows, eps,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr,

@@ -173,6 +173,8 @@ class Decoder:
 
     def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
         """Decodes for some steps; the rows have filled up to (or, ``even``, all) ``length`` columns."""
+        if self._written_out is not None:
+            self._written_out.table.refresh()
         for step in range(steps):
             if self.use_graphs:
                 self._replay(layout.rows, self._bucket(length + steps), active)
