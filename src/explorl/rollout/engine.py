@@ -252,7 +252,8 @@ class Engine:
     ) -> tuple[Decoder, int]:
         """A decoder with memory for so many requests, as far as they fit, and how many of them run together.
 
-        The model is the one that `version` has looked at. ``rows`` is the most of them after an allocation has failed, when half of the budget has to do.
+        The model is the one that `version` has looked at. ``rows`` is the most of them after an allocation has failed,
+        when half of the budget has to do.
         """
         device = next(self.model.parameters()).device
         if not self._signature:
