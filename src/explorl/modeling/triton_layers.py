@@ -157,15 +157,19 @@ def _gated_kernel(
     scale = tl.zeros([ROWS], tl.float32)
     if NORM:
         scale = _scales(x, row, inside, eps, DEPTH, CHUNK)
-    gates = tl.zeros([ROWS, COLUMNS], tl.float32)
-    ups = tl.zeros([ROWS, COLUMNS], tl.float32)
+    # Gate and up take turns as columns of one product: two in one loop would wait for each other.
+    turn = tl.arange(0, 2 * COLUMNS)
+    both = tl.program_id(1) * COLUMNS + turn // 2
+    is_up = (turn % 2 == 1)[:, None]
+    line = both.to(tl.int64)[:, None] * DEPTH
+    total = tl.zeros([ROWS, 2 * COLUMNS], tl.float32)
     for start in range(0, DEPTH, STEP):
         at = start + tl.arange(0, STEP)
-        gate_part = _weight(gate, column, at, columns, DEPTH)
-        up_part = _weight(up, column, at, columns, DEPTH)
+        source = tl.where(is_up, up + line + at[None, :], gate + line + at[None, :])
+        right = tl.load(source, mask=(both < columns)[:, None] & (at < DEPTH)[None, :], other=0.0)
         left = _operand(x, norm, row, inside, at, scale, DEPTH, NORM)
-        gates = tl.dot(left, tl.trans(gate_part), gates, input_precision=PRECISION)
-        ups = tl.dot(left, tl.trans(up_part), ups, input_precision=PRECISION)
+        total = tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
+    gates, ups = tl.split(tl.reshape(total, [ROWS, COLUMNS, 2]))
     if BIAS:
         gates += tl.load(gate_bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
         ups += tl.load(up_bias + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
