@@ -80,7 +80,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen2", "qwen3"))])
 def test_a_layer_is_four_products(name: str, small: Any, calls: list[str]) -> None:
     model, ids = small(name)
     ops = MergedOps()
@@ -147,7 +147,14 @@ def _one_bias(model: Any) -> None:
     model.model.layers[0].self_attn.k_proj.bias = nn.Parameter(torch.ones(24, device=model.device))
 
 
-@pytest.mark.parametrize("change", [_adapted, _hooked, _subclassed, _transposed, _one_bias])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _adapted,
+        _hooked,
+        *(pytest.param(change, marks=pytest.mark.slow) for change in (_subclassed, _transposed, _one_bias)),
+    ],
+)
 def test_other_projections_are_called_as_they_are(change: Any, small: Any, calls: list[str]) -> None:
     model, ids = small()
     plain = run(model, KernelOps(), ids)

@@ -44,9 +44,9 @@ class AngleTable:
         self._stamp = self._frequencies()
 
     def _computed(self, length: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(length, device=x.device)[None]
+        positions = torch.arange(length, device=x.device)[:, None]  # a row each, as in a step: the same kernel, so bits
         cos, sin = self.rotary(x, position_ids=positions)
-        return cos[0].contiguous(), sin[0].contiguous()
+        return cos[:, 0].contiguous(), sin[:, 0].contiguous()
 
     def _frequencies(self) -> Any:
         tensor = self.rotary.inv_freq
