@@ -13,6 +13,7 @@ import torch
 from explorl.rollout import Engine, Rollout, SamplingParams, plan, schedule
 from explorl.rollout.decoder import Decoder
 from explorl.rollout.looks import FINE, LONGEST, bucket, graph_sizes, steps_to_look
+from explorl.rollout.page_memory import PageMemory
 from explorl.rollout.schedule import Schedule
 from explorl.rollout.transfer import Download, upload
 
@@ -116,6 +117,22 @@ def test_rows_give_way_ahead_of_looks(llama: Any, caplog: pytest.LogCaptureFixtu
         rollouts = engine.generate(IDS, 3, params)
     assert any("gives way" in record.msg for record in caplog.records)
     close(rollouts, Engine(llama).generate(IDS, 3, params))
+
+
+def test_all_may_have_ended_when_memory_is_short(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look that is taken because there are no pages left finds that nobody goes on."""
+    params = SamplingParams(
+        max_tokens=16, stop_token_ids=list(range(97)), seed=0
+    )  # every row ends with its first token
+    want = Engine(llama).generate(IDS[:2], 1, params)
+    ready = PageMemory.ready
+
+    def short(self: Any, seats: Any, tokens: Any) -> bool:
+        after_a_step = len(seats) > 0 and bool((self.held[seats] > 0).all()) and int(tokens.max()) > 20
+        return False if after_a_step else ready(self, seats, tokens)
+
+    monkeypatch.setattr(PageMemory, "ready", short)
+    close(Engine(llama).generate(IDS[:2], 1, params), want)
 
 
 def test_ended_rows_are_reported_once_and_in_full(llama: Any) -> None:

@@ -154,12 +154,12 @@ class Schedule:
             self.settle()
         self._admit()
         busy = np.flatnonzero(self.owner >= 0)
+        if len(busy) == 0 and self._look is None and not self._endings:
+            raise _too_large(self.waiting[0])
         steps = self._steps(busy, most, ahead) if len(busy) else 0
         if steps:
             busy = self._make_room(busy, steps)
-        if steps == 0 or len(busy) == 0:
-            if self._look is None and not self._endings:
-                raise MemoryError(f"row {self.waiting[0].index} does not fit into memory alone; raise memory_budget")
+        if steps == 0 or len(busy) == 0:  # all have ended, or will have at the next look
             self.settle()
             return 0
         held = self.steps[busy]
@@ -197,6 +197,8 @@ class Schedule:
                 busy = np.flatnonzero(self.owner >= 0)
                 continue
             youngest = self.samples[self.owner[busy].max()]
+            if len(busy) == 1:
+                raise _too_large(youngest)
             logger.info("row %d gives way: memory is full", youngest.index)
             self.wait(self.unseat(youngest, keep=False))
             self.crowded = True
@@ -399,3 +401,7 @@ class Schedule:
             values[target] = moved
         for seat in target:
             self.samples[self.owner[seat]].seat = int(seat)
+
+
+def _too_large(sample: Sample) -> MemoryError:
+    return MemoryError(f"row {sample.index} does not fit into memory alone; raise memory_budget")
