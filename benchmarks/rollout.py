@@ -5,6 +5,9 @@
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --max-tokens 256
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --lengths skewed
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --parts
+    python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --layers     # and then edit TILES
+    python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 8 --samples 8 --profile
+    python benchmarks/rollout.py --shape qwen2.5-1.5b --device cuda --dtype bfloat16 --requests 256 --lengths lognormal
 
 A token counts where a request wanted it: `generate` goes on with every row until the longest is done, and what it
 samples beyond a row's own length is not counted. All statistics are recorded by the engine, none by `generate`. "mixed"
@@ -29,7 +32,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from explorl.rollout import Engine, SamplingParams
 
@@ -44,8 +47,33 @@ SHAPES = {
         "max_position_embeddings": 8192,
         "rope_theta": 100000.0,
         "tie_word_embeddings": True,
-    }
+    },
+    "qwen2.5-1.5b": {
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": {
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
 }
+"""Of the released models; the weights are random."""
 
 
 @dataclass
@@ -87,7 +115,11 @@ class Result:
         return self.tokens / self.median
 
 
-def skewed_lengths(count: int, mean: float = 128.0, most: int = 1024) -> list[int]:
+SPREADS = {"skewed": (128.0, 1024), "lognormal": (2048.0, 16384)}
+"""Mean and longest of the lengths."""
+
+
+def skewed_lengths(count: int, mean: float, most: int) -> list[int]:
     """A fixed log-normal spread of lengths (σ = 1) with this mean, the longest of them ``most``, in shuffled order."""
     normal = statistics.NormalDist()
     shape = [math.exp(normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
@@ -102,6 +134,18 @@ def skewed_lengths(count: int, mean: float = 128.0, most: int = 1024) -> list[in
     lengths = scaled(low)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
     return [lengths[i] for i in order]
+
+
+def random_model(shape: str, dtype: torch.dtype, device: str) -> Any:
+    """Made where it will be, in its type: the large ones would take minutes elsewhere."""
+    config_of, model_of = (Qwen2Config, Qwen2ForCausalLM) if "qwen" in shape else (LlamaConfig, LlamaForCausalLM)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return model_of(config_of(**SHAPES[shape]))
+    finally:
+        torch.set_default_dtype(before)
 
 
 def build(args: argparse.Namespace) -> Load:
@@ -123,11 +167,11 @@ def build(args: argparse.Namespace) -> Load:
         lengths = None
     else:
         tokenizer = None
-        model = LlamaForCausalLM(LlamaConfig(**SHAPES[args.shape])).to(dtype)
+        model = random_model(args.shape, dtype, args.device)
         prompts = torch.randint(10, 40000, (count, args.prompt_tokens)).tolist()
         lengths = [args.max_tokens] * args.requests
-    if args.lengths == "skewed":
-        lengths = skewed_lengths(args.requests)
+    if args.lengths in SPREADS:
+        lengths = skewed_lengths(args.requests, *SPREADS[args.lengths])
         args.max_tokens = max(lengths)
     return Load(model.to(args.device).eval(), tokenizer, prompts, args.samples, lengths, args.max_tokens)
 
@@ -236,22 +280,25 @@ def copy_bandwidth() -> float:
 
 
 def least_bytes(load: Load) -> int:
-    """What a perfect engine reads: the weights once per step, and each row's keys and values once per token."""
+    """What a perfect engine reads: the weights once per step, each row's own keys and values once per token, and those
+    of a prompt once per step for all of its samples."""
     assert load.lengths is not None
     config = load.model.config
     itemsize = next(load.model.parameters()).dtype.itemsize
     weights = sum(p.numel() for p in load.model.parameters()) * itemsize
     head = config.hidden_size // config.num_attention_heads
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * itemsize
-    prompt = len(load.prompts[0])
-    return weights * max(load.lengths) + token * sum(n * prompt + n * (n - 1) // 2 for n in load.lengths)
+    own = sum(n * (n - 1) // 2 for n in load.lengths)
+    groups = [load.lengths[i : i + load.samples] for i in range(0, len(load.lengths), load.samples)]
+    shared = sum(len(prompt) * max(lengths) for prompt, lengths in zip(load.prompts, groups, strict=True))
+    return weights * max(load.lengths) + token * (own + shared)
 
 
 # The step's parts
 
 
 def parts(load: Load) -> None:
-    """Times one decode step and, for several launch settings, its attention and sampling kernels."""
+    """Times one decode step and, for several launch settings, its attention and sampling kernels; see also `layers`."""
     from triton.testing import do_bench, do_bench_cudagraph
 
     from explorl.rollout import triton_attention, triton_sampling
@@ -334,6 +381,39 @@ def parts(load: Load) -> None:
             print(f"sampling block {block} warps {warps:2d}: plain {times[0]:7.1f} us, {warped} {times[1]:7.1f} us")
 
 
+def layers(args: argparse.Namespace) -> None:
+    from layers import time_layers
+
+    config_of = Qwen2Config if "qwen" in args.shape else LlamaConfig
+    time_layers(config_of(**SHAPES[args.shape]), getattr(torch, args.dtype))
+
+
+def profile(load: Load, top: int = 30) -> None:
+    """Prints which kernels a decode step spends its time in, and which part of a call the GPU is busy."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    run = engine_with(load, Engine(load.model))
+    run()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    tokens = run()
+    torch.cuda.synchronize()
+    wall = time.perf_counter() - start
+    with profiled(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+        torch.cuda.synchronize()
+    rows = [(event.self_device_time_total, event.count, event.key) for event in found.key_averages()]
+    rows = sorted((row for row in rows if row[0] > 0), reverse=True)
+    steps = max((count for _, count, name in rows if "_sample_kernel" in name), default=load.max_tokens)
+    busy = sum(row[0] for row in rows) / 1e6
+    print(f"{tokens / wall:.0f} tokens/s; GPU busy {busy:.3f} s / wall {wall:.3f} s = {busy / wall:.0%}; {steps} steps")
+    print(f"{'us/step':>9} {'calls/step':>10} {'us/call':>8}  kernel")
+    for total, count, name in rows[:top]:
+        print(f"{total / steps:9.2f} {count / steps:10.2f} {total / count:8.2f}  {name[:90]}")
+    print(f"{1e6 * busy / steps:9.2f} {sum(row[1] for row in rows) / steps:10.2f} {'':8}  all")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -343,19 +423,25 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16, help="requests that share a prompt")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--lengths", default="equal", choices=["equal", "skewed"])
+    parser.add_argument("--lengths", default="equal", choices=["equal", *SPREADS])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, help="rows that the engine decodes together")
     parser.add_argument("--skip", nargs="*", default=[], choices=["generate", "static", "engine", "mixed"])
     parser.add_argument("--no-kernels", action="store_true", help="the engine without Triton")
     parser.add_argument("--parts", action="store_true", help="time the step and its kernels instead")
+    parser.add_argument("--layers", action="store_true", help="time the products of a layer instead, in a minute")
+    parser.add_argument("--profile", action="store_true", help="print what a step's time goes into instead")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
 
+    if args.layers:
+        return layers(args)
     load = build(args)
     if args.parts:
         return parts(load)
+    if args.profile:
+        return profile(load)
     name = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
     print(f"{args.shape}, {args.dtype}, {name}; torch {torch.__version__}, transformers {transformers.__version__}")
     print(

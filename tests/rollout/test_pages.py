@@ -36,6 +36,8 @@ def memory_of(session: Any) -> PageMemory:
 def used(memory: PageMemory) -> int:
     assert ((memory.refs > 0).sum() + len(memory.free)) == memory.cache.pages - NOBODYS
     assert not memory.refs[memory.free].any()
+    assert memory.room == len(memory.free)
+    assert not memory.refs[:NOBODYS].any()
     return int((memory.refs > 0).sum())
 
 

@@ -14,12 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from explorl.modeling.angles import AngleTable, touched
+
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 
 
 FEW_ROWS = range(12, 57)
 """Rows for which MKL multiplies a weight by the transposed input faster than the input by the transposed weight: twice
 as fast for 32 rows of SmolLM2-135M."""
+
+
+Normed = Any
+"""A tensor that was normed for the projections to come, or None where they do that themselves."""
 
 
 class Ops(Protocol):
@@ -35,8 +41,20 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, norm: Any) -> Tensor: ...
 
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
-        """x + projection(y), and that normed; ``last``: for the head instead of a layer's projections."""
+    def first(self, x: Tensor, norm: Any) -> Normed:
+        """x normed for the first layer."""
+        ...
+
+    def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
+        """Query, key and value, contiguous, of x, which ``norm`` has normed to h."""
+        ...
+
+    def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
+        """silu(gate) · up, likewise."""
+        ...
+
+    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
+        """x + projection(y), and that normed; ``last``: for the head, which does not norm by itself."""
         ...
 
     def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,8 +62,6 @@ class Ops(Protocol):
         ...
 
     def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]: ...
-
-    def gate(self, gate: Tensor, up: Tensor) -> Tensor: ...
 
 
 class TorchOps:
@@ -72,7 +88,18 @@ class TorchOps:
         scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
         return (x * scale).mul_(norm.weight)
 
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
+    def first(self, x: Tensor, norm: Any) -> Normed:
+        return self.norm(x, norm)
+
+    def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
+        h = self.norm(x, norm) if h is None else h
+        return [self.project(h, projection).contiguous() for projection in (attn.q_proj, attn.k_proj, attn.v_proj)]
+
+    def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
+        h = self.norm(x, norm) if h is None else h
+        return self.gate(self.project(h, mlp.gate_proj), self.project(h, mlp.up_proj))
+
+    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
         if self.few or not _plain(projection):
             x = x + self.project(y, projection)
         else:
@@ -90,19 +117,15 @@ class TorchOps:
         return tuple(torch.addcmul(x * cos, x.roll(half, -1), signed) for x in (query, key))  # type: ignore[return-value]
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) · up; may write over the gate."""
         return F.silu(gate, inplace=True).mul_(up)
 
 
 def _plain(projection: Any) -> bool:
     """Whether it is nothing but a product with its weight."""
-    if type(projection) is not nn.Linear or _touched(projection):
+    if type(projection) is not nn.Linear or touched(projection):
         return False
     return getattr(projection, "bias", None) is None
-
-
-def _touched(module: nn.Module) -> bool:
-    """Whether somebody waits on the module with a hook, or has given it a forward of its own."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 class KernelOps(TorchOps):
@@ -116,7 +139,7 @@ class KernelOps(TorchOps):
     def norm(self, x: Tensor, norm: Any) -> Tensor:
         return self.kernels.rms_norm(x, norm.weight, norm.variance_epsilon, 0.0, True)
 
-    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
         return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
 
     def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,6 +157,7 @@ class LlamaForward:
 
     def __init__(self, root: Any, ops: Ops) -> None:
         self.root, self.body, self.ops = root, root.model, ops
+        self.table = AngleTable(self.body.rotary_emb)
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
@@ -146,23 +170,30 @@ class LlamaForward:
         ops, body = self.ops, self.body
         x = body.embed_tokens(ids)
         ops.begin(x)
-        angles = ops.angles(*body.rotary_emb(x, position_ids=positions))
+        angles = self._angles(x, positions, cache)
         layers = list(body.layers)
         norms = [layer.input_layernorm for layer in layers[1:]] + [body.norm]
-        h = ops.norm(x, layers[0].input_layernorm)
+        h = ops.first(x, layers[0].input_layernorm)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
             x, h = self.layer(x, h, index, layer, next_norm, angles, cache)
         return h
 
+    def _angles(self, x: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the positions, or of all positions for a cache that looks them up by itself."""
+        if hasattr(cache, "rotate_and_attend"):
+            table = self.table.upto(cache.capacity, x)
+            if table is not None:
+                return table
+        return self.ops.angles(*self.body.rotary_emb(x, position_ids=positions))
+
     def layer(
-        self, x: Tensor, h: Tensor, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, h: Normed, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
+    ) -> tuple[Tensor, Normed]:
         """One layer: ``h`` is x normed for it; returns the next x, and that normed for the next layer."""
-        ops, attn, mlp = self.ops, layer.self_attn, layer.mlp
-        rows, length = h.shape[:2]
+        ops, attn = self.ops, layer.self_attn
+        rows, length = x.shape[:2]
         shape = rows, length, -1, attn.head_dim
-        projections = attn.q_proj, attn.k_proj, attn.v_proj
-        query, key, value = (ops.project(h, projection).contiguous().view(shape) for projection in projections)
+        query, key, value = (t.view(shape) for t in ops.heads(x, h, layer.input_layernorm, attn))
         if hasattr(attn, "q_norm"):
             query, key = ops.norm(query, attn.q_norm), ops.norm(key, attn.k_norm)
         query, key, value = (t.transpose(1, 2) for t in (query, key, value))
@@ -175,8 +206,8 @@ class LlamaForward:
             key, value = cache.update(key, value, index)
             mixed = cache.attend(query, key, value, attn.scaling, window, None)
         x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)
-        inner = ops.gate(ops.project(h, mlp.gate_proj), ops.project(h, mlp.up_proj))
-        return ops.add(x, inner, mlp.down_proj, next_norm, last=next_norm is self.body.norm)
+        inner = ops.inner(x, h, layer.post_attention_layernorm, layer.mlp)
+        return ops.add(x, inner, layer.mlp.down_proj, next_norm, last=next_norm is self.body.norm)
 
 
 def window_of(attn: Any) -> int | None:
@@ -197,4 +228,4 @@ def llama_like(model: nn.Module) -> Any:
     for layer in layers:
         norms = layer.input_layernorm, layer.post_attention_layernorm
         passed += [layer, layer.self_attn, layer.mlp, *norms, layer.mlp.act_fn]
-    return None if any(_touched(module) for module in passed) else root
+    return None if any(touched(module) for module in passed) else root

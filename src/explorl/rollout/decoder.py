@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from explorl.modeling.attention import attending
 from explorl.modeling.fused import Fusion
-from explorl.modeling.llama import KernelOps, LlamaForward, TorchOps, llama_like
+from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
+from explorl.modeling.merged import MergedOps
 from explorl.modeling.proof import keeps_logits
 from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
 from explorl.rollout.joined import JoinedCache
@@ -70,7 +71,7 @@ class Decoder:
         self._pool: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         root = llama_like(model) if write_out else None
-        self._written_out = None if root is None else LlamaForward(root, KernelOps() if use_kernels else TorchOps())
+        self._written_out = None if root is None else LlamaForward(root, MergedOps() if use_kernels else TorchOps())
         self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
         logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
@@ -172,6 +173,8 @@ class Decoder:
 
     def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
         """Decodes for some steps; the rows have filled up to (or, ``even``, all) ``length`` columns."""
+        if self._written_out is not None:
+            self._written_out.table.refresh()
         for step in range(steps):
             if self.use_graphs:
                 self._replay(layout.rows, self._bucket(length + steps), active)

@@ -28,7 +28,7 @@ class KernelPages(PageCache):
     def rotate_and_attend(
         self, query: Tensor, key: Tensor, value: Tensor, angles: Any, layer: int, scale: float, window: int | None
     ) -> Tensor:
-        """Rotary embedding, `update` and `attend` at once; ``angles`` are cosine and sine (rows, 1, size)."""
+        """Rotary embedding, `update` and `attend` at once; ``angles`` as in `decode_attention`."""
         return self._decode(query, key, value, layer, scale, window, None, angles=angles)
 
     def _decode(self, query: Tensor, key: Tensor, value: Tensor, layer: int, *how: Any, **more: Any) -> Tensor:

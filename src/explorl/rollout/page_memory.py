@@ -8,12 +8,10 @@ enough, the youngest row gives way, and is computed again from its tokens later.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from explorl.rollout.pages import BLANK, NOBODYS, pages_for
 from explorl.rollout.samples import PromptTokens, Sample
@@ -23,8 +21,8 @@ from explorl.rollout.sharing import Layout
 class Kept:
     """The pages of a sequence's first tokens, held for somebody who may go on from there."""
 
-    def __init__(self, memory: PageMemory, pages: Sequence[int], length: int) -> None:
-        self.memory, self.pages, self.length = memory, list(pages), length
+    def __init__(self, memory: PageMemory, pages: np.ndarray, length: int) -> None:
+        self.memory, self.pages, self.length = memory, pages.copy(), length
         memory.hold(self.pages)
 
     @property
@@ -39,7 +37,7 @@ class Kept:
     def drop(self) -> None:
         """Gives the pages back."""
         self.memory.give(self.pages)
-        self.pages = []
+        self.pages = self.pages[:0]
 
 
 class PageMemory:
@@ -50,17 +48,30 @@ class PageMemory:
     def __init__(self, decoder: Any, slots: int) -> None:
         self.decoder, self.cache, self.page = decoder, decoder.cache, decoder.cache.page
         self.refs = np.zeros(self.cache.pages, dtype=np.int64)
-        self.free = list(range(NOBODYS, self.cache.pages))
-        """A heap: the first free page is the next, so that what was done before changes no place."""
-        self.tables: list[list[int]] = [[] for _ in range(slots)]
-        self.prompts: dict[PromptTokens, list[int]] = {}
+        """How many have each page."""
+        self.room = self.cache.pages - NOBODYS
+        """Free pages."""
+        self._sit(slots)
+        self.prompts: dict[PromptTokens, np.ndarray] = {}
         """Pages of prompts, the longest unused first."""
         self.resting: dict[int, Sample] = {}
         self.waiting: Sequence[Sample] = ()
         self.spoiled: set[int] = set()
         """Pages that may hold NaN, and are zeroed when nobody has them any more."""
-        self._changed = set(range(slots))
-        """Seats whose table the device does not know."""
+
+    def _sit(self, slots: int) -> None:
+        """There are so many seats, and nobody sits there."""
+        self.tables = np.full((slots, self.cache.table.shape[1]), BLANK, dtype=np.int32)
+        """Pages of each seat."""
+        self.held = np.zeros(slots, dtype=np.int64)
+        """How many it has."""
+        self._stale = True
+        """Whether the device knows other tables."""
+
+    @property
+    def free(self) -> np.ndarray:
+        """Pages that nobody has, but for those that are nobody's."""
+        return np.flatnonzero(self.refs[NOBODYS:] == 0) + NOBODYS
 
     def rehouse(self, decoder: Any, slots: int) -> bool:
         """Goes on in another decoder, where nobody sits yet; False where its pages are others, or fewer."""
@@ -71,42 +82,50 @@ class PageMemory:
             for block, before in zip(new.blocks, old.blocks, strict=True):
                 block[:, : old.pages] = before
             self.refs = np.concatenate([self.refs, np.zeros(new.pages - old.pages, dtype=np.int64)])
-            for page in range(old.pages, new.pages):
-                heapq.heappush(self.free, page)
+            self.room += new.pages - old.pages
         self.decoder, self.cache = decoder, new
-        self.tables = [[] for _ in range(slots)]
-        self._changed = set(range(slots))
+        self._sit(slots)
         return True
 
     # Counting
 
-    def hold(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self.refs[page] += 1
+    def hold(self, pages: np.ndarray) -> None:
+        """One owner more for each of these pages, which somebody has already; some may be named several times."""
+        np.add.at(self.refs, pages, 1)
 
-    def give(self, pages: Iterable[int]) -> None:
+    def give(self, pages: np.ndarray) -> None:
         """Takes one owner off each page, and back those that have none."""
-        freed = []
-        for page in pages:
-            self.refs[page] -= 1
-            if self.refs[page] == 0:
-                freed.append(page)
-                heapq.heappush(self.free, page)
-        dirty = sorted(self.spoiled.intersection(freed))
+        np.subtract.at(self.refs, pages, 1)
+        freed = np.unique(pages[self.refs[pages] == 0])
+        self.room += len(freed)
+        dirty = sorted(self.spoiled.intersection(freed.tolist())) if self.spoiled else []
         if dirty:
             self.cache.clear(dirty)
             self.spoiled.difference_update(dirty)
 
-    def _new(self, count: int) -> list[int]:
-        pages = [heapq.heappop(self.free) for _ in range(count)]
-        self.hold(pages)
+    def _new(self, count: int) -> np.ndarray:
+        """Pages with one owner: the first free ones, so that what was done before changes no place."""
+        pages = self.free[:count]
+        self.refs[pages] = 1
+        self.room -= count
         return pages
+
+    def _grow(self, seats: np.ndarray, counts: np.ndarray) -> None:
+        """So many more pages for each of these seats."""
+        total = int(counts.sum())
+        if total == 0:
+            return
+        before = np.cumsum(counts) - counts
+        column = np.repeat(self.held[seats] - before, counts) + np.arange(total)
+        self.tables[np.repeat(seats, counts), column] = self._new(total)
+        self.held[seats] += counts
+        self._stale = True
 
     def _room(self, count: int, sparing: Sequence[Sample] = ()) -> bool:
         """Whether so many pages are free, after taking back what nobody decodes; not from ``sparing``."""
-        while len(self.free) < count and self._take_back(sparing):
+        while self.room < count and self._take_back(sparing):
             pass
-        return len(self.free) >= count
+        return self.room >= count
 
     def _take_back(self, sparing: Sequence[Sample]) -> bool:
         """Gives up the keys and values of one that is not being decoded; False where there is none."""
@@ -134,26 +153,29 @@ class PageMemory:
         A page for every row that is being decoded stays free: else the first page they need would cost somebody a seat.
         """
         self.waiting = waiting
-        busy = sum(bool(table) for table in self.tables)
+        busy = int((self.held > 0).sum())
         taken: list[Sample] = []
         need = 0
         wanted: dict[PromptTokens, None] = {}
         for sample in waiting[:most]:
             known = sample.prompt.stored if sample.kept is None else sample.kept.length
             more = pages_for(sample.prompt.stored + len(sample.tokens) + 1, self.page) - known // self.page
-            if sample.kept is None and sample.prompt not in wanted:
-                wanted[sample.prompt] = None
-                if sample.prompt not in self.prompts:
-                    more += pages_for(sample.prompt.stored, self.page)
+            fresh = sample.kept is None and sample.prompt not in wanted
+            if fresh and sample.prompt not in self.prompts:
+                more += pages_for(sample.prompt.stored, self.page)
             spare = busy + len(taken)
-            if not self._room(need + more + spare, [*taken, sample]) and not (
-                spare == 0 and self._room(need + more, [sample])
-            ):
+            if need + more + spare > self.room and not self._find(sample, taken, need + more, spare):
                 break
+            if fresh:
+                wanted[sample.prompt] = None
             need += more
             taken.append(sample)
-        self._prefill([prompt for prompt in wanted if any(s.prompt is prompt for s in taken)])
+        self._prefill(list(wanted))
         return taken
+
+    def _find(self, sample: Sample, taken: Sequence[Sample], need: int, spare: int) -> bool:
+        """Whether there is room for one more beside those taken, after taking back what nobody decodes."""
+        return self._room(need + spare, [*taken, sample]) or (spare == 0 and self._room(need, [sample]))
 
     def _prefill(self, prompts: Sequence[PromptTokens]) -> None:
         new = [prompt for prompt in prompts if prompt not in self.prompts]
@@ -165,59 +187,63 @@ class PageMemory:
 
     def start(self, seats: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
         """Seats samples that `take` gave."""
-        copies: list[tuple[int, int]] = []
-        known = []
-        for seat, sample in zip(seats, samples, strict=True):
-            if sample.kept is not None:
-                pages, length = sample.kept.pages, sample.kept.length
-            else:
-                pages, length = self.prompts[sample.prompt], sample.prompt.stored
+        known = np.zeros(len(seats), dtype=np.int64)
+        self.held[seats] = 0
+        shared: list[np.ndarray] = []
+        copied = np.full(len(seats), BLANK)
+        """The page that a sample begins with a copy of, after its full ones."""
+        for at, pages, length in _beginnings(samples, self.prompts):
             full = length // self.page
-            table = list(pages[:full])
-            self.hold(table)
-            table += self._new(pages_for(sample.prompt.stored + len(sample.tokens) + 1, self.page) - full)
+            known[at] = length
+            self.tables[seats[at], :full] = pages[:full]
+            self.held[seats[at]] = full
+            shared += [pages[:full]] * len(at)
             if length % self.page:
-                copies.append((pages[full], table[full]))
-            self.tables[seat] = table
-            self._changed.add(int(seat))
-            known.append(length)
-        if copies:
-            self.cache.copy(*zip(*copies, strict=True))
+                copied[at] = pages[full]
+        if shared:
+            self.hold(np.concatenate(shared))
+        wanted = np.array([sample.prompt.stored + len(sample.tokens) for sample in samples])
+        own = self.held[seats]
+        self._grow(seats, pages_for(wanted + 1, self.page) - own)
+        copies = np.flatnonzero(copied != BLANK)
+        if len(copies):
+            self.cache.copy(copied[copies], self.tables[seats[copies], own[copies]])
         for sample in samples:
             sample.forget()
-        todo = [i for i, sample in enumerate(samples) if known[i] < sample.prompt.stored + len(sample.tokens)]
-        if todo:
-            ids = [samples[i].ids[known[i] : samples[i].prompt.stored + len(samples[i].tokens)] for i in todo]
-            self.decoder.extend([self.tables[seats[i]] for i in todo], [known[i] for i in todo], ids)
+        todo = np.flatnonzero(known < wanted)
+        if len(todo):
+            ids = [samples[i].ids[known[i] : wanted[i]] for i in todo.tolist()]
+            self.decoder.extend([self._pages(seat) for seat in seats[todo]], known[todo].tolist(), ids)
         return np.zeros(len(seats), dtype=np.int64)
+
+    def _pages(self, seat: int) -> np.ndarray:
+        """The pages of a seat."""
+        return self.tables[seat, : self.held[seat]]
 
     def keep(self, seat: int, sample: Sample, tokens: int) -> Kept:
         """The keys and values of a seat's first completion tokens, to go on from."""
         length = sample.prompt.stored + tokens
-        return Kept(self, self.tables[seat][: pages_for(length, self.page)], length)
+        return Kept(self, self.tables[seat, : pages_for(length, self.page)], length)
 
     def leave(self, seats: np.ndarray, broken: np.ndarray) -> None:
         """Frees seats; ``broken`` ones among them may hold NaN."""
         for seat in broken:
-            self.spoiled.update(self.tables[seat])
-        for seat in seats:
-            self.give(self.tables[seat])
-            self.tables[seat] = []
-            self._changed.add(int(seat))
-        for prompt, pages in list(self.prompts.items()) if len(broken) else ():
-            if self.spoiled.intersection(pages):
+            self.spoiled.update(self._pages(seat).tolist())
+        mine = np.arange(self.tables.shape[1]) < self.held[seats][:, None]
+        pages = self.tables[seats][mine]
+        self.tables[seats], self.held[seats], self._stale = BLANK, 0, True
+        self.give(pages)
+        for prompt, held in list(self.prompts.items()) if len(broken) else ():
+            if self.spoiled.intersection(held.tolist()):
                 del self.prompts[prompt]
-                self.give(pages)
+                self.give(held)
 
     def ready(self, seats: np.ndarray, tokens: np.ndarray) -> bool:
         """Gives these seats the pages for so many tokens; False where one has to give way first."""
-        need = [pages_for(int(n), self.page) - len(self.tables[seat]) for seat, n in zip(seats, tokens, strict=True)]
-        if not self._room(sum(n for n in need if n > 0)):
+        need = np.maximum(pages_for(tokens, self.page) - self.held[seats], 0)
+        if not self._room(int(need.sum())):
             return False
-        for seat, count in zip(seats, need, strict=True):
-            if count > 0:
-                self.tables[seat] += self._new(count)
-                self._changed.add(int(seat))
+        self._grow(seats, need)
         return True
 
     def clean(self) -> None:
@@ -239,15 +265,9 @@ class PageMemory:
 
     def publish(self) -> None:
         """Tells the device about tables that have changed."""
-        if not self._changed:
-            return
-        seats = sorted(self._changed)
-        rows = np.full((len(seats), self.cache.table.shape[1]), BLANK, dtype=np.int32)
-        for row, seat in zip(rows, seats, strict=True):
-            row[: len(self.tables[seat])] = self.tables[seat]
-        where = torch.tensor(seats, device=self.cache.table.device)
-        self.cache.table[where] = torch.from_numpy(rows).to(self.cache.table.device)
-        self._changed.clear()
+        if self._stale:
+            self.cache.put_tables(self.tables)
+            self._stale = False
 
     def split(self, steps: int) -> np.ndarray | None:
         """Every seat has a row of its own."""
@@ -255,9 +275,25 @@ class PageMemory:
 
     def move_seats(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
         """The requests in these seats sit in others now."""
-        for here, there in zip(source, target, strict=True):
-            self.tables[there], self.tables[here] = self.tables[here], []
-        self._changed.update(int(seat) for seat in (*source, *target))
+        for values, nothing in ((self.tables, BLANK), (self.held, 0)):
+            moved = values[source]
+            values[source] = nothing
+            values[target] = moved
+        self._stale = True
 
     def compact(self, steps: int, seats: int) -> None:
         """There are no gaps but those of the seats."""
+
+
+def _beginnings(
+    samples: Sequence[Sample], prompts: Mapping[PromptTokens, np.ndarray]
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Which samples begin with which pages, and how many tokens those hold: what is kept of them, or their prompt."""
+    fresh: dict[PromptTokens, list[int]] = {}
+    for i, sample in enumerate(samples):
+        if sample.kept is not None:
+            yield np.array([i]), sample.kept.pages, sample.kept.length
+        else:
+            fresh.setdefault(sample.prompt, []).append(i)
+    for prompt, members in fresh.items():
+        yield np.array(members), prompts[prompt], prompt.stored

@@ -14,17 +14,21 @@ import torch
 from torch import Tensor
 
 from explorl.rollout.attention import causal_attention, masked_attention
-from explorl.rollout.cache import COPY_BYTES, LayerShape, _allocate, _Base
+from explorl.rollout.cache import LayerShape, _allocate, _Base
 from explorl.rollout.state import POSITION, RUNNING, STATUS, State
+from explorl.rollout.transfer import upload
 
 PAGE = {"cuda": 64, "cpu": 16}
 """Tokens in a page: a multiple of the attention kernel's tiles, so that no tile crosses a page."""
 BLANK, TRASH = 0, 1
 """Pages that are nobody's: one that is only read (where a table has no page), and one that is only written to."""
 NOBODYS = 2
+COPY_BYTES = 32 << 20
+"""Most of what is copied at once from pages to others, which takes as much memory again."""
 
 
-def pages_for(tokens: int, page: int) -> int:
+def pages_for(tokens: Any, page: int) -> Any:
+    """Pages of so many tokens: a number, or an array of them."""
     return -(-tokens // page)
 
 
@@ -94,14 +98,17 @@ class PageCache(_Base):
         """A pass over several new tokens of rows with these pages; see `Extension`."""
         return Extension(self, tables, starts, lengths)
 
-    def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
+    def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copies pages; none is both source and target."""
-        device = self.table.device
-        here, there = torch.tensor(source, device=device), torch.tensor(target, device=device)
+        here, there = upload(np.stack([source, target]).astype(np.int64), self.table.device)
         for block in self.blocks:
             layer = len(source) * block[0, 0].nbytes
             for part in block.split(max(1, COPY_BYTES // max(1, layer))):
                 part[:, there] = part[:, here]
+
+    def put_tables(self, tables: np.ndarray) -> None:
+        """The tables of the first rows."""
+        self.table[: len(tables)].copy_(upload(tables, self.table.device))
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zeroes pages whose contents may hold NaN."""
@@ -124,7 +131,7 @@ class Filling(_Base):
         for row, table, prompt in zip(places, tables, prompts, strict=True):
             position = np.arange(len(prompt))
             row[: len(prompt)] = np.asarray(table)[position // page] * page + position % page
-        return torch.from_numpy(places).to(self.cache.table.device)
+        return upload(places, self.cache.table.device)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         self.cache.write(layer_idx, self.at.flatten(), key_states, value_states)
@@ -154,8 +161,8 @@ class Extension(_Base):
         inside = np.arange(max(lengths)) < np.asarray(lengths)[:, None]
         own = np.take_along_axis(padded, np.where(inside, position // page, 0), 1)
         places = np.where(inside, own, TRASH) * page + position % page
-        self._table, self._places = torch.from_numpy(padded).to(device), torch.from_numpy(places).to(device).flatten()
-        self._distance = torch.from_numpy(position).to(device)[..., None] - torch.arange(width * page, device=device)
+        self._table, self._places = upload(padded, device), upload(places, device).flatten()
+        self._distance = upload(position, device)[..., None] - torch.arange(width * page, device=device)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         self._layer = layer_idx

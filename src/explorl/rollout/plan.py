@@ -11,7 +11,7 @@ import torch
 
 from explorl.rollout.cache import LayerShape
 from explorl.rollout.joined import SHORT_PROMPT
-from explorl.rollout.pages import NOBODYS, PAGE
+from explorl.rollout.pages import COPY_BYTES, NOBODYS, PAGE
 from explorl.rollout.state import State
 
 ROWS = {"cuda": 1024, "cpu": 256}
@@ -44,7 +44,7 @@ class Plan:
     cache_bytes: int
     prompt_bytes: int
     work_bytes: int
-    """State, logits and activations."""
+    """State, logits, activations and what the libraries take; see `work_bytes`."""
     split: bool
     """Whether memory, not the caller, may keep some requests waiting."""
     page: int = 0
@@ -112,6 +112,34 @@ def total_memory(device: torch.device) -> int:
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
+STREAMS = 3
+"""Streams on which the engine multiplies matrices: the caller's, that of warm-ups and that of captures."""
+
+
+def workspace_bytes(device: torch.device) -> int:
+    """What cuBLAS holds for good once the engine has run: for each stream what ``CUBLAS_WORKSPACE_CONFIG`` says (pairs
+    of KiB and count), or torch's default, 32 MiB from Hopper on and 8 before."""
+    if device.type != "cuda":
+        return 0
+    sizes = [int(part) for part in os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").split(":") if part.isdigit()]
+    if sizes and len(sizes) % 2 == 0:
+        own = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True)) << 10
+    else:
+        own = 32 << 20 if torch.cuda.get_device_capability(device)[0] >= 9 else (8 << 20) + (128 << 10)
+    return STREAMS * own
+
+
+def work_bytes(rows: int, prefill: int, *, records: int, logits: int, activations: int, copied: int) -> int:
+    """The most that the engine holds beside the keys and values, without the workspaces of libraries.
+
+        records + max(rows · (logits + activations), prefill · activations, copied)
+
+    Records stay; the rest comes and goes with a decode step (``logits`` and ``activations`` are bytes of one row), a
+    pass over ``prefill`` prompt tokens, and the copying of ``copied`` bytes of pages.
+    """
+    return records + max(rows * (logits + activations), prefill * activations, copied)
+
+
 def make_plan(
     layers: Sequence[LayerShape],
     *,
@@ -150,9 +178,18 @@ def make_plan(
         # Twice the prompts that the rows need: the next ones are computed many at a time, not whenever a row is free.
         return min(prompts, 2 * -(-rows * prompts // requests) + 2)
 
+    workspace = workspace_bytes(device)
+    page_bytes = PAGE.get(device.type, 64) * max(layer.bytes for layer in layers)
+
     def work(rows: int) -> int:
-        records = State.bytes(rows, tokens) + rows * tokens * record_bytes
-        return records + rows * vocab * logit_bytes + prefill * prefill_bytes
+        return workspace + work_bytes(
+            rows,
+            prefill,
+            records=State.bytes(rows, tokens) + rows * tokens * record_bytes,
+            logits=vocab * logit_bytes,
+            activations=prefill_bytes,
+            copied=min(max(COPY_BYTES, rows * page_bytes // 2), rows * page_bytes * len(layers)),  # keys or values
+        )
 
     if device.type in SPANS and not kernels:
         for count in (max(entries(wanted), kept), entries(wanted)):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class PromptTokens:
         return len(self.tokens) - 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sample:
     """One row of a session: a prompt, the completion so far, and how to go on."""
 
@@ -104,11 +105,20 @@ class Sample:
         """A sampling number of it."""
         return self.requests.rows[name][self.request]
 
+    @property
+    def tops(self) -> int:
+        """How many of the likeliest tokens are recorded."""
+        return self.kinds["top_ids"][1][0] if "top_ids" in self.kinds else 0
+
+    @property
+    def priority(self) -> tuple[bool, int, int]:
+        """Who goes first where not all have seats (`Schedule`): the smallest."""
+        return not self.tokens, -self.limit, self.index
+
     def append(self, tokens: Sequence[int], records: dict[str, Tensor]) -> None:
         """Sampled tokens and what was recorded of them."""
-        if tokens:
-            self.tokens.extend(tokens)
-            self.pieces.append({**records, "sampled": torch.ones(len(tokens), dtype=torch.bool)})
+        self.tokens.extend(tokens)
+        self.pieces.append(records)
 
     def force(self, tokens: Sequence[int]) -> None:
         """Tokens that were not sampled: nothing is known of them."""
@@ -121,7 +131,7 @@ class Sample:
         """What was recorded of the first tokens."""
         pieces = self.pieces or [{name: _unknown(kind, 0) for name, kind in self.kinds.items()}]
         joined = pieces[0] if len(pieces) == 1 else {n: torch.cat([p[n] for p in pieces]) for n in pieces[0]}
-        return {name: values[:length] for name, values in joined.items()}
+        return joined if length is None else {name: values[:length] for name, values in joined.items()}
 
     def rollout(self, tokenizer: Any) -> Rollout:
         """The completion as it stands; ``finish_reason`` is None while it has not ended."""
@@ -138,6 +148,15 @@ class Sample:
             parent=self.parent,
             forked_at=self.forked_at,
         )
+
+
+def numbers(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Sampling numbers of these samples."""
+    requests = samples[0].requests
+    if all(sample.requests is requests for sample in samples):
+        which = [sample.request for sample in samples]
+        return {name: requests.rows[name][which] for name in names}
+    return {name: np.array([sample.number(name) for sample in samples]) for name in names}
 
 
 def _unknown(kind: Kind, length: int) -> Tensor:

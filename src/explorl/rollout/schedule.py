@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from explorl.rollout.decoder import Decoder
+from explorl.rollout.looks import Ending, bucket, steps_to_look
 from explorl.rollout.page_memory import PageMemory
-from explorl.rollout.rollouts import FinishReason
-from explorl.rollout.samples import Sample
+from explorl.rollout.reading import Reading
+from explorl.rollout.samples import Sample, numbers
 from explorl.rollout.sampling import Active
 from explorl.rollout.sharing import Layout
 from explorl.rollout.spans import SpanMemory
@@ -32,23 +32,27 @@ from explorl.rollout.state import (
     STATUS,
     STEP,
     STOP_SET,
-    STOPPED,
     TOKEN,
     TOP_K,
 )
 from explorl.rollout.stops import StopStrings
+from explorl.rollout.transfer import Download
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
-"""Decode steps between two looks at what has finished; twice as many where nobody waits for a seat."""
-TOPS = ("top_ids", "top_logps")
+"""Decode steps between two looks at what has finished, where a row can end at any of them; see `steps_to_look`."""
+AHEAD = {"cuda": True, "cpu": False}
+"""Whether the next steps begin before the host has looked at the last ones, so that the device never waits for it."""
 
 logger = logging.getLogger(__name__)
 
-_REASONS: dict[int, FinishReason] = {STOPPED: "stop", BROKEN: "error"}
-
 
 class Schedule:
-    """Runs samples in the seats of a decoder; the oldest go first.
+    """Runs samples in the seats of a decoder.
+
+    Where not all have a seat, those that have begun go first, then, in pages, the ones with the highest limit, so that
+    the longest do not run alone in the end, then the oldest. Random numbers belong to a request, so the order changes
+    no token. Where memory runs out, the youngest in a seat gives way: the oldest never does, so there is always one
+    that gets to its end.
 
     Args:
         samples: All samples of the session, by their number; it may grow.
@@ -66,10 +70,16 @@ class Schedule:
     ) -> None:
         self.samples, self.tokenizer, self.strings, self.keep, self.on_end = samples, tokenizer, strings, keep, on_end
         self.waiting: list[Sample] = []
-        """Samples without a seat that are to go on, oldest first."""
+        """Samples without a seat that are to go on, in the order in which they will."""
         self.resting: dict[int, Sample] = {}
         """Samples that have ended and of which keys and values are kept, by number, the longest ago first."""
         self.resting_bytes = 0
+        self.paged = self.certain = False
+        """Whether rows have pages; whether they end at their limits and nowhere else."""
+        self._look: tuple[np.ndarray, Download] | None = None
+        """Who sat where, and how their seats stood, after steps that the host has not looked at."""
+        self._endings: list[Ending] = []
+        """Samples that have ended, and whose tokens are on their way."""
 
     memory: PageMemory | SpanMemory
 
@@ -82,7 +92,7 @@ class Schedule:
         self.owner = np.full(slots, -1)
         """The sample in each seat, −1 where there is none."""
         self.steps = np.zeros(slots, dtype=np.int64)
-        """Tokens in each seat's completion, as of the last look."""
+        """Tokens in each seat's completion after the steps that have begun, if it has not ended before."""
         self.limits = np.zeros(slots, dtype=np.int64)
         self.offsets = np.zeros(slots, dtype=np.int64)
         """Tokens of each seat's prompt but the last."""
@@ -93,12 +103,20 @@ class Schedule:
             self.abandon()
             memory = PageMemory(decoder, slots) if decoder.plan.pages else SpanMemory(decoder, slots)
         self.memory, memory.resting = memory, self.resting
+        self.paged = isinstance(memory, PageMemory)
+        self.waiting.sort(key=self._turn)
         decoder.state.ints[STATUS] = IDLE
 
     def move_out(self, keep: bool = True) -> None:
         """Empties all seats; those who sat there wait again."""
-        for seat in np.flatnonzero(self.owner >= 0):
-            self.wait(self.unseat(self.samples[self.owner[seat]], keep))
+        self.settle()
+        seats = np.flatnonzero(self.owner >= 0)
+        if len(seats):
+            samples = self._read(seats)
+            for seat, sample in zip(seats.tolist(), samples if keep else (), strict=False):
+                sample.kept = self.memory.keep(seat, sample, len(sample.tokens))
+            self._free(seats, seats[:0])
+            self.wait(*samples)
         self.decoder.state.ints[STATUS] = IDLE
 
     def abandon(self) -> None:
@@ -110,38 +128,77 @@ class Schedule:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything left to sample."""
-        return bool(self.waiting) or bool((self.owner >= 0).any())
+        """Whether there is anything left to sample or to look at."""
+        return bool(self.waiting or self._look or self._endings) or bool((self.owner >= 0).any())
 
-    def wait(self, sample: Sample) -> None:
-        """Puts a sample in the queue."""
-        self.wake(sample)
-        insort(self.waiting, sample, key=lambda other: other.index)
+    def wait(self, *samples: Sample) -> None:
+        """Puts samples in the queue."""
+        for sample in samples:
+            self.wake(sample)
+        if len(samples) == 1:
+            insort(self.waiting, samples[0], key=self._turn)
+        else:
+            self.waiting = sorted([*self.waiting, *samples], key=self._turn)
 
-    def advance(self, most: int | None = None) -> int:
-        """Decodes up to the next look, or ``most`` steps if that is less; how many it were."""
+    def _turn(self, sample: Sample) -> Any:
+        # Spans have room for few prompts at a time, so there all samples of one go together.
+        return sample.priority if self.paged else sample.index
+
+    def advance(self, most: int | None = None, ahead: bool = False) -> int:
+        """Decodes up to the next look, or ``most`` steps if that is less; how many it were.
+
+        ``ahead`` allows to leave that look to the next call, after it has begun with its own steps; `settle` takes it.
+        """
+        ahead = ahead and AHEAD.get(self.kind, False) and self.paged and not any(self.strings)
+        if not ahead:
+            self.settle()
         self._admit()
         busy = np.flatnonzero(self.owner >= 0)
-        if len(busy) == 0:
-            raise MemoryError(f"row {self.waiting[0].index} does not fit into memory alone; raise memory_budget")
-        patience = SYNC_STEPS.get(self.kind, 1)
-        if patience > 1 and not self.waiting:
-            patience *= 2
-        steps = int(min(patience, (self.limits[busy] - self.steps[busy]).max(), most or patience))
-        busy = self._make_room(busy, steps)
+        if len(busy) == 0 and self._look is None and not self._endings:
+            raise _too_large(self.waiting[0])
+        steps = self._steps(busy, most, ahead) if len(busy) else 0
+        if steps:
+            busy = self._make_room(busy, steps)
+        if steps == 0 or len(busy) == 0:  # all have ended, or will have at the next look
+            self.settle()
+            return 0
         held = self.steps[busy]
         layout = self._layout(busy)
         even = bool((held == held[0]).all())
         length = self.memory.length(self.offsets[busy] + held, held)
         self.decoder.run(layout, length, even, steps, self.active)
-        self._collect(layout.seats)
+        self.steps[busy] = np.minimum(held + steps, self.limits[busy])
+        if not ahead:
+            self._begin_look()
+            self.settle()
+        self._finish_look()
         self._rearrange()
+        if ahead:
+            self._begin_look()
         return steps
+
+    def _steps(self, busy: np.ndarray, most: int | None, ahead: bool) -> int:
+        patience = SYNC_STEPS.get(self.kind, 1)
+        steps = steps_to_look(
+            self.limits[busy] - self.steps[busy],
+            int(busy[-1]) + 1,
+            self.slots,
+            patience=max(1, patience // 2) if ahead else patience,  # what is found is one look old
+            certain=self.certain and patience > 1,
+            waiting=bool(self.waiting),
+        )
+        return min(steps, most or steps)
 
     def _make_room(self, busy: np.ndarray, steps: int) -> np.ndarray:
         """Gives the seats memory for the next steps; where there is not enough, the youngest gives way and waits."""
         while not self.memory.ready(busy, self.offsets[busy] + np.minimum(self.steps[busy] + steps, self.limits[busy])):
+            if self._look is not None or self._endings:
+                self.settle()  # somebody may have ended
+                busy = np.flatnonzero(self.owner >= 0)
+                continue
             youngest = self.samples[self.owner[busy].max()]
+            if len(busy) == 1:
+                raise _too_large(youngest)
             logger.info("row %d gives way: memory is full", youngest.index)
             self.wait(self.unseat(youngest, keep=False))
             self.crowded = True
@@ -176,6 +233,7 @@ class Schedule:
         offsets = np.array([sample.prompt.stored for sample in samples])
         had = np.array([len(sample.tokens) for sample in samples])
         limits = np.array([sample.limit for sample in samples])
+        params = numbers(samples, ["top_k", *STATE_REALS])
         fields = {
             TOKEN: np.array([(sample.tokens or sample.prompt.tokens)[-1] for sample in samples]),
             POSITION: offsets + had,
@@ -183,22 +241,23 @@ class Schedule:
             LIMIT: limits,
             STATUS: RUNNING,
             KEY: np.array([sample.key for sample in samples]),
-            TOP_K: np.array([sample.number("top_k") for sample in samples]),
+            TOP_K: params["top_k"],
             PROMPT: self.memory.start(seats, samples),
             OFFSET: offsets,
             CURVE: np.array([sample.curve for sample in samples]),
             STOP_SET: np.array([sample.stop_set for sample in samples]),
             BIAS_SET: np.array([sample.bias_set for sample in samples]),
         }
-        ints = np.stack([np.broadcast_to(fields[i], len(seats)) for i in range(len(fields))])
-        reals = np.array([[sample.number(name) for sample in samples] for name in STATE_REALS], dtype=np.float64)
-        where = torch.from_numpy(seats).to(self.decoder.device)
-        state.admit(where, torch.from_numpy(ints), torch.from_numpy(reals))
+        ints = np.stack([np.broadcast_to(fields[i], len(seats)) for i in range(len(fields))]).astype(np.int64)
+        reals = np.empty((len(STATE_REALS), len(seats)))
+        for name, row in STATE_REALS.items():
+            reals[row] = params[name]
+        where = state.admit(seats, ints, reals)
         if self.active.repetition:
             state.remember(where, [sample.ids for sample in samples])
         going_on = np.flatnonzero(had)
         if len(going_on):
-            state.write(where[torch.from_numpy(going_on).to(where.device)], [samples[int(i)].tokens for i in going_on])
+            state.write(seats[going_on], [samples[i].tokens for i in going_on.tolist()])
         for seat, sample in zip(seats, samples, strict=True):
             sample.seat = int(seat)
             sample.forget()
@@ -208,64 +267,74 @@ class Schedule:
 
     # Results
 
-    def _collect(self, seats: int) -> None:
-        """Looks at the seats, takes out what has ended and frees its seats."""
-        state = self.decoder.state
-        looked = state.ints[STEP : STATUS + 1, :seats].cpu().numpy()
+    def settle(self) -> None:
+        """Looks at all that has been decoded, and gives what has ended its tokens."""
+        while self._look is not None or self._endings:
+            self._finish_look()
+
+    def _begin_look(self) -> None:
+        seats = int(np.flatnonzero(self.owner >= 0)[-1]) + 1 if (self.owner >= 0).any() else 0
+        if seats:
+            looked = Download(self.decoder.state.ints[STEP : STATUS + 1, :seats])
+            self._look = self.owner[:seats].copy(), looked
+
+    def _finish_look(self) -> None:
+        """Ends what the look before had found, takes the look that was begun, and frees the seats of what has ended."""
+        endings, self._endings = self._endings, []
+        for ending in endings:
+            ending.land()
+        if self._look is not None:
+            (owner, looked), self._look = self._look, None
+            self._collect(owner, looked.wait()[0].numpy())
+        for ending in endings:
+            for sample in ending.samples:
+                self.on_end(sample)
+
+    def _collect(self, owner: np.ndarray, looked: np.ndarray) -> None:
+        state, seats = self.decoder.state, len(owner)
         steps, status = looked[0], looked[-1].copy()
-        busy = self.owner[:seats] >= 0
-        self.steps[:seats] = np.where(busy, steps, 0)
+        busy = (owner >= 0) & (owner == self.owner[:seats])  # others have come since
+        ended = np.flatnonzero(busy & (status != RUNNING))
+        self.steps[ended] = steps[ended]
         cut = self.stops.find(np.flatnonzero(busy), self.owner, self.steps, status, state.out_ints[0])
         done = np.flatnonzero(busy & (status != RUNNING))
         if len(done) == 0:
             return
-        lengths = np.array([cut[seat][0] if seat in cut else self.steps[seat] for seat in done.tolist()])
-        self._read(done, lengths)
-        ended = [self.samples[self.owner[seat]] for seat in done]
-        for seat, sample in zip(done, ended, strict=True):
-            sample.reason = _REASONS.get(int(status[seat]), "length")
-            sample.stop = cut[int(seat)][1] if int(seat) in cut else None
-            if sample.reason == "error":
-                sample.error = _broken(sample)
-            elif self.keep and looked[-1, seat] != BROKEN:
-                self._rest(sample, self.memory.keep(int(seat), sample, len(sample.tokens)))
-        self._free(done, done[looked[-1, done] == BROKEN])  # also where a stop string came before
+        lengths = self.steps[done]
+        for i, seat in enumerate(done.tolist() if cut else ()):
+            if seat in cut:
+                lengths[i] = cut[seat][0]
+        samples = [self.samples[i] for i in self.owner[done]]
+        reading = Reading(state, self.active, samples, done, lengths)
+        stops = [cut[seat][1] if seat in cut else None for seat in done.tolist()]
+        self._endings.append(Ending(reading, status[done], lengths, stops))
+        broken = looked[-1, done] == BROKEN  # also where a stop string came before
+        if self.keep:
+            for i in np.flatnonzero(~broken).tolist():
+                self._rest(samples[i], self.memory.keep(int(done[i]), samples[i], int(lengths[i])))
+        state.idle(done[looked[-1, done] == RUNNING])
+        self._free(done, done[broken])
         self.crowded = False
-        for sample in ended:
-            self.on_end(sample)
-
-    def _read(self, seats: np.ndarray, lengths: np.ndarray) -> None:
-        """Brings what these seats have sampled, up to these lengths of their completions, to the host."""
-        state = self.decoder.state
-        where, longest = torch.from_numpy(seats).to(self.decoder.device), int(lengths.max())
-        ints, reals = state.out_ints[:, where, :longest].cpu(), state.out_reals[:, where, :longest].cpu()
-        tokens = ints[0].tolist()
-        mass = state.out_mass[where, :longest].cpu() if self.active.min_p_mass and state.out_mass is not None else None
-        tops = [None if top is None else top[where, :longest].cpu() for top in (state.top_ids, state.top_logps)]
-        for i, (seat, length) in enumerate(zip(seats, lengths, strict=True)):
-            sample = self.samples[self.owner[seat]]
-            new = slice(len(sample.tokens), int(length))
-            records = {"branching": ints[1, i, new], "entropy": reals[2, i, new]}
-            records |= {"logps": reals[0, i, new], "sampling_logps": reals[1, i, new]}
-            if mass is not None:
-                records["min_p_mass"] = mass[i, new]
-            if k := int(sample.number("logprobs")):
-                records |= {name: top[i, new, :k] for name, top in zip(TOPS, tops, strict=True) if top is not None}
-            sample.append(tokens[i][new], records)
 
     def read(self, sample: Sample) -> None:
         """Brings what a seated sample has sampled so far to the host."""
+        self.settle()
         if sample.seat >= 0:
-            seat = np.array([sample.seat])
-            self._read(seat, self.steps[seat])
+            self._read(np.array([sample.seat]))
+
+    def _read(self, seats: np.ndarray) -> list[Sample]:
+        samples = [self.samples[i] for i in self.owner[seats]]
+        Reading(self.decoder.state, self.active, samples, seats, self.steps[seats]).land()
+        return samples
 
     def unseat(self, sample: Sample, keep: bool = True) -> Sample:
         """Takes a sample off its seat; its keys and values are kept or forgotten."""
+        self.read(sample)
         if sample.seat >= 0:
-            self.read(sample)
             if keep:
                 sample.kept = self.memory.keep(sample.seat, sample, len(sample.tokens))
             seat = np.array([sample.seat])
+            self.decoder.state.idle(seat)
             self._free(seat, seat[:0])
         elif sample in self.waiting:
             self.waiting.remove(sample)
@@ -274,7 +343,6 @@ class Schedule:
     def _free(self, seats: np.ndarray, broken: np.ndarray) -> None:
         for seat in seats:
             self.samples[self.owner[seat]].seat = -1
-        self.decoder.state.ints[STATUS, torch.from_numpy(seats).to(self.decoder.device)] = IDLE
         self.owner[seats], self.steps[seats], self.limits[seats] = -1, 0, 0
         self.memory.leave(seats, broken)
 
@@ -312,15 +380,14 @@ class Schedule:
                 worth = last - count > count // 16
             if worth:
                 source = busy[busy >= count]
-                target = np.setdiff1d(np.arange(count), busy)
+                target = np.flatnonzero(self.owner[:count] < 0)
                 self._seats_to(source, target)
                 self.memory.move_seats(source, target, most)
         self.memory.compact(most, count)
 
     def _seats_to(self, source: np.ndarray, target: np.ndarray) -> None:
         """Moves what is known of seats, all at once: they may change places."""
-        device, state = self.decoder.device, self.decoder.state
-        state.move(torch.from_numpy(source).to(device), torch.from_numpy(target).to(device), int(self.steps.max()))
+        self.decoder.state.move(source, target, int(self.steps.max()))
         arrays: tuple[tuple[np.ndarray, int], ...] = (
             (self.owner, -1),
             (self.steps, 0),
@@ -336,13 +403,5 @@ class Schedule:
             self.samples[self.owner[seat]].seat = int(seat)
 
 
-def _broken(sample: Sample) -> str:
-    return (
-        f"the model's logits are not finite at step {len(sample.tokens)} of request {sample.index} "
-        f"(prompt {sample.prompt_index}, sample {sample.sample_index}): NaN or infinite weights?"
-    )
-
-
-def bucket(rows: int, slots: int) -> int:
-    """Rows that a graph is captured for: the next power of two, or all slots."""
-    return min(1 << (rows - 1).bit_length(), slots)
+def _too_large(sample: Sample) -> MemoryError:
+    return MemoryError(f"row {sample.index} does not fit into memory alone; raise memory_budget")

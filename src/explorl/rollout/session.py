@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PLACES = ("curve", "stop_set", "bias_set")
+"""What `Tables` says of each request, by the names that `Sample` has for it."""
+
 
 class Session:
     """Rows that are being sampled; made by `Engine.open`.
@@ -79,7 +82,10 @@ class Session:
         places = self._tables.add(requests)
         self._active = replace(self._active, stop_sets=self._active.stop_sets or len(self._tables.stops) > 1)
         self._strings += requests.stops
-        for request in range(len(requests)):
+        limits, tops = requests.rows["max_tokens"].tolist(), requests.rows["logprobs"].tolist()
+        kinds = {k: recorded(k, bool(params.min_p_mass)) for k in set(tops)}
+        columns = zip(*(values.tolist() for values in (keys, *(places[name] for name in PLACES))), strict=True)
+        for request, (key, *own) in enumerate(columns):
             prompt, sample = divmod(request, requests.n)
             self._samples.append(
                 Sample(
@@ -89,12 +95,10 @@ class Session:
                     request,
                     prompt_index=before + prompt,
                     sample_index=sample,
-                    key=int(keys[request]),
-                    limit=int(requests.rows["max_tokens"][request]),
-                    kinds=recorded(int(requests.rows["logprobs"][request]), bool(params.min_p_mass)),
-                    curve=int(places["curve"][request]),
-                    stop_set=int(places["stop_set"][request]),
-                    bias_set=int(places["bias_set"][request]),
+                    key=key,
+                    limit=limits[request],
+                    kinds=kinds[tops[request]],
+                    **dict(zip(PLACES, own, strict=True)),
                 )
             )
         rows = list(range(first, len(self._samples)))
@@ -224,7 +228,7 @@ class Session:
     def run(self) -> None:
         """Samples until every row has ended."""
         self._check_open()
-        self._run(lambda _: False, None)
+        self._run(lambda _: False, None, ahead=True)
         self._ended = []
 
     def finished(self) -> list[Rollout]:
@@ -248,14 +252,14 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, enough: Callable[[int], bool], most: int | None) -> None:
+    def _run(self, enough: Callable[[int], bool], most: int | None, ahead: bool = False) -> None:
         done = 0
         while self.running and not enough(done):
             try:
                 schedule = self._settled()
                 with self.engine.weights(), sampling_mode(self.engine.model), schedule.decoder.fused():
                     while schedule.busy and not enough(done):
-                        done += schedule.advance(None if most is None else most - done)
+                        done += schedule.advance(None if most is None else most - done, ahead)
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 self._halve(error)
 
@@ -292,14 +296,13 @@ class Session:
         if schedule is not None and schedule.decoder.plan.holds(schedule.slots, most, **needs):
             if self._active.logprobs != schedule.active.logprobs:  # records are made anew
                 schedule.move_out()
-            schedule.active = self._active
+            schedule.active, schedule.certain = self._active, self._certain
             self._tables.put(schedule.decoder, self._active)
             return schedule
         if schedule is None:
             schedule = Schedule(self._samples, engine.tokenizer, self._strings, self._keep, self._end)
             memory = engine.recall()
-            for sample in live:
-                schedule.wait(sample)
+            schedule.wait(*live)
         else:
             needs["requests"] = max(needs["requests"], 2 * schedule.slots)
             schedule.move_out()
@@ -307,8 +310,13 @@ class Session:
         decoder, slots = engine.prepare(self._active, rows=self._rows, table_bytes=self._tables.bytes, **needs)
         self._tables.put(decoder, self._active)
         schedule.move_in(decoder, slots, self._active, memory)
-        self._schedule = schedule
+        self._schedule, schedule.certain = schedule, self._certain
         return schedule
+
+    @property
+    def _certain(self) -> bool:
+        """Whether rows end at their limits and nowhere else, but for those that break."""
+        return not any(self._tables.stops) and not any(self._strings)
 
     def _enqueue(self, rows: Sequence[int]) -> None:
         for row in rows:

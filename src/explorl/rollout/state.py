@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from explorl.rollout.transfer import upload
 
 TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE, STOP_SET, BIAS_SET = range(12)
 """Rows of `State.ints`: next input token, its position, tokens sampled so far, most tokens, status, random key, top-k,
 prompt entry, how many tokens that entry holds, and its rows in `State.curves`, `State.stops` and `State.bias`."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
 """Rows of `State.reals`."""
-STATE_REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "bottom_p", "bottom_p_frequency")
-"""What `SamplingParams` calls them, in the same order."""
+STATE_REALS = {
+    "temperature": TEMPERATURE,
+    "top_p": TOP_P,
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION,
+    "bottom_p": BOTTOM_P,
+    "bottom_p_frequency": FREQUENCY,
+}
+"""The same rows by the names that `SamplingParams` has for them."""
 RUNNING, STOPPED, LENGTH, BROKEN, IDLE = range(5)
 """Values of a seat's status."""
 TOKENS, BRANCHING = range(2)
@@ -34,7 +44,7 @@ class State:
         self.slots, self.tokens, self.vocab = slots, tokens, vocab
         self.ints = torch.zeros(12, slots, dtype=torch.int64, device=device)
         self.ints[STATUS] = IDLE
-        self.reals = torch.ones(6, slots, dtype=torch.float64, device=device)
+        self.reals = torch.ones(len(STATE_REALS), slots, dtype=torch.float64, device=device)
         self.out_ints = torch.zeros(2, slots, tokens, dtype=torch.int32, device=device)
         self.out_reals = torch.zeros(3, slots, tokens, dtype=torch.float32, device=device)
         self.stops = torch.full((1, STOP_SLOTS), -1, dtype=torch.int64, device=device)
@@ -54,7 +64,7 @@ class State:
     @staticmethod
     def bytes(slots: int, tokens: int) -> int:
         """Memory of a state without ``seen``."""
-        return slots * (12 * 8 + 6 * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
+        return slots * (12 * 8 + len(STATE_REALS) * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
 
     def set_stops(self, sets: Sequence[Sequence[int]]) -> bool:
         """Stores the sets of stop tokens; True where they moved to another place in memory."""
@@ -113,32 +123,41 @@ class State:
         self.top_logps = torch.zeros(shape, device=device) if k else None
         return True
 
-    def admit(self, seats: Tensor, ints: Tensor, reals: Tensor) -> None:
-        """Starts requests in these seats; ``ints`` and ``reals`` have one column per seat."""
-        device = self.ints.device
-        self.ints[:, seats] = ints.to(device, non_blocking=True)
-        self.reals[:, seats] = reals.to(device, non_blocking=True)
+    def admit(self, seats: np.ndarray, ints: np.ndarray, reals: np.ndarray) -> Tensor:
+        """Starts requests in these seats, with one column of ``ints`` and ``reals`` each; the seats on the device."""
+        packed = upload(np.concatenate([seats[None], ints, reals.view(np.int64)]), self.ints.device)
+        where = packed[0]
+        self.ints[:, where] = packed[1 : 1 + len(ints)]
+        self.reals[:, where] = packed[1 + len(ints) :].view(torch.float64)
+        return where
 
-    def write(self, seats: Tensor, tokens: Sequence[Sequence[int]]) -> None:
+    def idle(self, seats: np.ndarray) -> None:
+        """Nobody goes on in these seats."""
+        if len(seats):
+            self.ints[STATUS].index_fill_(0, upload(seats, self.ints.device), IDLE)
+
+    def write(self, seats: np.ndarray, tokens: Sequence[Sequence[int]]) -> None:
         """Puts what these seats have of their completions, from elsewhere, where it would be had they sampled it."""
         width = max(len(row) for row in tokens)
-        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], dtype=self.out_ints.dtype)
-        self.out_ints[TOKENS, seats, :width] = padded.to(self.out_ints.device)
+        padded = np.array([[*row, *[0] * (width - len(row))] for row in tokens], dtype=np.int32)
+        device = self.out_ints.device
+        self.out_ints[TOKENS, upload(seats, device), :width] = upload(padded, device)
 
     def remember(self, seats: Tensor, prompts: Sequence[Sequence[int]]) -> None:
         """Marks the tokens of these seats' prompts, and of what they have of their completions, as seen."""
         if self.seen is None:
             self.seen = torch.zeros(self.slots, self.vocab, dtype=torch.bool, device=self.ints.device)
         self.seen[seats] = False
-        lengths = [len(prompt) for prompt in prompts]
-        where = seats.repeat_interleave(torch.tensor(lengths, device=seats.device))
-        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=seats.device)
-        self.seen[where, tokens] = True
+        which = np.repeat(np.arange(len(prompts)), [len(prompt) for prompt in prompts])
+        tokens = np.fromiter((token for prompt in prompts for token in prompt), dtype=np.int64, count=len(which))
+        where, seen = upload(np.stack([which, tokens]), seats.device)
+        self.seen[seats[where], seen] = True
 
-    def move(self, source: Tensor, target: Tensor, steps: int) -> None:
+    def move(self, seats: np.ndarray, places: np.ndarray, steps: int) -> None:
         """Moves seats with up to ``steps`` recorded tokens, all at once: they may change places."""
+        source, target = upload(np.stack([seats, places]), self.ints.device)
         ints, reals = self.ints[:, source], self.reals[:, source]
-        self.ints[STATUS, source] = IDLE
+        self.ints[STATUS].index_fill_(0, source, IDLE)
         self.ints[:, target], self.reals[:, target] = ints, reals
         self.out_ints[:, target, :steps] = self.out_ints[:, source, :steps]
         self.out_reals[:, target, :steps] = self.out_reals[:, source, :steps]

@@ -105,7 +105,7 @@ def _decode_kernel(
     query_row, query_head, key_row, key_head, value_row, value_head, angle_row,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, ROTATE: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, ROTATE: tl.constexpr, TABLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -125,8 +125,11 @@ def _decode_kernel(
     inside = (member < GROUP)[:, None] & (k_size < KEY)[None, :]
     q = tl.load(lines + k_size[None, :], mask=inside, other=0.0)
     if ROTATE:
-        cos += row * angle_row
-        sin += row * angle_row
+        angle = row
+        if TABLE:
+            angle = position.to(tl.int64)
+        cos += angle * angle_row
+        sin += angle * angle_row
         q = _rotated(q, k_size[None, :], lines, cos, sin, inside, KEY // 2)
 
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -221,7 +224,8 @@ def decode_attention(
 
     ``keys`` and ``values`` (pages, page, kv heads, size) are all pages of a layer, ``table`` (slots, pages of a row)
     says which are whose; ``ints`` is `State.ints`, which says where each row stands. ``angles`` are cosine and sine
-    (rows, 1, size) by which query and key are rotated first; without them they are taken as they are.
+    by which query and key are rotated first, of each row (rows, 1, size) or of every position (positions, size);
+    without them they are taken as they are.
     """
     rows, heads, _, key_size = query.shape
     page, kv_heads, value_size = keys.shape[1], keys.shape[2], values.shape[-1]
@@ -233,7 +237,10 @@ def decode_attention(
     assert page % launch.block == 0, f"a page of {page} tokens is no multiple of a tile of {launch.block}"
     query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, new_key, new_value))
     assert all(t.is_contiguous() for t in (keys, values, table))
-    cos, sin = (query, query) if angles is None else (angle.expand(rows, 1, key_size) for angle in angles)
+    cos, sin = (query, query) if angles is None else angles
+    by_position = angles is not None and cos.ndim == 2
+    if angles is not None and not by_position:
+        cos, sin = (angle.expand(rows, 1, key_size) for angle in angles)
     if angles is not None and (cos.stride() != sin.stride() or cos.stride(-1) != 1):
         cos, sin = cos.contiguous(), sin.contiguous()
     out = torch.empty(rows, 1, heads, value_size, dtype=query.dtype, device=query.device)
@@ -249,7 +256,7 @@ def decode_attention(
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,
         KEY_PAD=max(16, triton.next_power_of_2(key_size)), VALUE_PAD=value_pad,
         BLOCK=launch.block, PAGE=page, SPLITS=splits,
-        WINDOW=window is not None, CAP=cap is not None, ROTATE=angles is not None,
+        WINDOW=window is not None, CAP=cap is not None, ROTATE=angles is not None, TABLE=by_position,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
