@@ -160,7 +160,7 @@ def test_other_projections_are_called_as_they_are(change: Any, small: Any, calls
     plain = run(model, KernelOps(), ids)
     change(model)
     want = run(model, KernelOps(), ids)
-    assert (change is _transposed) == torch.allclose(want, plain)
+    assert (change is _transposed) == torch.allclose(want, plain, atol=1e-4, rtol=1e-3)
     ops = MergedOps()
     torch.testing.assert_close(run(model, ops, ids), want, atol=2e-5, rtol=2e-5)
     assert "norm products" not in calls

@@ -69,6 +69,7 @@ class Decoder:
             self.cache = slot_cache(layers, plan.slots, plan.tokens, self.state, self.filling)
         self.graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
+        self._warm_up: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         root = llama_like(model) if write_out else None
         self._written_out = None if root is None else LlamaForward(root, MergedOps() if use_kernels else TorchOps())
@@ -216,7 +217,10 @@ class Decoder:
         # it; what it wrote into the cache and the records is what the replay will write again.
         kept = [tensor for tensor in (self.state.ints, self.state.seen) if tensor is not None]
         before = [tensor.clone() for tensor in kept]
-        stream = torch.cuda.Stream(self.device)
+        # One stream for all warm-ups: cuBLAS keeps 32 MiB for each one that it has seen.
+        if self._warm_up is None:
+            self._warm_up = torch.cuda.Stream(self.device)
+        stream = self._warm_up
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
