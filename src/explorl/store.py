@@ -38,12 +38,13 @@ from typing import IO, Any
 import yaml
 
 from explorl import __version__
-from explorl.text import clean
+from explorl.text import clean, is_clean
 
 MOST_BYTES = 80
 """Length of a name that `file_name` makes: three of them fit into a file system's 255."""
 _LONE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("\r\n?")
+_PLAIN = {bool, int, float, type(None)}
 GO_ON = {
     "grpo": "explorl train --resume {folder}",
     "sft": "explorl sft --resume {folder}",
@@ -85,8 +86,11 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`; renamed to it when the block ends, removed when the block fails."""
+def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
+    """A temporary path beside `path`; renamed to it when the block ends, removed when the block fails.
+
+    Where it is ``durable``, it also outlives a loss of power, which costs the time that the disk takes to write it.
+    """
     path = Path(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,11 +99,13 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            if durable:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
             temporary.chmod(0o644)
             temporary.replace(path)
-            fsync_folder(path.parent)
+            if durable:
+                fsync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -172,12 +178,12 @@ def _array(values: Sequence[Any], kind: Any = None) -> Any:
     return pa.array(cleaned(values), kind)
 
 
-def _write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
+def _write_arrays(path: str | Path, arrays: Mapping[str, Any], durable: bool = True) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.table({cleaned(name): array for name, array in arrays.items()})
-    with atomic_path(path) as temporary:
+    with atomic_path(path, durable) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
@@ -185,7 +191,10 @@ def cleaned(value: Any) -> Any:
     """Plain values with every text `clean`, keys too; a line ends with a newline only."""
     if isinstance(value, str):
         return clean(_LINE_END.sub("\n", value))
-    if isinstance(value, list | tuple) and any(isinstance(item, str | list | tuple | dict) for item in value):
+    if isinstance(value, list | tuple):
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN or (kinds == {str} and is_clean("".join(value))):
+            return value
         return [cleaned(item) for item in value]
     return {cleaned(key): cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
 
@@ -412,7 +421,8 @@ class RunStore:
             (name, values, held[name][1] if name in held and held[name][0] is values else _array(values))
             for name, values in columns.items()
         ]
-        _write_arrays(self.rollouts / f"step-{step:06d}.parquet", {name: array for name, _, array in self._written})
+        arrays = {name: array for name, _, array in self._written}
+        _write_arrays(self.rollouts / f"step-{step:06d}.parquet", arrays, durable=False)  # no checkpoint needs it
 
     # ------------------------------------------------------------------ checkpoints
     def checkpoint_folders(self) -> list[Path]:

@@ -13,6 +13,11 @@ _SHOWN = {
 }
 
 
+def is_clean(text: str) -> bool:
+    """Whether `clean` leaves the text as it is."""
+    return _UNFIT.search(text) is None
+
+
 def clean(text: str, most: int | None = None) -> str:
     """The text with a visible character for each that cannot be encoded, steers a terminal or turns the writing around.
 
@@ -25,4 +30,4 @@ def clean(text: str, most: int | None = None) -> str:
             raise ValueError(f"most={most}: give a count of characters like 200, or None for all")
         if len(text) > most:
             text = f"{text[: most - 1]}…"
-    return text.translate(_SHOWN) if _UNFIT.search(text) else text
+    return text if is_clean(text) else text.translate(_SHOWN)

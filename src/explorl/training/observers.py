@@ -143,9 +143,10 @@ class FastestDrop:
         spread = weight * xx - x**2
         counts = torch.nonzero((weight >= self.least) & (spread > 1e-9 * weight**2)).squeeze(1)
         drops = -((weight * xy - x * y)[counts] / spread[counts])
-        drops, order = drops.sort(descending=True, stable=True)
-        kept = int((drops[: math.ceil(self.share * len(counts))] > 0).sum())
-        return counts[order[:kept]], drops[:kept]
+        falling = torch.nonzero(drops > 0).squeeze(1)
+        most = min(len(falling), math.ceil(self.share * len(counts)))
+        fastest, order = drops[falling].sort(descending=True, stable=True)
+        return counts[falling[order[:most]]], fastest[:most]
 
     def _add(self, ids: Tensor, entropy: Tensor, sign: Tensor) -> None:
         size = max(self._sums.shape[1], int(ids.max()) + 1 if len(ids) else 0)
@@ -153,9 +154,8 @@ class FastestDrop:
         weight, x, xx, y, xy, positive, negative = sums * self.decay
         # all that was seen is one batch older
         sums = torch.stack([weight, x - weight, xx - 2 * x + weight, y, xy - y, positive, negative])
-        new = torch.ones(len(ids), dtype=torch.float64)
-        for row, values in ((0, new), (3, entropy.double()), (5, new * (sign > 0)), (6, new * (sign < 0))):
-            sums[row].index_add_(0, ids, values)
+        for row, values in ((0, None), (3, entropy.double()), (5, (sign > 0).double()), (6, (sign < 0).double())):
+            sums[row] += torch.bincount(ids, values, minlength=size)
         self._sums = sums
 
     def state_dict(self) -> dict[str, Any]:
