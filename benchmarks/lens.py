@@ -8,7 +8,8 @@ One trainer has the lens as `explorl train` has it: its statistics, a closer loo
 after the update, and their columns in the file of rollouts. The other has none of it; both write their rollouts, with
 the token records of four prompts. Each has its own random numbers, and the lens draws none, so both sample the same
 answers and make the same updates: what differs between their times for one and the same step is the lens, and whatever
-else the machine does falls on both. At the end their weights are compared bit by bit.
+else the machine does falls on both. At the end their weights are compared bit by bit; on a GPU that needs
+``--deterministic``, since torch's attention otherwise adds gradients in whatever order they come.
 
 Two results, of as many steps together as there are from one closer look to the next: the median of the ratios of their
 times, with the middle half of them; and, since the lens takes less time than a busy machine adds to a step, what the
@@ -186,10 +187,14 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=128)
     parser.add_argument("--rate", type=float, default=Lens().rate, help="share of answers that are looked at closely")
     parser.add_argument("--every", type=int, default=Lens().every, help="steps from one with such answers to the next")
+    parser.add_argument("--deterministic", action="store_true", help="no kernel that adds in another order each time")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.steps < 3 * args.every:
         parser.error(f"--steps is {args.steps}; with --every {args.every} give {3 * args.every} or more")
+    if args.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True, warn_only=True)
     turns, failures = Turns(2), list[BaseException]()
     clocks = [Clock(player, turns) for player in range(2)]
     with tempfile.TemporaryDirectory() as temporary, disabled_progress():
