@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -80,14 +81,15 @@ def search(nums: Sequence[int], target: int, *, rng: Random, order: str = "syste
         return _completion("", nums[0]) if nums[0] == target else None
     text = ""
     for pair in ORDERS[order](nums, target, rng):
-        found = tried(nums, target, pair)
+        found = tried(tuple(nums), target, pair)
         text += found.text
         if found.solution is not None:
             return _completion(text + _forwards(found.solution), found.solution)
     return None
 
 
-def tried(nums: Sequence[int], target: int, pair: Pair) -> Found:
+@lru_cache(maxsize=16)
+def tried(nums: tuple[int, ...], target: int, pair: Pair) -> Found:
     """Whether the two numbers at these places, combined first, lead to the target."""
     a, b = (Term(nums[place], nums[place]) for place in pair)
     left = [Term(number, number) for place, number in enumerate(nums) if place not in pair]
@@ -202,7 +204,7 @@ def _any(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
 def _guided(nums: Sequence[int], target: int, rng: Random) -> Iterator[Pair]:
     """Each time with probability `HINTS` one that leads to a solution, if there is one, and else any that is left."""
     left = shuffled(rng, _pairs(nums))
-    good = [pair for pair in left if tried(nums, target, pair).solution is not None]
+    good = [pair for pair in left if tried(tuple(nums), target, pair).solution is not None]
     while left:
         pair = pick(rng, good) if good and rng.random() < HINTS else left[0]
         left.remove(pair)
