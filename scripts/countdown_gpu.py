@@ -25,6 +25,7 @@ import yaml
 from rich.console import Console
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
+from transformers.utils import logging as transformers_logging
 from trl import SFTConfig
 
 from explorl.config import ConfigError, load_config
@@ -52,6 +53,7 @@ WARM_UP = 30
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    transformers_logging.disable_progress_bar()
     if "sft" in options.stages:
         tell(options, fine_tuned(options))
     if "rl" in options.stages:
