@@ -15,7 +15,7 @@ from explorl.tasks import get_task
 from explorl.tasks.countdown import Countdown, verify
 from explorl.tasks.countdown_files import TEST_FILE, TRAIN_FILE, read_jsonl
 from explorl.tasks.countdown_generator import PAPER, make_splits
-from explorl.tasks.countdown_search import LARGEST, ORDERS, search
+from explorl.tasks.countdown_search import LARGEST, ORDERS, SIGNS, search
 from explorl.tasks.countdown_traces import trace
 from explorl.tasks.expression import numbers, parse
 
@@ -36,7 +36,9 @@ def operated(op: str, p: int, q: int) -> int:
 
 def read(completion: str, nums: list[int], target: int) -> list[tuple[int, int]]:
     """The pairs that were tried, after every line has been checked against what stands before it."""
-    lines = completion.removeprefix("<think>").partition("</think>")[0].splitlines()
+    first, *lines = completion.removeprefix("<think>").partition("</think>")[0].splitlines()
+    assert first == SIGNS
+    assert set("".join(lines)) <= {*SIGNS, " "}
     steps = list(itertools.takewhile(STEP.fullmatch, reversed(lines)))
     for p, op, q, result in (STEP.fullmatch(line).groups() for line in steps):  # type: ignore[union-attr]
         assert operated(op, int(p), int(q)) == int(result)
@@ -140,11 +142,19 @@ def test_the_docstrings_example() -> None:
 
 def test_by_hand() -> None:
     completion = search([60, 24, 6], 78, rng=Random(0))
-    assert completion == "<think>60 24:+84-36*1440|6\n78 6?+84!\n60+24=84\n84-6=78\n</think><answer>(60+24)-6</answer>"
+    assert completion == (
+        f"<think>{SIGNS}\n60 24:+84-36*1440|6\n78 6?+84!\n60+24=84\n84-6=78\n</think><answer>(60+24)-6</answer>"
+    )
     assert search([7], 7, rng=Random(0)) == "<think></think><answer>7</answer>"
     assert search([7], 8, rng=Random(0)) is None
-    assert search([3, 7], 21, rng=Random(0)) == "<think>3 7?+10-4*21!\n7*3=21\n</think><answer>7*3</answer>"
+    assert search([3, 7], 21, rng=Random(0)) == f"<think>{SIGNS}\n3 7?+10-4*21!\n7*3=21\n</think><answer>7*3</answer>"
     assert search([3, 3, 8, 8], 24, rng=Random(0)) is None  # 8 / (3 - 8 / 3) alone
+
+
+def test_no_sign_is_merged_with_another() -> None:
+    """Whatever the tokenizer: signs stand between digits, and a prompt that ends with a sign before a digit."""
+    assert re.fullmatch(r"([0-9][^0-9])+[0-9]", SIGNS)
+    assert set("+-*/:?|!=0123456789") == set(SIGNS)
 
 
 def test_the_same_seed_gives_the_same_text_and_others_give_variants() -> None:
@@ -186,7 +196,7 @@ def test_as_a_style_of_traces_and_of_a_task() -> None:
     task = get_task("countdown", source="generated", style="guided", sizes={"sft": 40})
     rows = list(task.examples(60, template="paper-opened", seed=1))
     assert len(rows) == 60
-    assert all(re.match(r"[0-9]+ [0-9]+[:?]", row["completion"]) for row in rows)
+    assert all(row["completion"].startswith(SIGNS) for row in rows)
     assert rows == list(task.examples(60, template="paper-opened", seed=1))
 
 

@@ -35,6 +35,9 @@ from typing import NamedTuple, TypeAlias
 from explorl.tasks.draws import pick, shuffled
 from explorl.tasks.expression import Tree, render, steps
 
+SIGNS = "0+1-2*3/4:5?6|7!8=9"
+"""The first line of every search has all its signs, each a token of its own: a penalty on tokens that have occurred,
+as in Mecklenburg's protocol, then favours none of them; else it would favour the first ``!`` and the first ``/``."""
 LARGEST = 4_000
 """Larger values are never written down: products of two large numbers are hard to compute, and seldom needed."""
 MOST_NUMBERS = 4
@@ -79,7 +82,7 @@ def search(nums: Sequence[int], target: int, *, rng: Random, order: str = "syste
         )
     if len(nums) == 1:
         return _completion("", nums[0]) if nums[0] == target else None
-    text = ""
+    text = f"{SIGNS}\n"
     for pair in ORDERS[order](nums, target, rng):
         found = tried(tuple(nums), target, pair)
         text += found.text
