@@ -15,45 +15,31 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from rich.console import Console
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback
-from transformers.utils import logging as transformers_logging
-from trl import SFTConfig
 
 from explorl.config import ConfigError, load_config
-from explorl.evaluation import evaluate, protocol
-from explorl.models import ModelError, load_policy
-from explorl.models.smollm2 import convert_gguf
 from explorl.store import RunStore, StoreError, atomic_folder, file_name
 from explorl.study.file import load_study, merged
 from explorl.tasks.base import Problem
 from explorl.tasks.countdown import Countdown
 from explorl.tasks.countdown_corpus import corpus
 from explorl.tasks.countdown_generator import Key
-from explorl.training.common import disabled_progress, quiet
-from explorl.training.run import run_grpo
-from explorl.training.sft_trainer import PackedSFTTrainer
+
+# torch, transformers and TRL are imported where they are needed: the processes that write searches begin without them
 
 STUDY = Path(__file__).parents[1] / "studies" / "countdown-gpu.yaml"
-GPU = torch.cuda.is_available()
 STAGES = ("sft", "rl", "eval")
 SETS = ("test", "synthetic", "validation")
-WARM_UP = 30
-"""Steps over which the learning rate of the fine-tuning rises."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    transformers_logging.disable_progress_bar()
     if "sft" in options.stages:
         tell(options, fine_tuned(options))
     if "rl" in options.stages:
@@ -73,67 +59,8 @@ def tell(options: argparse.Namespace, result: dict[str, Any]) -> None:
 # -------------------------------------------------------------------- fine-tuning
 
 
-class Clock:
-    """How much of the seconds is spent; it begins with the first step."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.begun: float | None = None
-
-    @property
-    def elapsed(self) -> float:
-        return 0.0 if self.begun is None else time.monotonic() - self.begun
-
-    def start(self) -> None:
-        if self.begun is None:
-            self.begun = time.monotonic()
-
-    def over(self, step: int | None = None) -> bool:
-        self.start()
-        return self.elapsed >= self.seconds
-
-    def rate(self, step: int) -> float:
-        """The learning rate over its highest: up in `WARM_UP` steps, then down to a fiftieth with the seconds."""
-        return min((step + 1) / WARM_UP, max(1 - self.elapsed / self.seconds, 0.02))
-
-
-class TimedSFTTrainer(PackedSFTTrainer):
-    """Fine-tuning whose learning rate has fallen when the seconds are spent."""
-
-    clock: Clock
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.clock.rate)
-        return self.lr_scheduler
-
-
-class Ending(TrainerCallback):
-    """Ends a training with the clock, or after so many steps, and says now and then where it is."""
-
-    def __init__(self, clock: Clock, say: Callable[[str], None]) -> None:
-        self.clock, self.say = clock, say
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.clock.start()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.clock.over():
-            control.should_training_stop = True
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if logs and "loss" in logs:
-            tokens = float(logs.get("num_tokens", 0)) / max(self.clock.elapsed, 1e-9)
-            accuracy = float(logs.get("mean_token_accuracy", 0))
-            self.say(
-                f"sft {self.clock.elapsed:.0f} s, step {state.global_step}: loss {float(logs['loss']):.4f}, accuracy "
-                f"{accuracy:.4f}, {tokens:,.0f} tokens/s"
-            )
-
-
 def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
     """Stage sft: the starting model on searches for generated problems; OUT/sft/model."""
-    from datasets import Dataset
-
     begun = time.monotonic()
     if (options.out / "sft" / "model").exists():
         raise ConfigError(
@@ -148,6 +75,14 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
         processes=options.processes,
     )
     say(f"{len(rows):,} searches in {time.monotonic() - begun:.0f} s")
+
+    from datasets import Dataset
+    from timed_sft import Clock, Ending, TimedSFTTrainer
+    from trl import SFTConfig
+
+    from explorl.models import load_policy
+    from explorl.training.common import disabled_progress, quiet
+
     policy = load_policy(starting_model(options))
     clock = Clock(options.sft_seconds)
     with disabled_progress():
@@ -167,8 +102,8 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
                 logging_nan_inf_filter=False,
                 save_strategy="no",
                 seed=options.seed,
-                bf16=GPU,
-                use_cpu=not GPU,
+                bf16=has_gpu(),
+                use_cpu=not has_gpu(),
                 report_to="none",
                 disable_tqdm=True,
                 dataloader_pin_memory=False,
@@ -203,6 +138,8 @@ def starting_model(options: argparse.Namespace) -> str:
     """The model by a name that `load_policy` knows; a GGUF file becomes a folder, once."""
     if not options.model.endswith(".gguf"):
         return str(options.model)
+    from explorl.models.smollm2 import convert_gguf
+
     folder = options.out / "base"
     if not (folder / "config.json").is_file():
         gguf = Path(options.model).resolve()
@@ -225,12 +162,17 @@ def held_out(data: Path) -> set[Key]:
 
 def reinforced(options: argparse.Namespace) -> dict[str, Any]:
     """Stage rl: an arm of the study, from OUT/sft/model; OUT/<arm>-<seed>/model."""
+    from rich.console import Console
+    from timed_sft import Clock
+
+    from explorl.training.run import run_grpo
+
     start = options.out / "sft" / "model"
     if not start.is_dir():
         raise ConfigError(f"{start} is missing; run the stage sft first")
     changes = {
         "seed": options.seed,
-        "model": {"name": str(start), "dtype": "bfloat16" if GPU else "float32"},
+        "model": {"name": str(start), "dtype": "bfloat16" if has_gpu() else "float32"},
         "task": {"data_dir": str(options.data), "template": options.template},
         "rollout": {"max_tokens": options.max_tokens},
         "evaluation": {"every": 0, "ends": 0},
@@ -271,10 +213,15 @@ def run_folder(options: argparse.Namespace) -> Path:
 
 def evaluated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Stage eval: every model by the paper's protocol on each set, then pass@k at temperature 1 on the first one."""
+    from timed_sft import Clock
+
+    from explorl.evaluation import evaluate, protocol
+    from explorl.models import load_policy
+
     clock = Clock(options.eval_seconds)
     clock.start()
     for name, path in asked_models(options).items():
-        policy = load_policy(path, dtype="bfloat16" if GPU else "float32")
+        policy = load_policy(path, dtype="bfloat16" if has_gpu() else "float32")
         plans: list[tuple[str, str, dict[str, Any], int | None]] = [
             (chosen, "mecklenburg", {"repetition_penalty": options.repetition_penalty}, options.problems)
             for chosen in options.sets
@@ -337,6 +284,12 @@ def asked_problems(options: argparse.Namespace, chosen: str) -> list[Problem]:
 # -------------------------------------------------------------------- options
 
 
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -369,11 +322,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--passk-problems", type=int, default=256)
     add("--repetition-penalty", type=float, default=None, help="in place of the protocol's 1.1")
     add("--eval-seconds", type=float, default=600)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.sft_seconds <= 0 or options.sft_steps < 1 or options.examples < 1:
+        parser.error("--sft-seconds, --sft-steps and --examples must be above 0, like 180, 1000 and 100000")
+    return options
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (ConfigError, ModelError, StoreError, FileNotFoundError, ValueError) as error:
+    except (ConfigError, StoreError, FileNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,14 +24,16 @@ SCRIPT = ROOT / "scripts" / "countdown_gpu.py"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPT.parent))  # as Python does for a script
     spec = importlib.util.spec_from_file_location("countdown_gpu", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["countdown_gpu"] = module
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(SCRIPT.parent))
 
 
 @pytest.fixture
@@ -109,11 +112,12 @@ def test_nothing_that_is_asked_is_learnt(script: ModuleType, data: Path) -> None
             assert (tuple(sorted(problem.data["nums"])), problem.data["target"]) in hidden
 
 
-def test_the_learning_rate_falls_with_the_seconds(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learning_rate_falls_with_the_seconds(script: ModuleType) -> None:
+    import timed_sft
+
     now = 100.0
-    monkeypatch.setattr(script.time, "monotonic", lambda: now)
-    clock = script.Clock(50)
-    assert clock.rate(0) == pytest.approx(1 / script.WARM_UP)
+    clock = timed_sft.Clock(50, lambda: now)
+    assert clock.rate(0) == pytest.approx(1 / timed_sft.WARM_UP)
     assert not clock.over()
     now = 125.0
     assert clock.rate(1000) == pytest.approx(0.5)

@@ -63,13 +63,18 @@ def corpus(
         Piece(f"corpus {seed} {start}", min(AT_ONCE, count - start), style, template, longest)
         for start in range(0, count, AT_ONCE)
     ]
-    processes = min(processes or os.cpu_count() or 1, max(len(pieces), 1))
+    processes = min(processes or _cores(), max(len(pieces), 1))
     if processes == 1:
         _hide(exclude)
         return list(itertools.chain.from_iterable(map(_made, pieces)))
     how = get_context("spawn")  # a copy of a process that uses a GPU could not work
     with ProcessPoolExecutor(processes, mp_context=how, initializer=_hide, initargs=(frozenset(exclude),)) as pool:
         return list(itertools.chain.from_iterable(pool.map(_made, pieces)))
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _hidden: Collection[Key] = frozenset()
