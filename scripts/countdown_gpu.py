@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from explorl.config import ConfigError, load_config
+from explorl.models import ModelError, resolve_model
 from explorl.store import RunStore, StoreError, atomic_folder, file_name
 from explorl.study.file import load_study, merged
 from explorl.tasks.base import Problem
@@ -66,6 +67,8 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             f"{options.out / 'sft' / 'model'} is there already; leave out the stage sft, or give a new OUT"
         )
+    start = starting_model(options)
+    resolve_model(start)  # before minutes are spent
     rows = corpus(
         options.examples,
         style=options.style,
@@ -83,7 +86,7 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
     from explorl.models import load_policy
     from explorl.training.common import disabled_progress, quiet
 
-    policy = load_policy(starting_model(options))
+    policy = load_policy(start)
     clock = Clock(options.sft_seconds)
     with disabled_progress():
         trainer = TimedSFTTrainer(
@@ -331,5 +334,5 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         main()
-    except (ConfigError, StoreError, FileNotFoundError, ValueError) as error:
+    except (ConfigError, ModelError, StoreError, FileNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from explorl.config import ConfigError
-from explorl.models import tiny_tokenizer
+from explorl.models import ModelError, tiny_tokenizer
 from explorl.study.file import load_study
 from explorl.tasks.countdown import Countdown
 from explorl.tasks.countdown_files import TEST_FILE, TRAIN_FILE
@@ -94,7 +94,9 @@ def test_all_stages(script: ModuleType, data: Path, model: Path, tmp_path: Path,
             script.main([*common, "--stages", stages, "--arm", "MaxRL"])
 
 
-def test_what_is_missing_is_said(script: ModuleType, data: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_said(
+    script: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = [str(tmp_path / "out"), "--data", str(data)]
     with pytest.raises(ConfigError, match="model is missing; run the stage sft first"):
         script.main([*common, "--stages", "rl"])
@@ -102,6 +104,11 @@ def test_what_is_missing_is_said(script: ModuleType, data: Path, tmp_path: Path)
         script.main([*common, "--stages", "eval"])
     with pytest.raises(ConfigError, match=r"--model gone.gguf: there is no such file"):
         script.main([*common, "--stages", "sft", "--model", "gone.gguf", "--examples", "1", "--processes", "1"])
+    monkeypatch.setattr(script, "corpus", lambda *_, **__: pytest.fail("minutes were spent"))
+    with pytest.raises(ModelError, match="no model folder at ./gone"):
+        script.main([*common, "--stages", "sft", "--model", "./gone"])
+    with pytest.raises(SystemExit):
+        script.main([*common, "--sft-seconds", "0"])
 
 
 def test_nothing_that_is_asked_is_learnt(script: ModuleType, data: Path) -> None:
