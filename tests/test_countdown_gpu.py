@@ -105,7 +105,7 @@ def test_what_is_missing_is_said(
     with pytest.raises(ConfigError, match=r"--model gone.gguf: there is no such file"):
         script.main([*common, "--stages", "sft", "--model", "gone.gguf", "--examples", "1", "--processes", "1"])
     monkeypatch.setattr(script, "corpus", lambda *_, **__: pytest.fail("minutes were spent"))
-    with pytest.raises(ModelError, match="no model folder at ./gone"):
+    with pytest.raises(ModelError, match=r"no model folder at ./gone"):
         script.main([*common, "--stages", "sft", "--model", "./gone"])
     with pytest.raises(SystemExit):
         script.main([*common, "--sft-seconds", "0"])
