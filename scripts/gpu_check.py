@@ -120,7 +120,7 @@ def engine_logps(here: Here) -> str:
 
 
 def engine_half(here: Here) -> str:
-    return f"largest difference {_against_forward(here, torch.bfloat16, 0.5):.1e}"
+    return f"largest difference {_against_forward(here, torch.bfloat16, 0.8):.1e}"
 
 
 def _against_forward(here: Here, dtype: torch.dtype, near: float) -> float:
