@@ -21,9 +21,20 @@ from typing import Any, ClassVar, Literal
 
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, opens_think, unknown
 from explorl.tasks.countdown_files import read_folder, read_hub, read_splits
-from explorl.tasks.countdown_generator import MINI, PAPER, SPLITS, Puzzle, Space, Splits, deduplicated, make_splits
+from explorl.tasks.countdown_generator import (
+    MINI,
+    PAPER,
+    SPLITS,
+    Puzzle,
+    Space,
+    Splits,
+    deduplicated,
+    is_validation,
+    make_splits,
+)
 from explorl.tasks.countdown_prompts import TEMPLATES
-from explorl.tasks.countdown_traces import trace
+from explorl.tasks.countdown_search import ORDERS, search
+from explorl.tasks.countdown_traces import ALL_STYLES, trace
 from explorl.tasks.draws import shuffled
 from explorl.tasks.expression import ExpressionError, canonical, evaluate, numbers, parse
 from explorl.tasks.tags import is_well_formed, last_answer, read
@@ -111,6 +122,11 @@ class Countdown(Task):
     seed: int = 0
     attempts: tuple[int, int] = (0, 3)
     """Fewest and most failed attempts in a reference solution."""
+    style: str | None = None
+    """How reference solutions are written: words, terse, or a search: systematic, shuffled, guided. None is terse for
+    the template terse, and words for others."""
+    validation: bool = False
+    """Hold out one in 16 of the problems to train on, in place of those to test on; neither are trained on."""
 
     templates: ClassVar[tuple[str, ...]] = tuple(TEMPLATES)
     answer_mark: ClassVar[str] = "<answer>"
@@ -121,6 +137,10 @@ class Countdown(Task):
             raise unknown("source", self.source, ("hub", "generated"))
         if self.data_dir is not None and self.split_file is not None:
             raise ValueError(f"data_dir={self.data_dir!r} and split_file={self.split_file!r}: give only one of them")
+        if self.style is not None and self.style not in ALL_STYLES:
+            raise unknown("style", self.style, ALL_STYLES)
+        if self.validation and (self.split_file is not None or (self.source == "generated" and self.data_dir is None)):
+            raise ValueError("validation is for the problems of the hub or of a data_dir; leave it out here")
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
@@ -143,20 +163,35 @@ class Countdown(Task):
     def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Reference solutions of the ``sft`` split, pass after pass until there are ``count``.
 
-        Each pass has the problems in a new order, their numbers in a new order, and new failed attempts.
+        Each pass has the problems in a new order, their numbers in a new order, and new failed attempts. A problem
+        that the style's search does not solve is left out.
         """
         template = template or self.templates[0]
         puzzles = self._puzzles("sft")
         if count and not puzzles:
             raise ValueError(f"the sft split of {self.name!r} is empty; give sizes like {{'sft': 10000}}")
+        style = self.style or ("terse" if template == "terse" else "words")
         rng = Random(f"examples {seed}")
-        passes = (shuffled(rng, puzzles) for _ in itertools.count())
-        for puzzle in itertools.islice(itertools.chain.from_iterable(passes), count):
-            nums = shuffled(rng, puzzle.nums)
-            prompt = self.prompt(self.problem(nums, puzzle.target), template)
-            style = "terse" if template == "terse" else "words"
-            completion = trace(nums, puzzle.target, rng=rng, style=style, attempts=self.attempts)
-            yield {"prompt": prompt, "completion": completion.removeprefix("<think>" if opens_think(prompt) else "")}
+        return itertools.islice(self._examples(puzzles, template, style, rng), count)
+
+    def _examples(self, puzzles: Sequence[Puzzle], template: str, style: str, rng: Random) -> Iterator[dict[str, Any]]:
+        while True:
+            found = False
+            for puzzle in shuffled(rng, puzzles):
+                nums = shuffled(rng, puzzle.nums)
+                prompt = self.prompt(self.problem(nums, puzzle.target), template)
+                if style in ORDERS:
+                    completion = search(nums, puzzle.target, rng=rng, order=style)
+                else:
+                    completion = trace(nums, puzzle.target, rng=rng, style=style, attempts=self.attempts)
+                if completion is not None:
+                    found = True
+                    opened = "<think>" if opens_think(prompt) else ""
+                    yield {"prompt": prompt, "completion": completion.removeprefix(opened)}
+            if not found:
+                raise ValueError(
+                    f"style={style!r} solves none of the {len(puzzles)} sft problems of {self.name!r}; use 'words'"
+                )
 
     def _puzzles(self, split: str) -> list[Puzzle]:
         if split not in SPLITS:
@@ -168,26 +203,39 @@ class Countdown(Task):
     @cached_property
     def _given(self) -> Splits:
         """What the source holds; of real problems, no ``sft``."""
-        sizes = {**self.default_sizes, **self.sizes}
         if self.split_file is not None:
             return read_splits(self.split_file)
+        if self.data_dir is None and self.source == "generated":
+            return make_splits(self.space, self._sizes, seed=self.seed)
+        train, test = self._real
+        if not self.validation:
+            return {"train": train, "holdout": test}
+        held_out = [is_validation(puzzle) for puzzle in train]
+        rest = [puzzle for puzzle, out in zip(train, held_out, strict=True) if not out]
+        return {"train": rest, "holdout": list(itertools.compress(train, held_out))}
+
+    @cached_property
+    def _real(self) -> tuple[list[Puzzle], list[Puzzle]]:
+        """The problems of a folder or of the hub to train on and to test on, without a common one."""
         if self.data_dir is not None:
-            train, holdout = read_folder(self.data_dir)
-        elif self.source == "hub":
-            puzzles = shuffled(Random(self.seed), read_hub())
-            held_out = sizes["holdout"] or 0
-            train, holdout = puzzles[held_out:], puzzles[:held_out]
+            train, test = read_folder(self.data_dir)
         else:
-            return make_splits(self.space, sizes, seed=self.seed)
-        holdout = deduplicated(holdout)
-        return {"train": deduplicated(train, {puzzle.key for puzzle in holdout}), "holdout": holdout}
+            puzzles = shuffled(Random(self.seed), read_hub())
+            held_out = self._sizes["holdout"] or 0
+            train, test = puzzles[held_out:], puzzles[:held_out]
+        test = deduplicated(test)
+        return deduplicated(train, {puzzle.key for puzzle in test}), test
 
     @cached_property
     def _generated_sft(self) -> list[Puzzle]:
-        """Problems that are in no other split."""
-        taken = {puzzle.key for puzzles in self._given.values() for puzzle in puzzles}
-        size = {**self.default_sizes, **self.sizes}["sft"]
-        return make_splits(self.space, {"sft": size}, seed=self.seed, exclude=taken)["sft"]
+        """Problems that are neither in a real split nor in the holdout that ``source="generated"`` has."""
+        taken = {puzzle.key for puzzles in self._real for puzzle in puzzles}
+        sizes = {name: self._sizes[name] for name in ("holdout", "sft")}
+        return make_splits(self.space, sizes, seed=self.seed, exclude=taken)["sft"]
+
+    @property
+    def _sizes(self) -> dict[str, int | None]:
+        return {**self.default_sizes, **self.sizes}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ small enough to be listed, it is, so that a split can take all of it and its end
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -151,6 +152,12 @@ def make_splits(
 def _listed(space: Space, rng: Random) -> Iterator[Puzzle]:
     for puzzle in shuffled(rng, list_puzzles(space)):
         yield Puzzle(tuple(shuffled(rng, puzzle.nums)), puzzle.target)
+
+
+def is_validation(puzzle: Puzzle) -> bool:
+    """Whether a problem to train on belongs to the validation part: one in 16, by a hash of what makes it the same."""
+    digest = hashlib.blake2b(repr(puzzle.key).encode(), digest_size=1).digest()
+    return digest[0] % 16 == 0
 
 
 def deduplicated(puzzles: Sequence[Puzzle], exclude: Collection[Key] = frozenset()) -> list[Puzzle]:

@@ -6,6 +6,8 @@ steps, where a new line means "not the target, again":
 
     <think>7+12=19 19+3=22
     3*7=21 21+12=33</think><answer>3*7+12</answer>
+
+Three further styles, ``systematic``, ``shuffled`` and ``guided``, search: see `countdown_search`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from random import Random
 from typing import TypeAlias
 
 from explorl.tasks.base import unknown
+from explorl.tasks.countdown_search import ORDERS, search
 from explorl.tasks.countdown_solver import solve_tree
 from explorl.tasks.draws import between, pick, shuffled
 from explorl.tasks.expression import Rational, Step, Tree, canonical, compute, evaluate, render, steps
@@ -31,10 +34,19 @@ def trace(
 ) -> str:
     """A correct, well-formed completion with a random number of failed attempts, as far as there are so many.
 
-    It uses all the numbers where that is possible.
+    It uses all the numbers where that is possible. A style that searches has no such attempts; a problem that its
+    search does not solve is an error.
     """
-    if style not in STYLES:
-        raise unknown("style", style, STYLES)
+    if style not in ALL_STYLES:
+        raise unknown("style", style, ALL_STYLES)
+    if style in ORDERS:
+        found = search(nums, target, rng=rng, order=style)
+        if found is None:
+            raise ValueError(
+                f"the search of style {style!r} does not get from nums={list(nums)!r} to target={target!r}; use the "
+                "style 'words', or another problem"
+            )
+        return found
     low, high = attempts
     if not 0 <= low <= high:
         raise ValueError(f"attempts={attempts!r}: give 0 ≤ low ≤ high, like (0, 3)")
@@ -136,3 +148,4 @@ def _equation(step: Step, space: str = " ") -> str:
 
 Style: TypeAlias = Callable[[Sequence[int], int, Sequence[Tree], Tree, Random], str]
 STYLES: dict[str, Style] = {"words": _words, "terse": _terse}
+ALL_STYLES = (*STYLES, *ORDERS)

@@ -1,0 +1,110 @@
+"""Many Countdown problems with searches that solve them, for fine-tuning: made in parallel, and the same everywhere.
+
+Problems are drawn until there are enough whose search ends within a length. Most are like those of the hub's
+Countdown-Tasks-3to4, numbers and a target at random; the others are random expressions as in Mecklenburg 2025, §4.
+The same arguments give the same rows, however many processes make them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from random import Random
+from typing import NamedTuple
+
+from explorl.tasks.base import Prompt, opens_think, unknown
+from explorl.tasks.countdown_generator import PAPER, Key, Puzzle, Space, draw_puzzles
+from explorl.tasks.countdown_prompts import TEMPLATES
+from explorl.tasks.countdown_search import ORDERS, search
+from explorl.tasks.draws import between, pick
+
+HUB = Space(operands=(3, 4), numbers=(1, 99), targets=(10, 100))
+"""Countdown-Tasks-3to4."""
+KINDS = ("hub four",) * 14 + ("hub three",) * 2 + ("paper",) * 4
+"""What a problem is drawn from, by shares of 20: those of three numbers are learnt soon."""
+AT_ONCE = 500
+"""Rows of one piece of work."""
+
+
+class Piece(NamedTuple):
+    """A piece of work: so many rows from a seed of its own."""
+
+    seed: str
+    rows: int
+    style: str
+    template: str
+    longest: int
+
+
+def corpus(
+    count: int,
+    *,
+    style: str = "guided",
+    template: str = "paper-opened",
+    seed: int = 0,
+    exclude: Collection[Key] = frozenset(),
+    longest: int = 900,
+    processes: int | None = 1,
+) -> list[dict[str, Prompt]]:
+    """Prompts with completions, none for a problem of ``exclude`` and none beyond ``longest`` characters.
+
+    A problem may come twice, with its numbers in another order. ``processes``: None is one for each core.
+    """
+    if style not in ORDERS:
+        raise unknown("style", style, tuple(ORDERS))
+    if template not in TEMPLATES:
+        raise unknown("template", template, TEMPLATES)
+    if longest < 200:
+        raise ValueError(f"longest={longest!r}: few searches are so short; give 200 characters or more, like 900")
+    pieces = [
+        Piece(f"corpus {seed} {start}", min(AT_ONCE, count - start), style, template, longest)
+        for start in range(0, count, AT_ONCE)
+    ]
+    processes = min(processes or _cores(), max(len(pieces), 1))
+    if processes == 1:
+        _hide(exclude)
+        return list(itertools.chain.from_iterable(map(_made, pieces)))
+    how = get_context("spawn")  # a copy of a process that uses a GPU could not work
+    with ProcessPoolExecutor(processes, mp_context=how, initializer=_hide, initargs=(frozenset(exclude),)) as pool:
+        return list(itertools.chain.from_iterable(pool.map(_made, pieces)))
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_hidden: Collection[Key] = frozenset()
+
+
+def _hide(keys: Collection[Key]) -> None:
+    """Sets what this process leaves out."""
+    global _hidden
+    _hidden = frozenset(keys)
+
+
+def _made(piece: Piece) -> list[dict[str, Prompt]]:
+    rng = Random(piece.seed)
+    return list(itertools.islice(_rows(piece, rng), piece.rows))
+
+
+def _rows(piece: Piece, rng: Random) -> Iterator[dict[str, Prompt]]:
+    expressions = draw_puzzles(PAPER, rng)
+    while True:
+        kind = pick(rng, KINDS)
+        text = None
+        while text is None:
+            puzzle = next(expressions) if kind == "paper" else _drawn(4 if kind == "hub four" else 3, rng)
+            if puzzle.key not in _hidden:
+                text = search(puzzle.nums, puzzle.target, rng=rng, order=piece.style)
+            if text is not None and len(text) > piece.longest:
+                text = None
+        prompt = TEMPLATES[piece.template](puzzle.nums, puzzle.target)
+        yield {"prompt": prompt, "completion": text.removeprefix("<think>" if opens_think(prompt) else "")}
+
+
+def _drawn(operands: int, rng: Random) -> Puzzle:
+    return Puzzle(tuple(between(rng, *HUB.numbers) for _ in range(operands)), between(rng, *HUB.targets))

@@ -1,0 +1,65 @@
+"""Rows for fine-tuning: right, the same whoever makes them, and none of what is held out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from explorl.tasks import countdown_corpus
+from explorl.tasks.countdown import verify
+from explorl.tasks.countdown_corpus import corpus
+from explorl.tasks.countdown_generator import Puzzle
+
+
+def puzzle_of(row: dict[str, Any]) -> Puzzle:
+    found = re.search(r"numbers \[([0-9, ]+)\], create an equation that equals ([0-9]+)\.", row["prompt"])
+    assert found
+    return Puzzle(tuple(int(number) for number in found[1].split(",")), int(found[2]))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return corpus(120, seed=3)
+
+
+def test_every_row_is_right(rows: list[dict[str, Any]]) -> None:
+    assert len(rows) == 120
+    for row in rows:
+        puzzle = puzzle_of(row)
+        verdict = verify(row["completion"], puzzle.nums, puzzle.target, opened=True)
+        assert verdict.correct
+        assert verdict.well_formed
+        assert row["prompt"].endswith("<think>")
+        assert len(row["completion"]) <= 900
+    operands = [len(puzzle_of(row).nums) for row in rows]
+    assert operands.count(4) > 70
+    assert operands.count(3) > 10
+    assert any(puzzle_of(row).target > 100 for row in rows)
+
+
+def test_what_is_excluded_is_left_out(rows: list[dict[str, Any]]) -> None:
+    hidden = {puzzle_of(row).key for row in rows[::2]}
+    assert not hidden & {puzzle_of(row).key for row in corpus(120, seed=3, exclude=hidden)}
+    assert corpus(120, seed=3) == rows  # and is forgotten
+
+
+def test_the_same_by_two_processes(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(countdown_corpus, "AT_ONCE", 20)
+    one = corpus(50, seed=3, exclude={puzzle_of(rows[0]).key})
+    two = corpus(50, seed=3, exclude={puzzle_of(rows[0]).key}, processes=2)
+    assert one == two
+    assert len({row["prompt"] for row in one}) > 45  # pieces are not the same
+
+
+def test_other_templates_and_bad_options() -> None:
+    (row,) = corpus(1, template="paper")
+    assert str(row["completion"]).startswith("<think>")
+    assert corpus(0) == []
+    with pytest.raises(ValueError, match="unknown style 'word'"):
+        corpus(1, style="word")
+    with pytest.raises(ValueError, match="unknown template 'papr'; did you mean 'paper'"):
+        corpus(1, template="papr")
+    with pytest.raises(ValueError, match="longest=10: few searches are so short; give 200 characters or more"):
+        corpus(1, longest=10)
