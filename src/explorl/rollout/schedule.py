@@ -244,6 +244,7 @@ class Schedule:
         tops = [None if top is None else top[where, :longest].cpu() for top in (state.top_ids, state.top_logps)]
         for i, (seat, length) in enumerate(zip(seats, lengths, strict=True)):
             sample = self.samples[self.owner[seat]]
+            sample.cut(int(length))  # where somebody looked at it before its stop string was found
             new = slice(len(sample.tokens), int(length))
             records = {"branching": ints[1, i, new], "entropy": reals[2, i, new]}
             records |= {"logps": reals[0, i, new], "sampling_logps": reals[1, i, new]}
@@ -255,9 +256,15 @@ class Schedule:
 
     def read(self, sample: Sample) -> None:
         """Brings what a seated sample has sampled so far to the host."""
-        if sample.seat >= 0:
+        if sample.seat >= 0 and self.steps[sample.seat] > len(sample.tokens):
             seat = np.array([sample.seat])
             self._read(seat, self.steps[seat])
+
+    def read_all(self) -> None:
+        """The same of all that are seated, in one go."""
+        seats = np.flatnonzero(self.owner >= 0)
+        if len(seats):
+            self._read(seats, self.steps[seats])
 
     def unseat(self, sample: Sample, keep: bool = True) -> Sample:
         """Takes a sample off its seat; its keys and values are kept or forgotten."""
