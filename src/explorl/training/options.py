@@ -31,7 +31,7 @@ ARGUMENTS: Mapping[str, str] = {
     "optimizers": "honoured",
     "quantization_config": "honoured",
     "peft_config": "honoured",
-    "tools": "honoured; each turn is sampled by the engine, unless a strategy sets sampling per row, which is refused",
+    "tools": "honoured; the engine samples every turn, each row as the strategies say, and keeps what it has computed",
     "rollout_func": "honoured; the engine steps aside",
     "environment_factory": "honoured, as tools are",
 }
@@ -242,7 +242,6 @@ HONOURED: frozenset[str] = frozenset(
 
 
 REFUSED: Mapping[str, str] = {
-    "a strategy that sets sampling per row, with tools or environments": "a conversation is sampled turn by turn",
     "a strategy that sets sampling per row, without the engine": "`generate` and vLLM sample all rows alike",
     "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
     "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from any place of the data set",

@@ -114,9 +114,9 @@ class RefillingTrainer(WatchingTrainer):
         finally:
             self._settled = None
 
-    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+    def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
         if self._settled is None:
-            return super().sample(prompt_ids)
+            return super().sample(prompt_ids, rows)
         recorded = self._settled.recorded
         if recorded:
             sampling = recorded.get(SAMPLED_AT)

@@ -12,10 +12,11 @@ from transformers import GenerationConfig, GenerationMixin
 
 from explorl.modeling.precision import has_arithmetic, weights_dtype
 from explorl.modeling.proof import inner_model, text_config
-from explorl.rollout import Engine, PaddedRollouts, SamplingParams, UnsupportedModel
+from explorl.rollout import Engine, PaddedRollouts, Rollouts, SamplingParams, UnsupportedModel
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
+from explorl.training.conversations import Conversation
 from explorl.training.records import prompt_text
 from explorl.training.trl_trainer import NamedGRPOTrainer
 
@@ -190,6 +191,8 @@ class SamplingTrainer(NamedGRPOTrainer):
     _row_temperature: Tensor | None
     """That at which the loss looks at each row, or at each of its tokens."""
     _prompts: list[Any]
+    _conversation: tuple[Conversation, Draw] | None = None
+    """With TRL's tools: what is being sampled turn by turn."""
 
     def _engine_for(self, engine: str | None, options: Mapping[str, Any]) -> Engine | None:
         """The engine, tried out on this model; None where TRL samples. ``options`` are arguments of `Engine`."""
@@ -210,11 +213,6 @@ class SamplingTrainer(NamedGRPOTrainer):
                 except UnsupportedModel as error:
                     why = error.reason
                 else:
-                    if needing and (self.tools or self.environment_factories):
-                        raise ValueError(
-                            f"{needing[0]} sets how each row is sampled, and a conversation with tools is sampled turn "
-                            f"by turn; leave out {needing[0]}, or the tools"
-                        )
                     return found
             if engine == "explorl":
                 raise ValueError(f"engine='explorl' would not sample as this model does ({why}); use engine=None")
@@ -231,8 +229,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         for strategy in self.strategies:
             if strategy.needs_min_p_mass is not None:
                 why = "vLLM samples" if self.use_vllm else self._why_not_engine() if engine != "generate" else ""
-                why = "a conversation with tools is sampled turn by turn" if self.tools else why
-                if why or engine == "generate" or self.environment_factories:
+                if why or engine == "generate":
                     raise ValueError(
                         f"{title(strategy)} needs to know how likely other tokens were, which only Explorl's engine "
                         f"records ({why or 'model.generate samples'}); use engine='explorl', or leave it out"
@@ -277,8 +274,11 @@ class SamplingTrainer(NamedGRPOTrainer):
         mixed = dtype is not None and weights_dtype(self.model) == torch.float32
         return dtype if mixed and dtype is not None and has_arithmetic(self.accelerator.device, dtype) else None
 
-    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+    def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
         """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
+        if rows is not None:
+            return None if self._conversation is None else self._conversation[0].go_on(rows, prompt_ids)
+        self._conversation = None
         if self._engine is None:
             return None
         per_row = any(
@@ -305,21 +305,37 @@ class SamplingTrainer(NamedGRPOTrainer):
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}")
             self._engine = None
             return None
+        if self.tools:
+            conversation = Conversation(self._engine, prompt_ids, draw.params)
+            self._conversation = conversation, draw
+            return [rollout.token_ids for rollout in conversation.rollouts()]
         rollouts = self._engine.generate(prompt_ids, 1, draw.params).check()
-        self._engine.rest()  # the backward pass needs memory too
-        if not self.tools:
-            self._remember(rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device), draw)
+        self._remember(rollouts, draw)
         return [rollout.token_ids for rollout in rollouts]
+
+    def conversed(self, completion_ids: list[list[int]]) -> None:
+        if self._conversation is None:
+            return
+        (conversation, draw), self._conversation = self._conversation, None
+        rollouts = conversation.close()
+        if [rollout.token_ids for rollout in rollouts] == completion_ids:
+            self._remember(rollouts, draw)
+        else:
+            self.warn_once("a conversation is not what Explorl's engine sampled: its tokens are looked at once more")
 
     def _everywhere_longest(self, prompt_ids: list[list[int]]) -> int:
         """The longest prompt of all processes, so that they agree on what samples."""
         longest = max(len(ids) for ids in prompt_ids)
-        if self.accelerator.num_processes == 1 or self.tools:
+        if self.accelerator.num_processes == 1:
             return longest
         here = torch.tensor(longest, device=self.accelerator.device)
         return int(self.accelerator.gather(here).max().item())
 
-    def _remember(self, records: PaddedRollouts, draw: Draw) -> None:
+    def _remember(self, rollouts: Rollouts, draw: Draw) -> None:
+        assert self._engine is not None
+        self._engine.rest()  # the backward pass needs memory too
+        records = rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device)
+
         def rows(values: Sequence[Any] | None) -> Tensor | None:
             if values is not None and not isinstance(values[0], Real):
                 values = by_position(values, records.logps.size(1))

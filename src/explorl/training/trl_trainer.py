@@ -2,7 +2,8 @@
 
 What is overridden, and what a subclass finds in its place:
 
-    _generate_single_turn                 sample(prompt_ids)
+    _generate_single_turn                 sample(prompt_ids, rows)
+    _tool_call_loop                       conversed(completion_ids)
     _get_per_token_logps_and_entropies    log_probabilities(model, ids, mask, completion, ...)
     _calculate_rewards                    reward_parts, rewarded; known_rewards()
     _generate_and_score_completions       scored(inputs)
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,6 +38,7 @@ from trl.trainer.utils import (
     unsplit_pixel_values_by_grid,
 )
 
+from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.loss import OVER_TOKENS
 
 IMAGES = (
@@ -168,15 +170,29 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     # ---------------------------------------------------------------- sample
 
-    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
-        """Completions of these prompts, one for each; None leaves it to TRL."""
+    def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
+        """Completions of these prompts, one for each; None leaves it to TRL.
+
+        ``rows``: in a further turn of a conversation with tools, which rows of the batch go on; their prompts hold the
+        conversation so far.
+        """
         return None
+
+    def conversed(self, completion_ids: list[list[int]]) -> None:
+        """Called when the last turn of a batch of conversations is over."""
+
+    def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
+        known = [RowTokens(ids, row) for row, ids in enumerate(prompt_ids)]
+        found = super()._tool_call_loop(prompts, known, *more, **options)
+        self.conversed(found[2])
+        return found
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
         if images is None and not multimodal_fields:
-            completion_ids = self.sample([list(ids) for ids in prompt_ids])
+            rows, ids = rows_of(prompt_ids), [list(ids) for ids in prompt_ids]
+            completion_ids = self.sample(ids) if rows is None else self.sample(ids, rows)
             if completion_ids is not None:
                 return completion_ids, None
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *more, **options)
