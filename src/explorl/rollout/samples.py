@@ -143,6 +143,7 @@ class Sample:
             tokenizer=tokenizer,
             parent=self.parent,
             forked_at=self.forked_at,
+            calls=(),
         )
 
 
