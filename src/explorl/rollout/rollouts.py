@@ -103,11 +103,19 @@ class Rollout:
 
         A program can print anything, an answer in its tags too.
         """
-        pieces, done = [], 0
-        for call in self.calls:
-            pieces += [self.text[done : len(self._decoded(call.begin))], call.blank]
-            done = len(self._decoded(call.end))
-        return "".join([*pieces, self.text[done:]])
+        own = self._own_parts()
+        return own[0] + "".join(call.blank + part for call, part in zip(self.calls, own[1:], strict=True))
+
+    @property
+    def sampled_text(self) -> str:
+        """``text`` without the outputs of tools and all that belongs to them: what is measured."""
+        return "\n".join(self._own_parts())
+
+    def _own_parts(self) -> list[str]:
+        """The text before, between and behind the outputs of tools."""
+        ends = [0, *(len(self._decoded(call.end)) for call in self.calls)]
+        begins = [*(len(self._decoded(call.begin)) for call in self.calls), len(self.text)]
+        return [self.text[end:begin] for end, begin in zip(ends, begins, strict=True)]
 
     @property
     def model_tokens(self) -> int:
