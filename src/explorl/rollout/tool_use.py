@@ -19,7 +19,7 @@ space, it is taken back, and the end of the call comes with the output, as token
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -32,7 +32,7 @@ from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, Rollouts, ToolCall
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.tools import ToolSpec, check_vocabulary, find_call, output_block
+from explorl.rollout.tools import ToolSpec, check_vocabulary, find_call, get_tool, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
@@ -56,6 +56,13 @@ class ToolUse:
     def __post_init__(self) -> None:
         if not isinstance(self.tool, ToolSpec):
             raise ValueError(f"tool is {self.tool!r}; give a tool, like python_tool() or get_tool('python')")
+
+    @classmethod
+    def of(cls, given: ToolUse | ToolSpec | str) -> ToolUse:
+        """A tool, or the tool of this name."""
+        if isinstance(given, ToolUse):
+            return given
+        return cls(get_tool(given) if isinstance(given, str) else given)
 
     def pool(self) -> InterpreterPool:
         """Interpreters for rollouts, which may serve one `generate_with_tools` after the other."""
@@ -92,6 +99,7 @@ def generate_with_tools(
     *,
     uses: Sequence[int] | None = None,
     pool: InterpreterPool | None = None,
+    on_finish: Callable[[Rollout], object] | None = None,
 ) -> Rollouts:
     """As `Engine.generate`, with a tool that rows may call.
 
@@ -99,7 +107,10 @@ def generate_with_tools(
     None: as many as the tool allows. ``pool``: interpreters of `ToolUse.pool`, for callers that generate often.
     """
     with ToolSession(engine, prompts, n, params, tools, uses=uses, pool=pool) as session:
-        session.run()
+        while session.running:
+            for rollout in session.step():
+                if on_finish is not None:
+                    on_finish(rollout)
         rollouts = Rollouts(session.rollouts(), session.prompt_ids, n, session.seed)
     for rollout in rollouts.errors:
         logger.error(rollout.error)
@@ -267,7 +278,16 @@ class ToolSession:
         self._waiting.pop(index, None)
         self._session.cancel(self._rows[index].row)
         self._end(index)
-        self._ended.remove(index)
+        self._ended = [other for other in self._ended if other != index]
+
+    def resume(self, index: int) -> None:
+        """Takes back `cancel` of a row that had not begun."""
+        self._session.resume(self._rows[index].row)
+        self._rows[index].ended = False
+
+    def look(self) -> None:
+        """As `Session.look`."""
+        self._session.look()
 
     def close(self) -> None:
         """Ends all interpreters and the engine's session. What was sampled stays readable."""
