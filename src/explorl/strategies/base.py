@@ -95,7 +95,9 @@ Sampling = Mapping[str, Sequence[float] | Sequence[Sequence[float]]]
 
 ``temperature_by_position`` has one sequence per row: the temperature of its first token, of its second, and so on; the
 last one holds on. It is a key of its own because what holds for a row alone cannot say that an answer begins hot and
-ends cool. It takes the place of ``temperature``, in sampling and in the training log-probabilities."""
+ends cool. It takes the place of ``temperature``, in sampling and in the training log-probabilities.
+
+``tool_calls``: how often a row may call the trainer's interpreter, from 0 to the tool's own limit."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Strategy:
     needs_min_p_mass: ClassVar[float | None] = None
     """Where it reads `Batch.min_p_mass`: the least share of the likeliest token's probability, such as 0.02; a property
     where that is a hyperparameter. The engine alone records it."""
+    needs_interpreter: ClassVar[bool] = False
+    """True where it says how often answers may call a tool (``tool_calls`` of `Sampling`), which needs one."""
     moved: ClassVar[Mapping[str, str]] = {}
     """Hyperparameters that it no longer has, and what to write instead: the end of an error message."""
 

@@ -13,10 +13,12 @@ from transformers import GenerationConfig, GenerationMixin
 from explorl.modeling.precision import has_arithmetic, weights_dtype
 from explorl.modeling.proof import inner_model, text_config
 from explorl.rollout import Engine, PaddedRollouts, Rollouts, SamplingParams, UnsupportedModel
+from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
 from explorl.training.conversations import Conversation
+from explorl.training.interpreting import Said
 from explorl.training.records import prompt_text
 from explorl.training.trl_trainer import NamedGRPOTrainer
 
@@ -61,6 +63,7 @@ PER_ROW = (
     "training_temperature",
     "max_tokens",
     "temperature_by_position",
+    "tool_calls",
 )
 """What a strategy may set for each row (`explorl.strategies.base.Sampling`)."""
 
@@ -164,6 +167,8 @@ class Draw:
         # By position, each row has a sequence of them.
         self.sampling_temperature: Sequence[Any] | None = said.get("temperature_by_position", said.get("temperature"))
         self.training_temperature: Sequence[Any] | None = self.sampling_temperature if own is None else own
+        self.calls: Sequence[int] | None = said.pop("tool_calls", None)
+        """Most calls of a tool, one number per row; None is as many as the tool allows."""
         self.params = SamplingParams(**{**options, **said})
 
 
@@ -191,6 +196,8 @@ class SamplingTrainer(NamedGRPOTrainer):
     _row_temperature: Tensor | None
     """That at which the loss looks at each row, or at each of its tokens."""
     _prompts: list[Any]
+    _interpreter: ToolUse | None = None
+    """The tool that answers may call in text."""
     _conversation: tuple[Conversation, Draw] | None = None
     """With TRL's tools: what is being sampled turn by turn."""
 
@@ -201,6 +208,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             raise ValueError(f"engine_options has {unknown[0]!r}; it may have {', '.join(ENGINE_OPTIONS)}")
         needing = [title(strategy) for strategy in self.strategies if overrides(strategy, "sampling")]
         self._check_recorded(engine)
+        self._check_interpreter(engine)
         why = self._why_not_engine()
         if engine == "explorl" and why:
             raise ValueError(f"engine='explorl' cannot sample here: {why}; use engine=None")
@@ -214,7 +222,7 @@ class SamplingTrainer(NamedGRPOTrainer):
                     why = error.reason
                 else:
                     return found
-            if engine == "explorl":
+            if engine == "explorl" or self.interprets:
                 raise ValueError(f"engine='explorl' would not sample as this model does ({why}); use engine=None")
         if needing:
             chosen = "vLLM" if self.use_vllm else "model.generate"
@@ -223,6 +231,30 @@ class SamplingTrainer(NamedGRPOTrainer):
         if why and not self.use_vllm and self.rollout_func is None and not self.use_transformers_continuous_batching:
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {why}")
         return None
+
+    @property
+    def interprets(self) -> bool:
+        return self._interpreter is not None
+
+    def _check_interpreter(self, engine: str | None) -> None:
+        """That answers can call their tool, and that strategies that speak of one have it."""
+        for strategy in self.strategies:
+            if strategy.needs_interpreter and self._interpreter is None:
+                raise ValueError(
+                    f"{title(strategy)} says how often answers may call a tool, and there is none; give "
+                    "interpreter='python' (rollout.tools in a configuration), or leave it out"
+                )
+        if self._interpreter is None:
+            return
+        why = f"engine={engine!r}" if engine not in (None, "explorl") else self._why_not_engine()
+        if why:
+            raise ValueError(
+                f"interpreter={self._interpreter.tool.name!r} needs Explorl's engine, which does not sample here "
+                f"({why}); use engine='explorl', or leave out the interpreter"
+            )
+        self._interpreter.check(self.tokenizer, inner_model(self.model).config._name_or_path or "this model")
+        with self._interpreter.pool():  # refused where nothing would isolate what the model writes
+            pass
 
     def _check_recorded(self, engine: str | None) -> None:
         """That what strategies need to know of sampling will be recorded."""
@@ -284,6 +316,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         per_row = any(
             overrides(strategy, "sampling") or strategy.needs_min_p_mass is not None for strategy in self.strategies
         )
+        per_row = per_row or self.interprets
         if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
             return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
@@ -309,7 +342,13 @@ class SamplingTrainer(NamedGRPOTrainer):
             conversation = Conversation(self._engine, prompt_ids, draw.params)
             self._conversation = conversation, draw
             return [rollout.token_ids for rollout in conversation.rollouts()]
-        rollouts = self._engine.generate(prompt_ids, 1, draw.params).check()
+        if self._interpreter is not None:
+            rollouts = generate_with_tools(
+                self._engine, prompt_ids, 1, draw.params, self._interpreter, uses=draw.calls
+            ).check()
+            self.said = [Said.of(rollout) for rollout in rollouts]
+        else:
+            rollouts = self._engine.generate(prompt_ids, 1, draw.params).check()
         self._remember(rollouts, draw)
         return [rollout.token_ids for rollout in rollouts]
 
@@ -358,6 +397,7 @@ class SamplingTrainer(NamedGRPOTrainer):
     def _forget_rollout(self) -> None:
         self._records = self._old_logps = self._row_temperature = self._sampling_temperature = None
         self._prompts = []
+        self.said = None
 
     @property
     def asked_for_old(self) -> bool:
