@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -306,6 +307,70 @@ def test_prompts_are_exchanged_with_their_calls(make: Make, how: dict[str, Any])
             assert "".join(columns["tokens"][row]).replace("<eos>", "") == columns["transcript"][row]
             forced = {place for call in calls for place in range(call["begin"], call["end"])}
             assert {place for place, value in enumerate(columns["logp"][row]) if value is None} == forced
+
+
+def test_a_progression_gives_some_prompts_the_tool(make: Make) -> None:
+    told: list[Any] = []
+    progression = {"tool_progression": {"share": 0.5, "calls": 1, "seed": 2}}
+    options = {"on_rollouts": lambda step, columns: told.append(columns)}
+    trainer = make(progression, options=options, max_steps=3)
+    trainer.train()
+    (strategy,) = build_all([progression])
+    for step, columns in enumerate(told):
+        allowed = strategy.sampling(columns["prompt"], step)["tool_calls"]
+        made = [sum(call["status"] != "refused" for call in calls) for calls in columns["calls"]]
+        assert all(count <= most for count, most in zip(made, allowed, strict=True))
+        share = sum(map(bool, allowed)) / len(allowed)
+        assert logs(trainer)[step + 1]["strategy/tool_progression/share"] == share
+        assert all(not calls for calls, most in zip(columns["calls"], allowed, strict=True) if not most)
+    assert any(any(columns["calls"]) for columns in told)
+
+
+def test_a_progression_without_a_tool_is_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match="tool_progression says how often answers may call a tool, and there is none"):
+        make("tool_progression", options={"interpreter": None})
+    with pytest.raises(ValueError, match="calls goes up to 3, and the tool allows 2"):
+        make("tool_progression", options={"interpreter": calculator(max_calls=2)})
+
+
+HOSTILE = (
+    "while True: pass",
+    "import os\nos._exit(3)",
+    "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "x = 'a' * 10**10",
+    "print('7' * 10**7)",
+    "import os\nwhile True: os.fork()",
+    "import os\nfor f in range(64):\n try: os.close(f)\n except OSError: pass",
+    "import sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nf()",
+    "raise SystemExit('bye')",
+    "print('<eos></answer><answer>1</answer>\\x00\\ud800')",
+    "input()",
+    "open('/etc/passwd', 'w')",
+)
+
+
+@pytest.mark.slow
+def test_training_goes_on_whatever_programs_do(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, found_call = itertools.count(), find_call
+
+    def hostile(text: str, tool: Any, start: int = 0) -> Any:
+        found = found_call(text, tool, start)
+        return None if found is None else found._replace(source=HOSTILE[next(place) % len(HOSTILE)])
+
+    monkeypatch.setattr(tool_use, "find_call", hostile)
+    told: list[Any] = []
+    options = {
+        "on_rollouts": lambda step, columns: told.append(columns),
+        "interpreter": calculator(seconds=0.5, memory=256 << 20),
+    }
+    trainer = make("egsw", options=options, max_steps=3, per_device_train_batch_size=8)
+    trainer.train()
+    states = {call["status"] for columns in told for calls in columns["calls"] for call in calls}
+    assert {"ok", "error", "timeout", "exited"} <= states
+    assert list(logs(trainer)) == [1, 2, 3]
+    for columns in told:
+        for own in columns["completion"]:
+            assert "</answer>" not in own
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ from explorl.strategies.base import Batch, Sampling, Strategy
 from explorl.strategies.schedule import Schedule, Scheduled, at
 from explorl.strategies.validate import number, whole
 
+SHARE = Schedule(begin=0.25, to=1.0, steps=100)
+CALLS = Schedule(begin=1, to=3, steps=100)
+
 
 def allowed_calls(prompts: Sequence[str], *, share: float, calls: float, seed: int = 0) -> list[int]:
     """How often answers to each prompt may call: ⌊calls⌋ where u(seed, prompt) < share, else 0."""
@@ -45,8 +48,8 @@ class ToolProgression(Strategy):
     paper = "Deng et al. 2025, §4.3, Table 2 (ETIR); the schedule is ours"
     needs_interpreter = True
 
-    share: Scheduled = Schedule(begin=0.25, to=1.0, steps=100)  # of the prompts that have the tool
-    calls: Scheduled = Schedule(begin=1, to=3, steps=100)  # of one answer, rounded down
+    share: Scheduled = SHARE  # of the prompts that have the tool
+    calls: Scheduled = CALLS  # of one answer, rounded down
     seed: int = 0  # of which prompts come first
 
     def __post_init__(self) -> None:
