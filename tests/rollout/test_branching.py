@@ -341,6 +341,7 @@ def test_it_branches_behind_what_a_tool_said(tokenizer: Any) -> None:
     for one in rollouts.branches:
         parent = rollouts[one.parent]
         assert one.place in [call.end for call in parent.calls]
+        assert one.place > (parent.forked_at or 0), "a fork was asked again where it began"
         assert not parent.sampled[one.place - 1]
         assert parent.sampled[one.place]
         want = mean_entropy(parent, one.place, 4, len(tokenizer))

@@ -35,6 +35,7 @@ from explorl.strategies import REGISTRY, build_all
 from explorl.strategies.base import overrides
 from explorl.training.grpo import ExplorationTrainer
 from tests.training.test_every_strategy import SETTINGS, first_characters, label
+from tests.training.tool_policy import calculator
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -126,7 +127,7 @@ def variants() -> dict[str, dict[str, Any]]:
 def needs_engine(spec: dict[str, Any]) -> bool:
     (strategy,) = build_all([spec])
     recorded = strategy.needs_sampling_logps or strategy.needs_min_p_mass is not None
-    return recorded or overrides(strategy, "sampling")
+    return recorded or overrides(strategy, "sampling") or overrides(strategy, "branching")
 
 
 def cases() -> tuple[dict[str, Case], dict[str, Case]]:
@@ -328,6 +329,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         train_dataset=Dataset.from_dict({"prompt": [*(NEVER_SOLVED if filtered else []), *PLACES]}),
         rollout_func=None if case.engine else answers(case),
         strategies=case.strategies,
+        interpreter=calculator() if any("tool_progression" in spec for spec in case.strategies) else None,
         correct=("score", 1.0),
         answers=first_characters,
         callbacks=[kept],

@@ -29,7 +29,7 @@ from explorl.metrics.branching import marker_text
 from explorl.rollout.branch_tree import Branch, Branching, Tree
 from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
-from explorl.rollout.rollouts import Rollout, Rollouts
+from explorl.rollout.rollouts import PaddedRollouts, Rollout, Rollouts
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.session import Session
 from explorl.rollout.tool_use import ToolSession, ToolUse
@@ -50,6 +50,10 @@ class BranchedRollouts(Rollouts):
     """Places at which it was decided whether to branch."""
     settings: list[int] = field(default_factory=list)
     """The request whose sampling parameters each rollout has: its own, or that of the one that it branched off."""
+
+    def padded(self, pad_token_id: int = 0, device: torch.device | str = "cpu") -> PaddedRollouts:
+        """As `Rollouts.padded`, and who drew each token."""
+        return replace(super().padded(pad_token_id, device), drawn_by=drawn_by(self).to(device))
 
 
 def branch(

@@ -145,6 +145,8 @@ class PaddedRollouts:
     sampled: Bool[Tensor, "batch time"]
     """``mask`` without the tokens that were forced: those that are learnt from (TRL's ``env_mask``)."""
     min_p_mass: Float[Tensor, "batch time"] | None = None
+    drawn_by: Int[Tensor, "batch time"] | None = None
+    """Where rollouts branch: how far from a row that one stands which drew its token (`explorl.rollout.branching`)."""
 
 
 @dataclass(eq=False)

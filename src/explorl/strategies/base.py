@@ -68,6 +68,10 @@ class Batch:
     """Mass of the tokens that are at least `Strategy.needs_min_p_mass` times as likely as the likeliest one, at the
     temperature of sampling; 0 where the sampled token is none of them. Needed because the mass is a sum over the
     vocabulary, which nobody keeps. None unless a strategy asks."""
+    drawn_by: Int[Tensor, "batch time"] | None = None
+    """Where answers branch off others: how far from a row that row stands which drew its token, 0 for its own; so rows
+    i and j have the same token at t where i + drawn_by[i, t] = j + drawn_by[j, t]. It is a distance because groups
+    change places. None unless a strategy lets them branch (`Strategy.branching`)."""
 
     def with_(self, **changes: Any) -> Batch:
         """A copy with some fields replaced."""
@@ -104,9 +108,9 @@ ends cool. It takes the place of ``temperature``, in sampling and in the trainin
 class Strategy:
     """Base of all strategies. Every hook is optional; a subclass overrides those it needs.
 
-    Order of the calls for one generation batch: `order` (once, on the data set), `sampling`, `rewards`, `advantages`,
-    `select`, `weights`, `clip`, `keep`; then `penalty` for each micro-batch, and `after_step` after each optimizer
-    step.
+    Order of the calls for one generation batch: `order` (once, on the data set), `sampling`, `branching`, `rewards`,
+    `advantages`, `select`, `weights`, `clip`, `keep`; then `penalty` for each micro-batch, and `after_step` after each
+    optimizer step.
     """
 
     name: ClassVar[str] = ""
@@ -152,6 +156,12 @@ class Strategy:
         """
         return {}
 
+    def branching(self, step: int) -> Mapping[str, Any] | None:
+        """Arguments of `explorl.rollout.branching.Branching` where the answers to a prompt are to branch off each
+        other; of several strategies that give some, the last one counts. Needed because `sampling` speaks of single
+        rows, and this decides which rows there are."""
+        return None
+
     def rewards(self, batch: Batch) -> Float[Tensor, " batch"] | None:
         """New total rewards, before they are normalised: the trainer computes the advantages anew from them, as it does
         from the task's own. Needed because what is added after normalisation is not divided by the deviation, and moves
@@ -195,6 +205,9 @@ class Strategy:
 
     def check(self, *, num_generations: int) -> None:
         """Raises `ValueError` where the hyperparameters cannot work with this many samples per prompt."""
+
+    def check_calls(self, *, max_calls: int) -> None:
+        """Raises `ValueError` where the hyperparameters cannot work with a tool that an answer may call so often."""
 
     def check_length(self, *, max_completion_length: int | None) -> None:
         """Raises `ValueError` where the hyperparameters cannot work with answers of at most so many tokens."""

@@ -7,16 +7,19 @@ from numbers import Real
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
 from explorl.modeling.precision import has_arithmetic, weights_dtype
 from explorl.modeling.proof import inner_model, text_config
 from explorl.rollout import Engine, PaddedRollouts, Rollouts, SamplingParams, UnsupportedModel
+from explorl.rollout.branching import branch_rows
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
+from explorl.training.branches import branch_numbers, branching_of, sets_rows, told
 from explorl.training.conversations import Conversation
 from explorl.training.interpreting import Said
 from explorl.training.records import prompt_text
@@ -170,6 +173,17 @@ class Draw:
         self.calls: Sequence[int] | None = said.pop("tool_calls", None)
         """Most calls of a tool, one number per row; None is as many as the tool allows."""
         self.params = SamplingParams(**{**options, **said})
+        self.branching = branching_of(strategies, step)
+
+    def settled(self, settings: Sequence[int]) -> None:
+        """Each row was sampled as the one that ``settings`` names."""
+        same = self.training_temperature is self.sampling_temperature
+        if self.sampling_temperature is not None:
+            self.sampling_temperature = [self.sampling_temperature[row] for row in settings]
+        if same:
+            self.training_temperature = self.sampling_temperature
+        elif self.training_temperature is not None:
+            self.training_temperature = [self.training_temperature[row] for row in settings]
 
 
 def by_position(curves: Sequence[Sequence[float]], width: int) -> list[list[float]]:
@@ -206,7 +220,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         unknown = sorted(set(options) - set(ENGINE_OPTIONS))
         if unknown:
             raise ValueError(f"engine_options has {unknown[0]!r}; it may have {', '.join(ENGINE_OPTIONS)}")
-        needing = [title(strategy) for strategy in self.strategies if overrides(strategy, "sampling")]
+        needing = [title(strategy) for strategy in self.strategies if sets_rows(strategy)]
         self._check_recorded(engine)
         self._check_interpreter(engine)
         why = self._why_not_engine()
@@ -244,8 +258,18 @@ class SamplingTrainer(NamedGRPOTrainer):
                     f"{title(strategy)} says how often answers may call a tool, and there is none; give "
                     "interpreter='python' (rollout.tools in a configuration), or leave it out"
                 )
+            if overrides(strategy, "branching") and (self.tools or self.environment_factories):
+                raise ValueError(
+                    f"{title(strategy)} lets answers branch, and a conversation with TRL's tools is sampled turn by "
+                    "turn; use interpreter='python' in their place, or leave it out"
+                )
+        branching = branching_of(self.strategies, 0)
+        if branching is not None and branching.at == ("output",) and self._interpreter is None:
+            self.warn_once("answers will not branch: they do so behind outputs of a tool, and there is none")
         if self._interpreter is None:
             return
+        for strategy in self.strategies:
+            strategy.check_calls(max_calls=self._interpreter.tool.max_calls)
         why = f"engine={engine!r}" if engine not in (None, "explorl") else self._why_not_engine()
         if why:
             raise ValueError(
@@ -313,9 +337,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         self._conversation = None
         if self._engine is None:
             return None
-        per_row = any(
-            overrides(strategy, "sampling") or strategy.needs_min_p_mass is not None for strategy in self.strategies
-        )
+        per_row = any(sets_rows(strategy) or strategy.needs_min_p_mass is not None for strategy in self.strategies)
         per_row = per_row or self.interprets
         if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
             return None
@@ -342,15 +364,24 @@ class SamplingTrainer(NamedGRPOTrainer):
             conversation = Conversation(self._engine, prompt_ids, draw.params)
             self._conversation = conversation, draw
             return [rollout.token_ids for rollout in conversation.rollouts()]
+        rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
         if self._interpreter is not None:
-            rollouts = generate_with_tools(
-                self._engine, prompt_ids, 1, draw.params, self._interpreter, uses=draw.calls
-            ).check()
             self.said = [Said.of(rollout) for rollout in rollouts]
-        else:
-            rollouts = self._engine.generate(prompt_ids, 1, draw.params).check()
         self._remember(rollouts, draw)
         return [rollout.token_ids for rollout in rollouts]
+
+    def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: Draw) -> Rollouts:
+        tools = self._interpreter
+        if draw.branching is not None:
+            uses = None if tools is None else draw.calls
+            branched = branch_rows(engine, prompt_ids, draw.params, draw.branching, tools=tools, uses=uses)
+            draw.settled(branched.settings)
+            for name, value in branch_numbers(gather_object([told(branched)])).items():
+                self.record_metric(name, value)
+            return branched
+        if tools is not None:
+            return generate_with_tools(engine, prompt_ids, 1, draw.params, tools, uses=draw.calls)
+        return engine.generate(prompt_ids, 1, draw.params)
 
     def conversed(self, completion_ids: list[list[int]]) -> None:
         if self._conversation is None:
