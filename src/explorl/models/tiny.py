@@ -27,7 +27,7 @@ def tiny_checkpoint() -> Path:
 
 
 def tiny_tools_checkpoint() -> Path:
-    """Folder of the weights of `tiny-tools`, in half precision."""
+    """Folder of the weights of `tiny-tools`."""
     return Path(str(resources.files("explorl.models") / "tiny_tools_checkpoint"))
 
 
