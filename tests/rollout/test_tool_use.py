@@ -349,10 +349,10 @@ def test_bad_input_is_one_error_before_anything_is_sampled(policy: Any, tokenize
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_everything_is_closed_on_an_error(error: type[BaseException]) -> None:
     class Breaks(Desk):
-        def poll(self, seconds: float = 0.0) -> int:
+        def turn(self) -> None:
             if len(self.calls) == 2:
                 raise error("now")
-            return super().poll(seconds)
+            super().turn()
 
     model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "<<6*7"}))
     desk, engine = Breaks(echo), Engine(model, tokenizer)

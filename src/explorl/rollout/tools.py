@@ -29,7 +29,6 @@ from explorl.sandbox.interpreter_pool import InterpreterPool
 _FENCE = re.compile(r"([ \t]*)(`{3,})([^`\n]*)")
 """The beginning of a line: indentation, the fence, and what it says, like the name of a language."""
 _LONGEST_INLINE = 200
-_LONGEST_FENCE = 100
 
 
 class FoundCall(NamedTuple):
@@ -51,13 +50,10 @@ class Fence(Protocol):
 
     @property
     def stop(self) -> str:
-        """A text that every call ends with: the calls of a completion are looked for whenever it has been written."""
+        """A text that every call ends with: calls are looked for whenever it has been written, and at the very end."""
 
     def find(self, text: str, start: int) -> FoundCall | None:
         """The first complete call that begins at ``start`` or behind it."""
-
-    def may_end(self, text: str, start: int) -> bool:
-        """Whether a text that ends with ``stop``, and holds no complete call, may have one without another ``stop``."""
 
     def block(self, result: Result, before: str) -> str:
         """What is appended to the text ``before`` when a call has this result."""
@@ -89,10 +85,6 @@ class MarkdownFence:
     @property
     def stop(self) -> str:
         return "```"
-
-    def may_end(self, text: str, start: int) -> bool:
-        """Where the opening has more than three backticks, three may be the beginning of its closing."""
-        return text.endswith("`") and self.find(f"{text}{'`' * _LONGEST_FENCE}", start) is not None
 
     def find(self, text: str, start: int) -> FoundCall | None:
         opened: re.Match[str] | None = None
@@ -155,9 +147,6 @@ class Delimiters:
     @property
     def stop(self) -> str:
         return self.closing
-
-    def may_end(self, text: str, start: int) -> bool:
-        return False
 
     def find(self, text: str, start: int) -> FoundCall | None:
         position = start
