@@ -14,7 +14,7 @@ from explorl.rollout.tool_use import ToolSession, ToolUse, generate_with_tools
 from explorl.rollout.tools import Delimiters, ToolSpec, calculator_tool, python_tool
 from explorl.sandbox.interpreter import Result
 
-from .planted import Desk, always, echo, planted, standing_in
+from .planted import CHARACTERS, Desk, always, echo, planted, standing_in
 
 
 def use(tool: ToolSpec) -> ToolUse:
@@ -227,29 +227,41 @@ def test_other_rows_go_on_while_a_call_runs() -> None:
     assert [r.text for r in session.rollouts()] == ["<<6*7=36*7>>z", "abcdefghijklmnopqrstuvw"]
 
 
+def test_an_output_does_not_wait_for_other_rows_to_end() -> None:
+    model, tokenizer = planted(always(["call", "<<6*7", "="], **{">": "z"}) | always(["talk", *CHARACTERS[:70]]))
+    start = [[tokenizer.convert_tokens_to_ids(word)] for word in ("call", "talk")]
+    params = SamplingParams(temperature=0, max_tokens=60)
+    desk = Desk(echo, patience=2)
+    tools = use(calculator_tool(fence=Delimiters("<<", "=", "", ">>")))
+    with ToolSession(Engine(model, tokenizer), start, 1, params, tools, pool=standing_in(desk)) as session:
+        (ended,) = session.step()
+        assert ended.request == 0
+        assert len(session.rollout(1)) < 60
+
+
 def test_forks_have_the_calls_so_far() -> None:
     model, tokenizer = planted(always(["go", "<<x=1", "="], **{">": "<<x+1", "<<x+1": "="}))
-    tool = calculator_tool(fence=Delimiters("<<", "=", "", ">>"), max_calls=4)
-    desk = Desk(lambda source: Result("exited" if source == "x" and len(desk.calls) == 0 else "ok", "7"))
+    tool = calculator_tool(max_calls=4)
+    desk = Desk(lambda source: Result("exited" if len(desk.calls) == 1 else "ok", "7"))
     start = [[tokenizer.convert_tokens_to_ids("go")]]
-    params = SamplingParams(temperature=0, max_tokens=16)
+    params = SamplingParams(temperature=0, max_tokens=26)
     with ToolSession(Engine(model, tokenizer), start, 1, params, use(tool), pool=standing_in(desk)) as session:
         while len(session.calls(0)) < 3:
             session.step(tokens=1)
         first, second, third = session.calls(0)
         with pytest.raises(ValueError, match=f"inside an output of row 0; use {second.begin} or {second.end}"):
             session.fork(0, at=second.begin + 1)
-        (fork,) = session.fork(0, at=second.end)
+        (fork,) = session.fork(0, at=third.end)
         (early,) = session.fork(0, at=second.begin)
-        assert session.calls(fork) == (first, second)
+        assert session.calls(fork) == (first, second, third)
         assert session.calls(early) == (first,)
         session.run()
         assert session.rollout(fork).token_ids == session.rollout(0).token_ids
-        assert (session.rollout(fork).parent, session.rollout(fork).forked_at) == (0, second.end)
+        assert (session.rollout(fork).parent, session.rollout(fork).forked_at) == (0, third.end)
         workers = [worker.sources for worker in desk.opened]
-    assert third.source == "x+1"
-    assert workers[0][:3] == ["x", "x+1", "x+1"]  # after which it exited
-    assert workers[1] == ["x+1", *workers[0][2:]][: len(workers[1])]
+    assert [call.status for call in (first, second, third)] == ["ok", "exited", "ok"]
+    assert workers[0][:4] == ["x", "x+1", "x+1", "x+1"]
+    assert sorted(workers[1:]) == [["x", "x+1", "x+1", "x+1"], ["x+1", "x+1"]]  # what it exited after is gone
 
 
 # In the sandbox
