@@ -78,6 +78,24 @@ def test_answers_branch_and_the_batch_knows_it(make_trainer: Callable[..., Any])
             assert sum(value for name, value in entry.items() if "/at/" in name) == entry["branching/branches"]
 
 
+def test_files_of_rollouts_say_where_answers_branch(make_trainer: Callable[..., Any]) -> None:
+    written: list[dict[str, list[Any]]] = []
+    options = {"on_rollouts": lambda _, columns: written.append(columns), "token_records": 2}
+    _, batches, _ = train(make_trainer, xs.EntropyBranching(base=0.9, at=AT, window=2), options=options)
+    forks = 0
+    for columns, batch in zip(written, batches, strict=True):
+        assert batch.drawn_by is not None
+        for row, (parent, shared) in enumerate(zip(columns["parent"], columns["forked_at"], strict=True)):
+            assert (parent is None) == (shared is None)
+            assert int((batch.drawn_by[row] != 0).sum()) == (shared or 0)
+            if parent is not None:
+                assert columns["prompt"][parent] == columns["prompt"][row]
+                assert columns["token_ids"][row][:shared] == columns["token_ids"][parent][:shared]
+                assert parent != row
+                forks += 1
+    assert forks
+
+
 def test_without_base_and_weight_training_is_as_before(make_trainer: Callable[..., Any]) -> None:
     def losses(*strategies: Any) -> list[float]:
         torch.manual_seed(0)
