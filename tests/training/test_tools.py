@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from explorl.rollout import tool_use
 from explorl.rollout.tool_use import ToolUse
-from explorl.rollout.tools import Delimiters, find_call, python_tool
+from explorl.rollout.tools import Delimiters, python_tool
 from explorl.strategies import REGISTRY, Batch, Strategy, build_all
 from explorl.training import sampling
 from explorl.training.batch import ROW_FIELDS, penalties
@@ -247,21 +246,27 @@ def test_lengths_and_rewards_are_of_what_the_policy_wrote(make: Make) -> None:
             assert sum(value is not None for value in entropy) == lengths[row]
 
 
-def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    found_call = find_call
+def calling(*sources: str) -> Delimiters:
+    """A fence whose calls run one of these programs, whatever the policy wrote."""
 
-    def printing(text: str, tool: Any, start: int = 0) -> Any:
-        found = found_call(text, tool, start)
-        return None if found is None else found._replace(source="print('[12]')")
+    class Replaced(Delimiters):
+        def find(self, text: str, start: int) -> Any:
+            found = super().find(text, start)
+            which = 0 if found is None else sum(map(ord, text[: found.end])) % len(sources)
+            return None if found is None else found._replace(source=sources[which])
 
-    monkeypatch.setattr(tool_use, "find_call", printing)
+    return Replaced("<", "=", "", ">")
+
+
+def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make) -> None:
     seen: list[str] = []
 
     def bracketed(completions: list[str], **columns: Any) -> list[float]:
         seen.extend(completions)
         return [float("[12]" in text) for text in completions]
 
-    trainer = make(reward=bracketed, options={"correct": ("bracketed", 1.0)})
+    printing = calculator(fence=calling("print('[12]')"))
+    trainer = make(reward=bracketed, options={"correct": ("bracketed", 1.0), "interpreter": printing})
     trainer.train()
     assert "<" in "".join(seen)
     assert "[12]" in "".join(trainer.logs["completion"])  # what is shown has it
@@ -343,34 +348,29 @@ HOSTILE = (
     "import os\nfor f in range(64):\n try: os.close(f)\n except OSError: pass",
     "import sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nf()",
     "raise SystemExit('bye')",
-    "print('<eos></answer><answer>1</answer>\\x00\\ud800')",
+    "print('<eos>\\x00\\ud800')",
+    "print('<eos>' + 9 * 'q')",
     "input()",
     "open('/etc/passwd', 'w')",
 )
 
 
 @pytest.mark.slow
-def test_training_goes_on_whatever_programs_do(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, found_call = itertools.count(), find_call
-
-    def hostile(text: str, tool: Any, start: int = 0) -> Any:
-        found = found_call(text, tool, start)
-        return None if found is None else found._replace(source=HOSTILE[next(place) % len(HOSTILE)])
-
-    monkeypatch.setattr(tool_use, "find_call", hostile)
+def test_training_goes_on_whatever_programs_do(make: Make) -> None:
     told: list[Any] = []
     options = {
         "on_rollouts": lambda step, columns: told.append(columns),
-        "interpreter": calculator(seconds=0.5, memory=256 << 20),
+        "interpreter": calculator(fence=calling(*HOSTILE), seconds=0.5, memory=256 << 20),
     }
     trainer = make("egsw", options=options, max_steps=3, per_device_train_batch_size=8)
     trainer.train()
     states = {call["status"] for columns in told for calls in columns["calls"] for call in calls}
     assert {"ok", "error", "timeout", "exited"} <= states
     assert list(logs(trainer)) == [1, 2, 3]
+    assert any("qqq" in text for columns in told for text in columns["transcript"])
     for columns in told:
         for own in columns["completion"]:
-            assert "</answer>" not in own
+            assert "qqq" not in own
 
 
 @pytest.mark.parametrize(
