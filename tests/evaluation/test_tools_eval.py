@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -237,6 +238,17 @@ def test_bad_options_are_said_before_anything_is_loaded(
     assert exit_.value.code == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_the_scripts_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+    scripts = re.findall(r"^```python\n(from .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        exec(script, {})
+    said = capsys.readouterr().out
+    assert "text and code (calculator)" in said
+    assert "ToolCall(source='" in said
 
 
 def test_a_model_that_cannot_write_the_fence_is_refused_before_sampling(tmp_path: Path) -> None:
