@@ -55,7 +55,7 @@ def by_row(trainer: Any) -> None:
             rollouts += generate_with_tools(engine, [ids], n, own, tools, uses=used).rollouts
         return Rollouts(rollouts, prompt_ids, n, 0)
 
-    sampling.generate_with_tools = one_by_one  # type: ignore[assignment]
+    vars(sampling)["generate_with_tools"] = one_by_one
 
 
 def train(policy: Path, name: str, processes: int) -> dict[str, Any]:
