@@ -157,6 +157,15 @@ def test_longer_fences_are_closed_by_any_tokens(tail: list[str]) -> None:
     assert rollout.sampled.tolist()[: call.begin] == [True] * call.begin
 
 
+def test_a_call_comes_before_a_later_stop_string() -> None:
+    model, tokenizer = planted(always(["go", "````python\n1\n", "```", "`", " END"], **{"\n": "So END"}))
+    desk = Desk(echo)
+    rollout = one(model, tokenizer, "go", python_tool(), desk, stop="END")
+    assert desk.opened[0].sources == ["1\n"]
+    assert rollout.text == "````python\n1\n````\n```output\n21\n\n```\nSo END"
+    assert rollout.stop == "END"
+
+
 def test_calls_are_refused_when_they_are_used_up() -> None:
     model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "<<6*7"}))
     desk = Desk(echo)

@@ -14,22 +14,31 @@ TEXT, CODE = "text", "code"
 def side_by_side(evaluations: Sequence[Evaluation]) -> Table:
     """pass@k of every evaluation, and what it took: tokens that the model sampled, and calls, each per completion.
 
-    A row for each; "text" is without a tool, "code" with one.
+    A row for each; "text" is without a tool, "code" with one. The task is a column where there are several.
     """
     if not evaluations:
         raise ValueError("there are no evaluations to show; give the results of `evaluate`, with and without tools=")
     ks = _some([k for k in evaluations[0].ks if all(k <= other.samples for other in evaluations)])
+    tasks = list(dict.fromkeys(one.task for one in evaluations))
     rows: list[list[Cell]] = []
     for one in evaluations:
         found = scores(one)
         calls: Cell = found["calls"] if one.tool else 0.0
         model = one.model.removesuffix(f"+{one.tool}") if one.tool else one.model
         reached: list[Cell] = [found.get(f"pass@{k}") or one.pass_at(k) for k in ks]
-        rows.append([model, one.task, CODE if one.tool else TEXT, *reached, found["mean_tokens"], calls])
-    columns = ["model", "task", "with", *(f"pass@{k}" for k in ks), "model tokens", "calls"]
+        asked = [one.task] if len(tasks) > 1 else []
+        rows.append([model, *asked, CODE if one.tool else TEXT, *reached, found["mean_tokens"], calls])
+    columns = [
+        "model",
+        *(["task"] if len(tasks) > 1 else []),
+        "with",
+        *(f"pass@{k}" for k in ks),
+        "model tokens",
+        "calls",
+    ]
     numbers = {f"pass@{k}": ".1%" for k in ks} | {"model tokens": ".1f", "calls": ".2f"}
     tools = ", ".join(dict.fromkeys(one.tool for one in evaluations if one.tool)) or "no tool"
-    return Table(columns, rows, title=f"text and code ({tools})", number=numbers)
+    return Table(columns, rows, title=f"text and code ({tools}): {', '.join(tasks)}", number=numbers)
 
 
 def _some(ks: list[int]) -> list[int]:

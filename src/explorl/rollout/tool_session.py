@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 STEPS = 8
 """Tokens per row between two looks at calls that are running."""
-_WAIT = 1.0
+_WAIT = 0.05
+"""Seconds to wait for a call where nothing else is to be done, before looking again."""
 
 
 def _check_stops(stops: Sequence[Sequence[str]], tool: ToolSpec) -> None:
@@ -226,7 +227,8 @@ class ToolSession:
         for rollout in stopped:
             if rollout.request in index:
                 self._look(index[rollout.request], rollout)
-        self._pool.poll(0.0 if self._session.running or not self._waiting else _WAIT)
+        idle = not self._session.running and not any(call.done for _, call in self._waiting.values())
+        self._pool.poll(_WAIT if idle and self._waiting else 0.0)
         for place in [place for place, (_, call) in self._waiting.items() if call.done]:
             stop, call = self._waiting.pop(place)
             self._go_on(place, stop, call.result())
@@ -241,8 +243,9 @@ class ToolSession:
         row, mark = self._rows[index], self.tool.fence.stop
         if row.ended:
             return
-        final = rollout.finish_reason == "error" or rollout.stop not in (None, mark) or not row.allowed
-        stop = None if final else self._called(rollout.token_ids, row.behind)
+        final = rollout.finish_reason == "error" or not row.allowed
+        before = rollout.token_ids if rollout.stop in (None, mark) else rollout.token_ids[:-1]  # a stop of the caller's
+        stop = None if final else self._called(before, row.behind)
         if stop is not None and stop.keep < row.limit:
             self._call(index, stop)
             return
@@ -255,12 +258,12 @@ class ToolSession:
     def _called(self, tokens: list[int], behind: int) -> _Stop | None:
         """The first call of a row, if it is complete, and how many tokens there are up to its end."""
         start = len(self._text(tokens[:behind]))
-        count, found = len(tokens), find_call(self._text(tokens), self.tool, start)
+        count, text = len(tokens), self._text(tokens)
+        found = find_call(text, self.tool, start)
         if found is None:
             return None
-        while find_call(self._text(tokens[: count - 1]), self.tool, start) is not None:
-            count -= 1
-        text = self._text(tokens[:count])
+        while find_call(shorter := self._text(tokens[: count - 1]), self.tool, start) is not None:
+            count, text = count - 1, shorter
         if not text[found.end :].strip():
             return _Stop(found.source, count, text, "")
         said = text[: found.end]
