@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 
 from explorl.rollout import tool_use
 from explorl.rollout.tool_use import ToolUse
@@ -271,6 +272,31 @@ def test_an_answer_that_a_program_prints_is_not_an_answer(make: Make) -> None:
     assert "<" in "".join(seen)
     assert "[12]" in "".join(trainer.logs["completion"])  # what is shown has it
     assert trainer.state.log_history[0]["reward"] == 0
+
+
+def test_messages_are_rewarded_for_the_policys_own_words_too(make: Make) -> None:
+    seen: list[list[dict[str, str]]] = []
+    told: list[dict[str, list[Any]]] = []
+
+    def contents(completions: list[Any], **columns: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(len(message["content"]) % 3) for (message,) in completions]
+
+    options = {"on_rollouts": lambda step, columns: told.append(columns), "correct": ("contents", 1.0)}
+    prompts = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    trainer = make("ppl_shaping", options=options, reward=contents, prompts=prompts)
+    trainer.train()
+    assert [message["content"] for (message,) in seen] == told[0]["completion"]
+    assert {message["role"] for (message,) in seen} == {"assistant"}
+    assert told[0]["completion"] != told[0]["transcript"]
+
+
+def test_evaluation_has_the_tool_too(make: Make) -> None:
+    dataset = Dataset.from_dict({"prompt": PROMPTS[:2]})
+    trainer = make("egsw", options={"eval_dataset": dataset}, per_device_eval_batch_size=8, num_generations_eval=4)
+    found = trainer.evaluate()
+    assert found["eval_tools/callers"] > 0
+    assert found["eval_completions/max_length"] <= 24
 
 
 def test_micro_batches_and_resuming_change_nothing(make: Make, tmp_path: Path) -> None:

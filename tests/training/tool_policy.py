@@ -42,10 +42,18 @@ def digits(completions: list[str], **columns: Any) -> list[float]:
 
 
 def make_trainer(
-    cls: Any, folder: Path, out: Path, *, options: dict[str, Any] | None = None, reward: Any = digits, **changes: Any
+    cls: Any,
+    folder: Path,
+    out: Path,
+    *,
+    options: dict[str, Any] | None = None,
+    reward: Any = digits,
+    prompts: list[Any] = PROMPTS,
+    **changes: Any,
 ) -> Any:
-    """Keyword arguments go to `GRPOConfig`, ``options`` to the trainer."""
+    """Keyword arguments go to `GRPOConfig`, ``options`` to the trainer. Prompts may be messages."""
     policy = load_policy(str(folder), device="cpu")
+    policy.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     arguments: dict[str, Any] = {
         "output_dir": str(out),
         "per_device_train_batch_size": 4,
@@ -68,7 +76,7 @@ def make_trainer(
         model=policy.model,
         reward_funcs=reward,
         args=GRPOConfig(**{**arguments, **changes}),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=policy.tokenizer,
         **{"interpreter": calculator(), **(options or {})},
     )

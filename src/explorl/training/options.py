@@ -349,16 +349,16 @@ steps do not end with a generation batch, they are TRL's own.
 
 {arguments}
 
-Ours beside them: `strategies`, `correct`, `answers`, `engine`, `engine_options`, `packed`, `interpreter`, `on_rollouts`,
-`token_records`, `observers`, `lens`, `dynamic_sampling`, `skip_solved`; see `help(ExplorationTrainer)`.
-[dynamic-sampling.md](dynamic-sampling.md) has the last two. `interpreter="python"` lets answers run fenced blocks of
-Python in a sandbox while they are written, without a chat template for tools: TRL's mask has 0 on what a block showed,
-reward functions get the text with every output left blank (a program can print an answer), and `tools/call_frequency`,
-`tools/callers`, `tools/failure_frequency` and `tools/refused` are logged. An observer is any object with `see(step: StepView)` that
-returns numbers by name; what it says of a generation batch, once the last update on it is done, is logged under
-`lens/`. What `explorl train` logs is `observers=statistics()` from `explorl.training.observers`; `lens=Lens(rate=0.05)`
-from `explorl.training.lens` says how many answers are looked at closely, by two passes without gradient. Without
-observers nothing is looked at.
+Ours beside them: `strategies`, `correct`, `answers`, `engine`, `engine_options`, `packed`, `interpreter`,
+`on_rollouts`, `token_records`, `observers`, `lens`, `dynamic_sampling`, `skip_solved`; see
+`help(ExplorationTrainer)`. [dynamic-sampling.md](dynamic-sampling.md) has the last two. `interpreter="python"` lets
+answers run fenced blocks of Python in a sandbox while they are written, without a chat template for tools: TRL's mask
+has 0 on what a block showed, reward functions get the text with every output left blank (a program can print an
+answer), and `tools/call_frequency`, `tools/callers`, `tools/failure_frequency` and `tools/refused` are logged. An
+observer is any object with `see(step: StepView)` that returns numbers by name; what it says of a generation batch,
+once the last update on it is done, is logged under `lens/`. What `explorl train` logs is `observers=statistics()`
+from `explorl.training.observers`; `lens=Lens(rate=0.05)` from `explorl.training.lens` says how many answers are
+looked at closely, by two passes without gradient. Without observers nothing is looked at.
 
 ## Honoured
 
