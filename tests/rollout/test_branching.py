@@ -307,6 +307,15 @@ def test_rows_of_a_trainer_form_groups_and_keep_their_settings(wandering: Engine
     assert [rollout.token_ids for rollout in again] == [rollout.token_ids for rollout in plain]
 
 
+def test_a_prompt_that_comes_twice_has_two_groups(wandering: Engine, tokenizer: Any) -> None:
+    ids = [tokenizer("S")["input_ids"]] * 12
+    params, spec = SamplingParams(max_tokens=40, seed=3), Branching(initial=3, base=0.9, at=["newline"], window=2)
+    rollouts = branch_rows(wandering, ids, params, spec, group=[0] * 6 + [1] * 6)
+    forks = [rollout for rollout in rollouts if rollout.parent is not None]
+    assert {rollout.parent // 6 for rollout in forks} == {0, 1}
+    assert all(rollout.parent // 6 == rollout.request // 6 for rollout in forks)
+
+
 def test_who_drew_a_token(wandering: Engine) -> None:
     spec = Branching(initial=1, base=0.9, at=["newline"], window=2)
     rollouts = branch(wandering, ["S", "b"], 8, SamplingParams(max_tokens=24, seed=8), spec)
@@ -397,5 +406,7 @@ def test_what_cannot_be_sampled_is_said_before_anything_is(
         branch(Engine(policy, tokenizer), ["1"], 4, None, Branching(initial=8))
     with pytest.raises(ValueError, match=r"at has 'step', but the engine has no tokenizer"):
         branch(Engine(llama), [[5]], 4, None, Branching(at=["output", "step"]))
+    with pytest.raises(ValueError, match="n is 0; ask for at least 1 sample per prompt"):
+        branch(Engine(policy, tokenizer), ["1"], 0, None, Branching())
     with pytest.raises(ValueError, match="prompts is empty"):
         branch(Engine(policy, tokenizer), [], 4, None, Branching())

@@ -140,6 +140,25 @@ def test_groups_that_are_exchanged_keep_their_trees(make_trainer: Callable[..., 
     assert shared
 
 
+def test_a_prompt_that_comes_twice_in_a_batch_has_two_groups(make_trainer: Callable[..., Any]) -> None:
+    from datasets import Dataset
+
+    class Same(ExplorationTrainer):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**{**given, "train_dataset": Dataset.from_dict({"prompt": ["1 2=3\n"] * 8})})
+
+    seen = Seen()
+    trainer = make_trainer(Same, options={"strategies": [xs.EntropyBranching(base=1.0, at=AT, window=1), seen]})
+    object.__setattr__(trainer.strategies[-1], "batches", [])
+    trainer.train()
+    forks = 0
+    for batch in trainer.strategies[-1].batches:
+        who = batch.drawn_by + torch.arange(8)[:, None]
+        assert torch.equal(batch.group[who], batch.group[:, None].expand_as(who))
+        forks += int((batch.drawn_by[:, 0] != 0).sum())
+    assert forks
+
+
 def test_what_cannot_branch_is_said_before_training(make_trainer: Callable[..., Any]) -> None:
     def build(*strategies: Any, **options: Any) -> Any:
         return make_trainer(ExplorationTrainer, options={"strategies": list(strategies), **options})

@@ -74,7 +74,7 @@ def branch(
     """
     branching = branching or Branching()
     branching.check(n)
-    groups = [list(range(first, first + n)) for first in range(0, n * len(prompts), n)]
+    groups = [list(range(n * prompt, n * prompt + n)) for prompt in range(len(prompts))]
     return _sampled(engine, prompts, n, params, branching, groups, tools, uses, pool)
 
 
@@ -84,15 +84,19 @@ def branch_rows(
     params: SamplingParams,
     branching: Branching,
     *,
+    group: Sequence[int] | None = None,
     tools: ToolUse | None = None,
     uses: Sequence[int] | None = None,
     pool: InterpreterPool | None = None,
 ) -> BranchedRollouts:
-    """The same for prompts that are given once for every completion; equal ones in a row form a group.
+    """The same for prompts that are given once for every completion.
 
+    Equal prompts in a row are answered together; ``group`` tells those apart that are not, where a prompt comes twice.
     ``params`` has one value per completion, or one for all. A group that is smaller than ``initial`` starts whole.
     """
-    groups = [list(rows) for _, rows in groupby(range(len(prompts)), key=lambda row: tuple(prompts[row]))]
+    numbers = group or [0] * len(prompts)
+    together = groupby(range(len(prompts)), key=lambda row: (numbers[row], tuple(prompts[row])))
+    groups = [list(rows) for _, rows in together]
     return _sampled(engine, prompts, 1, params, branching, groups, tools, uses, pool)
 
 
