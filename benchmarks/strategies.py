@@ -46,8 +46,8 @@ from explorl.strategies import REGISTRY, StepState, Strategy, build
 from explorl.strategies.base import overrides
 from explorl.tasks import get_task
 from explorl.training.common import disabled_progress, quiet
+from explorl.training.draws import by_position
 from explorl.training.grpo import ExplorationTrainer
-from explorl.training.sampling import by_position
 
 SMOLLM2 = {
     "vocab_size": 49152,

@@ -25,7 +25,7 @@ def study(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str
 
 
 def test_the_papers_studies_have_names() -> None:
-    assert study_names() == ["deng", "effects", "egsw", "frontier", "mecklenburg", "rft"]
+    assert study_names() == ["deng", "effects", "egsw", "frontier", "mecklenburg", "rft", "tools"]
     assert all(find_study(name).is_file() for name in study_names())
 
 

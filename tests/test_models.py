@@ -19,6 +19,8 @@ from explorl.models import (
     tiny_checkpoint,
     tiny_model,
     tiny_tokenizer,
+    tiny_tools_checkpoint,
+    tiny_tools_model,
 )
 from explorl.models.smollm2 import convert_gguf
 from explorl.models.tiny import CHARACTERS, TAGS
@@ -64,6 +66,18 @@ def test_the_shipped_checkpoint_is_what_the_recipe_makes() -> None:
     assert recipe["sft"] == preset["sft"]
     assert recipe["task"] == preset["task"]
     assert (folder / "model.safetensors").stat().st_size < 4e6
+
+
+def test_the_policy_with_a_calculator_is_what_its_recipe_makes() -> None:
+    policy, folder = load_policy("tiny-tools"), tiny_tools_checkpoint()
+    assert {name: value.shape for name, value in policy.model.state_dict().items()} == {
+        name: value.shape for name, value in tiny_tools_model().state_dict().items()
+    }
+    assert policy.tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
+    recipe, preset = json.loads((folder / "recipe.json").read_text()), load_config(preset="tiny-tools").dump()
+    assert recipe["sft"] == preset["sft"]
+    assert recipe["task"] == preset["task"]
+    assert (folder / "model.safetensors").stat().st_size < 1e6
 
 
 def test_a_folder_is_loaded_and_padded_on_the_left(small_policy: Path) -> None:

@@ -281,6 +281,17 @@ def evaluate(
     token_records: Annotated[
         bool | None, typer.Option(help="Keep what is recorded for each token; by default up to 2 GiB of it.")
     ] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOOL",
+            help="Evaluate without and with a tool that completions may call: python or calculator.",
+            autocompletion=lambda: ["python", "calculator"],
+        ),
+    ] = None,
+    tool_calls: Annotated[
+        int | None, typer.Option(metavar="N", help="Calls that a completion may make; by default 3.", min=1)
+    ] = None,
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder for the results, one folder in it per model and task.")
     ] = Path("runs/evaluations"),
@@ -293,9 +304,13 @@ def evaluate(
     Samples are kept: a later call draws only what is missing.
     """
     from explorl.evaluation.harness import Failed, evaluate_command, parse_options
+    from explorl.rollout.tools import get_tool
 
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
+    if tools is None and tool_calls is not None:
+        raise ConfigError(f"--tool-calls is {tool_calls}, but no tool is named; add --tools python, or leave it out")
+    limits = {} if tool_calls is None else {"max_calls": tool_calls}
     changes = {
         "samples": samples,
         "temperature": temperature,
@@ -322,6 +337,7 @@ def evaluate(
         batch_size=batch_size,
         dtype=dtype,
         task_options={**parse_options(option), **({} if data_dir is None else {"data_dir": data_dir})},
+        tools=None if tools is None else get_tool(tools, **limits),
     )
     if any(isinstance(result, Failed) for result in results):
         raise typer.Exit(1)

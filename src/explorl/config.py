@@ -138,6 +138,30 @@ class RolloutSettings(Section):
     """Most completions that Explorl's engine decodes together; null lets memory decide, up to a few hundred."""
     memory_budget: Count | None = None
     """Bytes that Explorl's engine may hold beside the model; null is half of what is free."""
+    tools: str | None = None
+    """A tool that completions may call, in training and in evaluations during it; null is none.
+
+    python: fenced blocks of Python, which are run in a sandbox; what they show follows as an output block.
+    calculator: the same for tiny policies, `<<12*34=408>>`.
+
+    What a tool says is not learnt from, enters no statistic, and is no answer."""
+    tool_calls: Count = 3
+    """Calls that one completion may make. The strategy tool_progression lets it begin with fewer."""
+
+    @field_validator("tools")
+    @classmethod
+    def _known_tool(cls, value: str | None) -> str | None:
+        from explorl.rollout.tools import get_tool
+
+        if value is not None:
+            get_tool(value)
+        return value
+
+    def tool(self) -> Any:
+        """The tool with its limit (`explorl.rollout.tools.ToolSpec`), or None."""
+        from explorl.rollout.tools import get_tool
+
+        return None if self.tools is None else get_tool(self.tools, max_calls=self.tool_calls)
 
 
 class LensSettings(Section):

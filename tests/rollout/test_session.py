@@ -226,6 +226,41 @@ def test_stop_tokens_and_strings_stop_again(policy: Any, tokenizer: Any) -> None
     assert session.rollout(child).token_ids[: len(rollout) - 1] == rollout.token_ids[:-1]
 
 
+@pytest.mark.usefixtures("place")
+def test_a_look_at_a_row_changes_nothing(policy: Any, tokenizer: Any) -> None:
+    """Stop strings are looked for every few tokens: what a row had beyond one may have been seen already."""
+    params = SamplingParams(max_tokens=40, stop_token_ids=(), stop=["a", "q"], seed=1)
+    want = Engine(policy, tokenizer).generate(["3 + 4 ="], 6, params)
+    session = Engine(policy, tokenizer).open(["3 + 4 ="], 6, params)
+    while session.running:
+        session.step(tokens=3)
+        session.look()
+        for row in range(6):
+            session.rollout(row)
+    for seen, rollout in zip(session.finished(), want, strict=True):
+        assert (seen.token_ids, seen.stop, seen.text) == (rollout.token_ids, rollout.stop, rollout.text)
+        assert len(seen.logps) == len(seen.sampled) == len(rollout)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_row_that_is_resumed_is_as_if_it_had_never_stopped(llama: Any) -> None:
+    params = SamplingParams(max_tokens=10, stop_token_ids=(), seed=8)
+    want = Engine(llama).generate(prompts((4, 9)), 2, params)
+    session = Engine(llama).open(prompts((4, 9)), 2, params)
+    session.cancel(3)  # before it began
+    session.step(tokens=4)
+    session.cancel(0)  # in the middle
+    session.run()
+    assert [rollout.request for rollout in session.finished()] == [1, 2]
+    session.cancel(1)  # after its end
+    for row in (0, 1, 3):
+        session.resume(row)
+    with pytest.raises(ValueError, match=r"row 3 was not cancelled; a row that has ended goes on by extend\(3, \[\]\)"):
+        session.resume(3)
+    session.run()
+    assert [rollout.token_ids for rollout in session.finished()] == [rollout.token_ids for rollout in want]
+
+
 def test_records_of_forced_tokens(llama: Any) -> None:
     from explorl.rollout import Rollouts
 

@@ -17,8 +17,8 @@ from trl import GRPOConfig, GRPOTrainer
 from explorl import strategies as xs
 from explorl.models import load_policy
 from explorl.training import options
+from explorl.training.draws import beyond_the_engine, sampling_options
 from explorl.training.grpo import ExplorationTrainer
-from explorl.training.sampling import beyond_the_engine, sampling_options
 from tests.training.conftest import PROMPTS, digits
 
 # ---------------------------------------------------------------- the table of options

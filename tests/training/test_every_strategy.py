@@ -15,11 +15,15 @@ import torch
 from explorl.strategies import REGISTRY
 from explorl.training.checkpoints import REFERENCE_STATE
 from explorl.training.grpo import ExplorationTrainer
+from tests.training.tool_policy import calculator
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 RATES = {f"{a} {b} {a + b}={2 * (a + b)}\n": (b % 4) / 4 for a in range(1, 5) for b in range(5, 9)}
 """Of the prompts that `make_trainer` trains on."""
+
+PLACES = [f"text:{letter}" for letter in "0123456789abcdefghijklmnop"]
+"""Where a policy of random weights comes to."""
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "bottom_p": [{"p": 0.8}, {"p": {"from": 0.8, "to": 0.6, "steps": 5}, "frequency": 0.5}],
@@ -33,6 +37,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"decay": 3.0, "training_temperature": "one"},
         {"decay": {"from": 4.0, "to": 8.0, "steps": 4}, "highest": 1.5, "warmup": 2},
     ],
+    "entropy_branching": [
+        {"at": PLACES, "base": 0.8, "window": 2},
+        {"at": PLACES, "base": 0.8, "window": 2, "shared": "once", "weight": {"from": 0.0, "to": 1.0, "steps": 4}},
+    ],
+    "tool_progression": [{}, {"share": 0.5, "calls": {"from": 1, "to": 3, "steps": 4}}],
     "mask_truncated": [{}],
     "pass_threshold": [{"threshold": 0.4}, {"threshold": 0.4, "level": "group"}],
     "overlong_penalty": [{}, {"cache": 6, "longest": 8, "factor": 0.5}],
@@ -109,6 +118,8 @@ def run(make_trainer: Callable[..., Any], tmp_path: Path) -> Run:
     def train(strategies: Sequence[Any], *, resume: int | None = None, **changes: Any) -> Any:
         # a digit in ten characters is right, so that a prompt has right answers and wrong ones
         options = {"strategies": strategies, "answers": first_characters, "correct": ("digits", 0.1)}
+        if any("tool_progression" in spec for spec in strategies):
+            options["interpreter"] = calculator()
         options |= changes.pop("options", {})
         settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 3, "beta": 0.05, "num_iterations": 2}
         settings["reward_weights"] = [5.0]
@@ -163,7 +174,7 @@ def test_alone(run: Run, plain: dict[str, Any], tmp_path: Path, spec: dict[str, 
     whole = run([spec])
     check_effect(whole, [spec])
     idle = [{"reference_reset": {"on_stall": 1}}, {"importance_correction": {}}]  # what is sampled here is π itself
-    if spec not in idle:
+    if spec not in idle and "tool_progression" not in spec:  # nor does this policy call a tool
         assert any((value - plain[name]).abs().max() > 1e-6 for name, value in weights(whole).items()), "no effect"
     check_resumed(whole, run([spec], resume=3))
 

@@ -17,8 +17,8 @@ from explorl import strategies as xs
 from explorl.modeling.answer_states import states
 from explorl.modeling.packed import packed_logps
 from explorl.strategies import Batch, Strategy
+from explorl.training.draws import Draw
 from explorl.training.grpo import ExplorationTrainer
-from explorl.training.sampling import Draw
 from tests.training.conftest import PROMPTS, digits
 
 

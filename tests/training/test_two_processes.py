@@ -26,15 +26,19 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from accelerate.utils import gather_object
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from explorl.models import load_policy
 from explorl.rollout import Rollout, Rollouts, SamplingParams
+from explorl.rollout.branching import BranchedRollouts, Branching, branch_rows
 from explorl.strategies import REGISTRY, build_all
 from explorl.strategies.base import overrides
+from explorl.training.branches import branch_numbers, told
 from explorl.training.grpo import ExplorationTrainer
 from tests.training.test_every_strategy import SETTINGS, first_characters, label
+from tests.training.tool_policy import calculator
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -126,7 +130,7 @@ def variants() -> dict[str, dict[str, Any]]:
 def needs_engine(spec: dict[str, Any]) -> bool:
     (strategy,) = build_all([spec])
     recorded = strategy.needs_sampling_logps or strategy.needs_min_p_mass is not None
-    return recorded or overrides(strategy, "sampling")
+    return recorded or overrides(strategy, "sampling") or overrides(strategy, "branching")
 
 
 def cases() -> tuple[dict[str, Case], dict[str, Case]]:
@@ -247,13 +251,37 @@ def direct(trainer: Any, case: Case) -> None:
             rollouts += [cut_off(rollout, trainer.eos_token_ids) for rollout in found] if short else found
         return Rollouts(rollouts, prompt_ids, n, 0)
 
+    def directed_branches(engine: Any, prompt_ids: list[list[int]], draw: Any) -> Rollouts:
+        """The same of answers that branch: each half has trees of its own."""
+        if draw.branching is None:
+            return directed(prompt_ids, 1, draw.params)
+        whole = BranchedRollouts([], prompt_ids, 1, 0)
+        for start in range(0, len(prompt_ids), ROWS):
+            ids, short = prompt_ids[start : start + ROWS], is_short(trainer._prompts[start])
+            seed = SEED + 2 * trainer.state.global_step + process + start // ROWS
+            branching = Branching(base=0, weight=0) if short else draw.branching
+            found = branch_rows(engine, ids, replace(draw.params, seed=seed), branching)
+            for one in found:
+                parent = None if one.parent is None else one.parent + start
+                one = cut_off(one, trainer.eos_token_ids, case.short) if short else one
+                whole.rollouts.append(replace(one, request=one.request + start, parent=parent))
+            whole.branches += [replace(one, parent=one.parent + start) for one in found.branches]
+            whole.places += found.places
+            whole.settings += [row + start for row in found.settings]
+        draw.settled(whole.settings)
+        for name, value in branch_numbers(gather_object([told(whole)])).items():
+            trainer.record_metric(name, value)
+        return whole
+
     trainer._engine.generate = directed
+    if any(overrides(strategy, "branching") for strategy in trainer.strategies):
+        trainer._drawn_by_engine = directed_branches
 
 
-def cut_off(rollout: Rollout, ends: Sequence[int]) -> Rollout:
-    """The rollout up to its last token that does not end it, if it has one."""
-    others = [place for place, token in enumerate(rollout.token_ids, start=1) if token not in ends]
-    records = ("token_ids", "logps", "sampling_logps", "entropy", "branching")
+def cut_off(rollout: Rollout, ends: Sequence[int], most: int = LENGTH) -> Rollout:
+    """The rollout up to its last token that does not end it, if it has one, of so many."""
+    others = [place for place, token in enumerate(rollout.token_ids[:most], start=1) if token not in ends]
+    records = ("token_ids", "logps", "sampling_logps", "entropy", "branching", "sampled")
     if rollout.min_p_mass is not None:
         records += ("min_p_mass",)
     return replace(rollout, **{name: getattr(rollout, name)[: max(others, default=1)] for name in records})
@@ -328,6 +356,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         train_dataset=Dataset.from_dict({"prompt": [*(NEVER_SOLVED if filtered else []), *PLACES]}),
         rollout_func=None if case.engine else answers(case),
         strategies=case.strategies,
+        interpreter=calculator() if any("tool_progression" in spec for spec in case.strategies) else None,
         correct=("score", 1.0),
         answers=first_characters,
         callbacks=[kept],

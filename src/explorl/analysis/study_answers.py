@@ -16,6 +16,8 @@ from explorl.tasks.tags import last_answer
 STEPS, PROMPTS, TOKENS = 8, 4, 160_000
 """Rollouts to look at: steps of a run, prompts of a step, and tokens in all."""
 TOKEN_COLUMNS = {"entropy": "entropy", "logp": "logp", "advantage": "token_advantage", "weight": "token_weight"}
+SHAPES = ("calls", "row", "parent", "forked_at")
+"""Of an answer: its calls of a tool, its row in the file, and from which row it has how many of its first tokens."""
 SIGNS = {"+": "+", "-": "−", "*": "×", "/": "÷"}
 KINDS = (
     (r"it gives .*, not ", "it gives another number"),
@@ -126,14 +128,14 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    return pq.read_table(path).to_pylist()
+    return [{**row, "row": place} for place, row in enumerate(pq.read_table(path).to_pylist())]
 
 
 def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
     from explorl.tasks import Task
 
     recorded = bool(row.get("tokens"))
-    tokens = row["tokens"] if recorded else [row["completion"]]
+    tokens = row["tokens"] if recorded else [row.get("transcript") or row["completion"]]
     parts = {key.removeprefix("reward/"): value for key, value in row.items() if key.startswith("reward/")}
     reward = sum(Task.reward_parts.get(name, 1.0) * (value or 0.0) for name, value in parts.items())
     return {
@@ -144,6 +146,7 @@ def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:
         "correct": _is_correct(row, parts),
         "reward": round(reward, 4),
         "finish": None if not recorded else "length" if len(tokens) >= limit else "stop",
+        **{name: row[name] for name in SHAPES if row.get(name) is not None},
     }
 
 

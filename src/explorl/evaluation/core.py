@@ -11,10 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from explorl.evaluation.completions import TOOL_COLUMNS, answer_text, mean_of, sampled_tokens, tool_columns
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel, reference
+from explorl.rollout.tool_use import ToolUse, generate_with_tools
+from explorl.rollout.tools import ToolSpec
 from explorl.store import write_json, write_parquet
 from explorl.tasks import Problem, Task, opens_think
 
@@ -46,6 +49,8 @@ class Evaluation:
     """One entry per completion, problem by problem."""
     measures: tuple[str, ...] = ()
     """What the protocol's source reports, such as "maj@k"; k is the number of samples."""
+    tool: str = ""
+    """The tool that completions could call; empty where they could call none."""
 
     @property
     def correct(self) -> np.ndarray:
@@ -102,6 +107,7 @@ class Evaluation:
             "well_formed": float(np.mean(self.rows["well_formed"])),
             "truncated": float(np.mean([reason == "length" for reason in self.rows["finish_reason"]])),
             "mean_tokens": float(np.mean(self.rows["tokens"])),
+            **({"tool": self.tool, "calls": float(np.mean(self.rows["calls"]))} if self.tool else {}),
             "entropy": self._token_mean("entropy"),
             "branching": self._token_mean("branching"),
         }
@@ -118,7 +124,8 @@ class Evaluation:
         rows: list[list[Any]] = [[name, value] for name, value in scores.items()]
         rows += [
             [name.replace("_", " "), summary[name]]
-            for name in ("well_formed", "truncated", "mean_tokens", "entropy", "branching")
+            for name in ("well_formed", "truncated", "mean_tokens", "calls", "entropy", "branching")
+            if name in summary
         ]
         title = (
             f"{self.model} on {self.task}: {len(self.problem_ids)} problems × {self.samples} samples, {self.protocol}"
@@ -151,6 +158,7 @@ def evaluate(
     batch_size: int | None = None,
     engine: Literal["explorl", "generate"] | None = None,
     dtype: torch.dtype | None = None,
+    tools: ToolUse | ToolSpec | str | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Draws the protocol's number of completions of each problem, `batch_size` at a time, and verifies them.
@@ -158,7 +166,15 @@ def evaluate(
     `engine="generate"` samples by `model.generate`, the reference; it records neither entropy nor branching factor.
     None takes it, with a warning, where the engine would not compute what the model computes. `dtype` is that in which
     the engine samples; None is that of the weights.
+
+    `tools`: a tool that completions may call, such as "python" or ``python_tool(max_calls=3)``. Answers are then read
+    from what the model said, not from what a program printed, and only sampled tokens are counted and measured.
     """
+    used = None if tools is None else ToolUse.of(tools)
+    if used is not None:
+        used.check(policy.tokenizer, policy.name)
+        if engine == "generate":
+            raise ValueError(f"engine is 'generate', which cannot call tool {used.tool.name!r}; use 'explorl' or None")
     samples = how.samples_for(task)
     if not problems:
         raise ValueError(f"there are no problems to evaluate {policy.name} on; ask task {task.name} for 1 or more")
@@ -172,10 +188,15 @@ def evaluate(
         params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))
     completions: Sequence[Rollout | reference.Completion]
     sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size, dtype=dtype)
+    if used is not None:
+        sampler.check(int(np.max(params.max_tokens)))
+        engine = "explorl"
     if engine is None:
         engine = _fitting_engine(sampler, longest=int(np.max(params.max_tokens)))
-    if engine == "explorl":
-        tick = None if on_progress is None else lambda _: on_progress(1)
+    tick = None if on_progress is None else lambda _: on_progress(1)
+    if used is not None:
+        completions = generate_with_tools(sampler, prompts, samples, params, used, on_finish=tick).check()
+    elif engine == "explorl":
         completions = sampler.generate(prompts, samples, params, on_finish=tick).check()
     else:
         completions = reference.generate(
@@ -192,12 +213,13 @@ def evaluate(
         for key in (
             "problem", "sample", "prompt", "completion", "tokens", "finish_reason",
             "correct", "well_formed", "answer", "error", "entropy", "branching",
+            *(TOOL_COLUMNS if used is not None else ()),
         )
     }  # fmt: skip
     places = [completion.prompt_index for completion in completions]
     verdicts = iter(
         task.verify_many(
-            [completion.text for completion in completions],
+            [answer_text(completion) for completion in completions],
             [problems[place] for place in places],
             opened=[opens_think(prompts[place]) for place in places],
         )
@@ -207,14 +229,16 @@ def evaluate(
         verdict = next(verdicts)
         values = (
             problem.id, completion.sample_index, prompt if isinstance(prompt, str) else prompt[-1]["content"],
-            completion.text, len(completion.token_ids), completion.finish_reason,
+            completion.text, sampled_tokens(completion), completion.finish_reason,
             verdict.correct, verdict.well_formed, verdict.answer, verdict.error,
-            _mean(completion, "entropy"), _mean(completion, "branching"),
+            mean_of(completion, "entropy"), mean_of(completion, "branching"),
+            *(tool_columns(completion).values() if used is not None and isinstance(completion, Rollout) else ()),
         )  # fmt: skip
         for key, value in zip(rows, values, strict=True):
             rows[key].append(value)
     ids = [problem.id for problem in problems]
-    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures)
+    tool = "" if used is None else used.tool.name
+    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool)
 
 
 def _fitting_engine(sampler: Engine, longest: int) -> Literal["explorl", "generate"]:
@@ -226,8 +250,3 @@ def _fitting_engine(sampler: Engine, longest: int) -> Literal["explorl", "genera
         )
         return "generate"
     return "explorl"
-
-
-def _mean(completion: Rollout | reference.Completion, measure: str) -> float | None:
-    values = getattr(completion, measure, None)
-    return None if values is None or len(values) == 0 else float(values.float().mean())

@@ -8,12 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from explorl.evaluation.completions import (
+    TOOL_COLUMNS,
+    answer_text,
+    mean_of,
+    measured_text,
+    records_of,
+    sampled_tokens,
+    tool_columns,
+)
 from explorl.evaluation.folder import Rows
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
 from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, reference
+from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, reference
+from explorl.rollout.tool_use import ToolUse, generate_with_tools
+from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
 from explorl.tasks.marks import asked_mark
 
@@ -27,7 +38,7 @@ class Chunk:
 
 
 class Job:
-    """One model on one task."""
+    """One model on one task, with a tool that it may call or without."""
 
     def __init__(
         self,
@@ -38,8 +49,11 @@ class Job:
         how: Protocol,
         template: str | None,
         seed: int,
+        tools: ToolUse | None = None,
+        pool: InterpreterPool | None = None,
     ) -> None:
         self.policy, self.engine, self.task, self.problems = policy, engine, task, problems
+        self.tools, self.pool = tools, pool
         self.sampling, self.seed, self.samples = how.sampling, seed, how.samples_for(task)
         self.prompts = [task.prompt(problem, template) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
@@ -73,45 +87,57 @@ class Job:
             max_tokens=limits.ravel().tolist(),
             seed=seed_at(block_seed(self.seed, base // WIDTH), first * WIDTH),
         )
-        finished = self.engine.generate(
-            self.prompts[first:last],
-            WIDTH,
-            params,
-            on_finish=lambda rollout: tick(1) if live[rollout.prompt_index, rollout.sample_index] else None,
-        ).check()
+
+        def finish(rollout: Rollout) -> None:
+            if live[rollout.prompt_index, rollout.sample_index]:
+                tick(1)
+
+        finished = self._sampled(self.prompts[first:last], params, live, finish).check()
         kept = [rollout for rollout in finished if live[rollout.prompt_index, rollout.sample_index]]
         places = [first + rollout.prompt_index for rollout in kept]
         numbers = [base + rollout.sample_index for rollout in kept]
         return self._rows(kept, places, numbers, records)
 
+    def _sampled(
+        self, prompts: Sequence[Prompt], params: SamplingParams, live: np.ndarray, finish: Callable[[Rollout], None]
+    ) -> Rollouts:
+        if self.tools is None:
+            return self.engine.generate(prompts, WIDTH, params, on_finish=finish)
+        uses = (live.ravel() * self.tools.tool.max_calls).tolist()
+        return generate_with_tools(
+            self.engine, prompts, WIDTH, params, self.tools, uses=uses, pool=self.pool, on_finish=finish
+        )
+
     def _rows(self, kept: Sequence[Rollout], places: list[int], numbers: list[int], records: bool) -> Rows:
-        texts = [rollout.text for rollout in kept]
-        verdicts = self._verify(texts, places)
+        answers, measured = [answer_text(rollout) for rollout in kept], [measured_text(rollout) for rollout in kept]
+        verdicts = self._verify(answers, places)
         rows: Rows = {
             "problem_index": places,
             "problem": [self.problems[place].id for place in places],
             "sample": numbers,
             "prompt": [_shown(self.prompts[place]) for place in places],
-            "completion": texts,
-            "tokens": [len(rollout) for rollout in kept],
+            "completion": [rollout.text for rollout in kept],
+            "tokens": [sampled_tokens(rollout) for rollout in kept],
             "finish_reason": [rollout.finish_reason for rollout in kept],
             "correct": [verdict.correct for verdict in verdicts],
             "well_formed": [verdict.well_formed for verdict in verdicts],
             "answer": [verdict.answer for verdict in verdicts],
             "error": [verdict.error for verdict in verdicts],
-            "entropy": [float(rollout.entropy.mean()) for rollout in kept],
-            "branching": [float(rollout.branching.float().mean()) for rollout in kept],
+            "entropy": [mean_of(rollout, "entropy") for rollout in kept],
+            "branching": [mean_of(rollout, "branching") for rollout in kept],
             "format_violations": [
-                _violations(text, self.answer_mark, verdict) for text, verdict in zip(texts, verdicts, strict=True)
+                _violations(text, self.answer_mark, verdict) for text, verdict in zip(measured, verdicts, strict=True)
             ],
-            "redundancy": [trigram_redundancy(text) for text in texts],
-            "cjk": [language_mixing(text) for text in texts],
+            "redundancy": [trigram_redundancy(text) for text in measured],
+            "cjk": [language_mixing(text) for text in measured],
         }
+        if self.tools is not None:
+            called = [tool_columns(rollout) for rollout in kept]
+            rows |= {name: [each[name] for each in called] for name in TOOL_COLUMNS}
         if records:
             rows["token_ids"] = [rollout.token_ids for rollout in kept]
-            rows["token_entropy"] = [rollout.entropy.tolist() for rollout in kept]
-            rows["token_branching"] = [rollout.branching.tolist() for rollout in kept]
-            rows["token_logps"] = [rollout.logps.tolist() for rollout in kept]
+            for name in ("entropy", "branching", "logps"):
+                rows[f"token_{name}"] = [records_of(rollout, name) for rollout in kept]
         return rows
 
     def _verify(self, texts: list[str], places: list[int]) -> list[Verdict]:

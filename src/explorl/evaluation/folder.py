@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from explorl.evaluation.completions import TOOL_COLUMNS
 from explorl.evaluation.core import Evaluation
 from explorl.rollout import SamplingParams
 from explorl.store import StoreError, cleaned, write_json, write_parquet
@@ -33,12 +34,13 @@ COLUMNS: Mapping[str, str] = {
     "error": "string", "entropy": "float64", "branching": "float64", "format_violations": "int32",
     "redundancy": "float64", "cjk": "int32",
 }  # fmt: skip
-"""`entropy` and `branching` are means over the completion's tokens; `cjk` counts characters."""
+"""`tokens` counts the sampled tokens, and `entropy` and `branching` are means over them; `cjk` counts characters."""
 
 TOKEN_COLUMNS: Mapping[str, str] = {
     "token_ids": "int32", "token_entropy": "float32", "token_branching": "int32", "token_logps": "float32",
 }  # fmt: skip
-"""Lists with one entry per token. The log-probabilities are those of the policy at the sampling temperature."""
+"""Lists with one entry per token, null where it was not sampled but said by a tool. The log-probabilities are those of
+the policy at the sampling temperature."""
 
 TEXT = ("prompt", "completion", "error")
 STALE_SECONDS = 3600
@@ -80,10 +82,11 @@ class EvaluationFolder:
 
     # ------------------------------------------------------------------ samples
     def write(self, rows: Rows) -> None:
-        """Adds completions: the columns of `COLUMNS`, and of `TOKEN_COLUMNS` where they are recorded."""
+        """Adds completions: the columns of `COLUMNS`, and what there is of `TOOL_COLUMNS` and `TOKEN_COLUMNS`."""
         import pyarrow as pa
 
         kinds = {name: getattr(pa, kind.replace("bool", "bool_"))() for name, kind in COLUMNS.items()}
+        kinds |= {name: getattr(pa, kind)() for name, kind in TOOL_COLUMNS.items() if name in rows}
         kinds |= {name: pa.list_(getattr(pa, kind)()) for name, kind in TOKEN_COLUMNS.items() if name in rows}
         pairs = np.array([rows["problem_index"], rows["sample"]], dtype=np.int64)
         (first, start), (last, stop) = pairs.min(axis=1), pairs.max(axis=1)
@@ -116,6 +119,8 @@ class EvaluationFolder:
         import pyarrow as pa
 
         wanted = [*(name for name in COLUMNS if name not in TEXT), *columns]
+        if "tool" in self.identity():
+            wanted += [name for name in TOOL_COLUMNS if name != "tool_calls" and name not in columns]
         table = pa.concat_tables([_columns(path, wanted) for path in self.parts()])
         keys = table["problem_index"].to_numpy().astype(np.int64), table["sample"].to_numpy().astype(np.int64)
         places = np.flatnonzero((keys[0] < problems) & (keys[1] < samples))
@@ -134,7 +139,8 @@ class EvaluationFolder:
 def load_evaluation(folder: str | Path, columns: Sequence[str] = ()) -> Evaluation:
     """The evaluation that the folder's latest summary is of.
 
-    ``columns`` adds texts (prompt, completion, error) or token records (`TOKEN_COLUMNS`), which may be large.
+    ``columns`` adds texts (prompt, completion, error), token records (`TOKEN_COLUMNS`), which may be large, or the
+    calls of a tool (tool_calls, as JSON).
     """
     store = EvaluationFolder(folder)
     summary, identity = store.summary(), store.identity()
@@ -153,6 +159,7 @@ def evaluation_of(identity: Mapping[str, Any], rows: Rows, samples: int, measure
         rows["problem"][::samples],
         rows,
         tuple(measures),
+        identity.get("tool", {}).get("name", ""),
     )
 
 

@@ -8,11 +8,13 @@ differ in the last bits, as sums do that are taken over batches of another size.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +30,13 @@ from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, evaluatio
 from explorl.evaluation.prompts import check_prompts
 from explorl.evaluation.protocols import Protocol, protocol, task_label
 from explorl.evaluation.scores import as_json, scores, table, unsolved
+from explorl.evaluation.side_by_side import side_by_side
 from explorl.metrics import Cell, Interval, Table
 from explorl.models import ModelError, Policy, load_policy, resolve_model
 from explorl.rollout import Engine, UnsupportedModel
+from explorl.rollout.tool_use import ToolUse
+from explorl.rollout.tools import ToolSpec
+from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.store import file_name, write_json
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
@@ -93,6 +99,7 @@ def run_evaluation(
     batch_size: int | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     task_options: Mapping[str, Any] | None = None,
+    tools: ToolUse | ToolSpec | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_failure: Callable[[Failed], None] | None = None,
 ) -> list[Evaluated]:
@@ -106,6 +113,8 @@ def run_evaluation(
         chunk: Problems that are sampled and stored at a time, with up to 16 samples each.
         on_failure: Called where a model cannot be evaluated on a task, and the others are; without it, that is raised.
         token_records: Keep ids, entropy, branching factor and log-probability of every token; None is yes up to 2 GiB.
+        tools: A tool, such as "python": every model is evaluated without it and with it, text and code side by side
+            (Deng et al. 2025, Figure 2). With it, a model is called ``<model>+<tool>``.
 
     In several processes, the one that finishes last scores them all; an earlier one reports what is still missing.
     """
@@ -117,50 +126,67 @@ def run_evaluation(
     for model in labelled.values():  # before hours go into the first one
         if isinstance(model, str):
             resolve_model(model)
+    used = None if tools is None else ToolUse.of(tools)
+    kinds = [None] if used is None else [None, used]
     results = []
-    for label, model in labelled.items():
-        failed = partial(_failed, label, on_failure)
-        policy = engine = None
-        try:
-            policy, engine = _opened(label, model, how, batch_size, dtype)
-        except Exception as error:
-            for task, _ in chosen:
-                failed(task, error)
-            continue
-        mark = fingerprint(policy)
-        for task, given in chosen:
+    with _pool(used) as pool:
+        for label, model in labelled.items():
+            failed = partial(_failed, on_failure)
+            policy = engine = None
             try:
-                problems = problems_of(task, split, limit)
-                fitting = fitting_template(task, policy.tokenizer, template)
-                check_prompts([task.prompt(one, fitting) for one in problems], policy, task, fitting, "--template")
-                job = Job(policy, engine, task, problems, how, fitting, seed)
-                # a colon as in gym:chain_sum is part of a folder's name
-                asked = ":".join(map(file_name, task_label(task).split(":")))
-                store = EvaluationFolder(Path(out) / f"{file_name(label)}-{asked}-{file_name(name)}")
-                identity: dict[str, Any] = {
-                    "model": label,
-                    "fingerprint": mark,
-                    "task": task_label(task),
-                    "split": split,
-                    "template": fitting,
-                    "protocol": name,
-                    "sampling": {key: value for key, value in asdict(how.sampling).items() if key != "seed"},
-                    "seed": seed,
-                    "answer_mark": job.answer_mark,
-                    "token_records": _records(store, job, token_records),
-                }
-                if judged_by := {key: value for key, value in given.items() if key not in ("data_dir", "path")}:
-                    identity["task_options"] = judged_by
-                store.claim(identity)
-                results.append(_fill(store, job, job.chunks(chunk)[index::count], how, on_progress))
+                policy, engine = _opened(label, model, how, batch_size, dtype)
+                if used is not None:
+                    used.check(policy.tokenizer, label)
             except Exception as error:
-                failed(task, error)
-        engine.release()
-        del policy, engine  # the next model needs the memory
+                for (task, _), tool in itertools.product(chosen, kinds):
+                    failed(_called(label, tool), task, error)
+                continue
+            mark = fingerprint(policy)
+            for (task, given), tool in itertools.product(chosen, kinds):
+                try:
+                    problems = problems_of(task, split, limit)
+                    fitting = fitting_template(task, policy.tokenizer, template)
+                    check_prompts([task.prompt(one, fitting) for one in problems], policy, task, fitting, "--template")
+                    job = Job(policy, engine, task, problems, how, fitting, seed, tool, pool)
+                    # a colon as in gym:chain_sum is part of a folder's name
+                    asked = ":".join(map(file_name, task_label(task).split(":")))
+                    folder = f"{file_name(_called(label, tool))}-{asked}-{file_name(name)}"
+                    store = EvaluationFolder(Path(out) / folder)
+                    identity: dict[str, Any] = {
+                        "model": _called(label, tool),
+                        "fingerprint": mark,
+                        "task": task_label(task),
+                        "split": split,
+                        "template": fitting,
+                        "protocol": name,
+                        "sampling": {key: value for key, value in asdict(how.sampling).items() if key != "seed"},
+                        "seed": seed,
+                        "answer_mark": job.answer_mark,
+                        "token_records": _records(store, job, token_records),
+                    }
+                    if judged_by := {key: value for key, value in given.items() if key not in ("data_dir", "path")}:
+                        identity["task_options"] = judged_by
+                    if tool is not None:
+                        identity["tool"] = {**vars(tool.tool), "fence": repr(tool.tool.fence)}
+                    store.claim(identity)
+                    results.append(_fill(store, job, job.chunks(chunk)[index::count], how, on_progress))
+                except Exception as error:
+                    failed(_called(label, tool), task, error)
+            engine.release()
+            del policy, engine  # the next model needs the memory
     return results
 
 
-def _failed(label: str, on_failure: Callable[[Failed], None] | None, task: Task, error: Exception) -> None:
+def _pool(used: ToolUse | None) -> AbstractContextManager[InterpreterPool | None]:
+    return nullcontext() if used is None else used.pool()
+
+
+def _called(label: str, tool: ToolUse | None) -> str:
+    """What a model is called where it may call a tool."""
+    return label if tool is None else f"{label}+{tool.tool.name}"
+
+
+def _failed(on_failure: Callable[[Failed], None] | None, label: str, task: Task, error: Exception) -> None:
     """Tells of a failure, or raises it where nobody asked to be told."""
     if on_failure is None:
         raise error
@@ -361,11 +387,14 @@ def evaluate_command(
             continue
         table(result.evaluation, result.scores).print(console)
         console.print(literal(f"completions: {result.folder}"), soft_wrap=True)
-    if len(results) + len(failures) > 1:
+    whole = [result for result in results if result.evaluation is not None]
+    if options.get("tools") is not None:
+        if whole:
+            side_by_side([result.evaluation for result in whole if result.evaluation is not None]).print(console)
+    elif len(results) + len(failures) > 1:
         overview(results, failures).print(console)
     for failure in failures:
         console.print(literal((f"failed: {failure.model} on {failure.task}: {failure.error}", "bold")), soft_wrap=True)
-    whole = [result for result in results if result.evaluation is not None]
     if len(whole) > 1 and len({result.evaluation.task for result in whole if result.evaluation}) == 1:
         command = shlex.join(["explorl", "compare", *(str(result.folder) for result in whole)])
         console.print(literal(f"next: {command}"), soft_wrap=True)

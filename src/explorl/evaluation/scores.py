@@ -20,6 +20,8 @@ LABELS: Mapping[str, str] = {
     "well_formed": "well formed",
     "truncated": "truncated",
     "mean_tokens": "tokens per completion",
+    "calls": "calls per completion",
+    "tool_tokens": "tokens of outputs per completion",
     "entropy": "token entropy (nats)",
     "branching": "branching factor (tokens)",
     "format_violations": "format violations",
@@ -54,6 +56,9 @@ def per_problem(evaluation: Evaluation) -> dict[str, np.ndarray]:
     values["well_formed"] = mean(rows["well_formed"])
     values["truncated"] = mean([reason == "length" for reason in rows["finish_reason"]])
     values["mean_tokens"] = mean(rows["tokens"])
+    for name in ("calls", "tool_tokens"):
+        if name in rows:
+            values[name] = mean(rows[name])
     if "redundancy" in rows:
         values["format_violations"] = mean(np.asarray(rows["format_violations"]) > 0)
         values["redundancy"] = mean(rows["redundancy"])

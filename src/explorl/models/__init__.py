@@ -1,4 +1,4 @@
-"""Where a policy comes from: `tiny`, `smollm2-135m`, a local folder or a hub id."""
+"""Where a policy comes from: `tiny`, `tiny-tools`, `smollm2-135m`, a local folder or a hub id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from explorl.models.smollm2 import fetch_smollm2, smollm2_folder
-from explorl.models.tiny import tiny_checkpoint, tiny_model, tiny_tokenizer
+from explorl.models.tiny import (
+    tiny_checkpoint,
+    tiny_model,
+    tiny_tokenizer,
+    tiny_tools_checkpoint,
+    tiny_tools_model,
+)
 
 __all__ = [
     "ModelError",
@@ -19,6 +25,8 @@ __all__ = [
     "tiny_checkpoint",
     "tiny_model",
     "tiny_tokenizer",
+    "tiny_tools_checkpoint",
+    "tiny_tools_model",
 ]
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
@@ -41,6 +49,8 @@ def resolve_model(name: str) -> str:
     """The folder or hub id that a model's name stands for."""
     if name == "tiny":
         return str(tiny_checkpoint())
+    if name == "tiny-tools":
+        return str(tiny_tools_checkpoint())
     if name == "smollm2-135m":
         folder = smollm2_folder()
         if not (folder / "config.json").is_file():
@@ -58,7 +68,9 @@ def resolve_model(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"no model folder at {name}")
     if "/" not in name:
-        raise ModelError(f"unknown model {name!r}: use tiny, smollm2-135m, a folder, or a hub id like Qwen/Qwen2-0.5B")
+        raise ModelError(
+            f"unknown model {name!r}: use tiny, tiny-tools, smollm2-135m, a folder, or a hub id like Qwen/Qwen2-0.5B"
+        )
     return name
 
 

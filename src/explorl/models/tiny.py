@@ -4,6 +4,9 @@ It solves `countdown-mini` (three numbers from 1 to 20, targets from 1 to 100) a
 the smallest real subject for RLVR: an ordinary transformers model and tokenizer, trained and sampled by the same code
 as any other, in seconds on a laptop. Its warm-start weights lie beside this file; `explorl sft --preset tiny` makes
 them again from nothing.
+
+`tiny-tools` is its smaller sister of 0.2 million parameters, which answers `products` and now and then calls a
+calculator for it; `explorl sft --preset tiny-tools` makes it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,11 @@ CHARACTERS = (*filter(str.isprintable, string.printable), "\n")
 def tiny_checkpoint() -> Path:
     """Folder of the warm-start weights that ship with the package."""
     return Path(str(resources.files("explorl.models") / "tiny_checkpoint"))
+
+
+def tiny_tools_checkpoint() -> Path:
+    """Folder of the weights of `tiny-tools`."""
+    return Path(str(resources.files("explorl.models") / "tiny_tools_checkpoint"))
 
 
 def tiny_tokenizer() -> Any:
@@ -46,7 +54,12 @@ def tiny_tokenizer() -> Any:
     )
 
 
-def tiny_model(seed: int = 0) -> Any:
+def tiny_tools_model(seed: int = 0) -> Any:
+    """`tiny-tools` with random weights."""
+    return tiny_model(seed, hidden_size=64, layers=3)
+
+
+def tiny_model(seed: int = 0, *, hidden_size: int = 128, layers: int = 4) -> Any:
     """The policy with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -54,9 +67,9 @@ def tiny_model(seed: int = 0) -> Any:
     tokenizer = tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=256,

@@ -115,6 +115,7 @@
     const unscored = rollout.answers.some((answer) => answer.correct === null);
     column("correct", `Correct (${right.length})`, right);
     column("wrong", `Wrong${unscored ? " or not scored" : ""} (${wrong.length})`, wrong);
+    drawTree(rollout.answers);
     $("readout").replaceChildren(make("span", "mark", "Point at a token, or move to it with the arrow keys, to read its numbers."));
   }
 
@@ -132,22 +133,105 @@
     const facts = [`Answer ${index + 1}`, `${answer.correct ? "✓" : answer.correct === null ? "?" : "✗"} ${verdict}`, `reward ${brief(answer.reward)}`];
     facts.push(answer.recorded === false ? "tokens not recorded" : `${answer.tokens.length} token${answer.tokens.length === 1 ? "" : "s"}`);
     if (answer.finish) facts.push({ stop: "ended", length: "cut off" }[answer.finish] || answer.finish);
+    if (answer.parent !== undefined) facts.push(offspring(answer));
     box.append(make("header", "", facts.join(" · ")));
     const text = make("div", "tokens");
-    answer.tokens.forEach((token, place) => {
-      const span = make("span", "token");
-      span.tabIndex = -1;
-      span.place = place;
-      span.classList.toggle("has", Boolean(alternative(answer, place)));
-      if (token === "") span.append(make("span", "mark", "∅"));
-      token.split(/(\n)/).forEach((part) => {
-        if (part === "\n") span.append(make("span", "mark", "↵"), "\n");
-        else if (part) span.append(part);
-      });
-      text.append(span);
+    let place = 0;
+    (answer.blocks || []).forEach(([begin, end, kind, label]) => {
+      for (; place < begin; place += 1) text.append(tokenOf(answer, place));
+      const block = make("div", `block ${kind}`);
+      block.append(make("div", "block-label", label));
+      for (; place < end; place += 1) block.append(tokenOf(answer, place));
+      text.append(block);
     });
+    for (; place < answer.tokens.length; place += 1) text.append(tokenOf(answer, place));
     box.append(text);
     return box;
+  }
+
+  function tokenOf(answer, place) {
+    const span = make("span", "token");
+    span.tabIndex = -1;
+    span.place = place;
+    span.classList.toggle("has", Boolean(alternative(answer, place)));
+    span.classList.toggle("shared", place < (answer.forked_at || 0));
+    if (answer.tokens[place] === "") span.append(make("span", "mark", "∅"));
+    answer.tokens[place].split(/(\n)/).forEach((part) => {
+      if (part === "\n") span.append(make("span", "mark", "↵"), "\n");
+      else if (part) span.append(part);
+    });
+    return span;
+  }
+
+  // ------------------------------------------------------------------ answers that branch off others
+  function parentOf(answer, answers) {
+    return answer.parent === undefined ? undefined : answers.find((other) => other.row === answer.parent);
+  }
+
+  function offspring(answer) {
+    const { answers } = under(LEVELS.length)[view.prompt], parent = parentOf(answer, answers);
+    const whose = parent ? `answer ${answers.indexOf(parent) + 1}` : "an answer that is not shown";
+    return `branches off ${whose} after ${answer.forked_at} token${answer.forked_at === 1 ? "" : "s"}`;
+  }
+
+  /** Parents before their branches, which stand below them from the last place to the first: no two lines cross. */
+  function inOrder(answers) {
+    const ordered = [];
+    const add = (answer) => {
+      if (ordered.includes(answer)) return;
+      ordered.push(answer);
+      answers.filter((other) => parentOf(other, answers) === answer)
+        .sort((a, b) => b.forked_at - a.forked_at).forEach(add);
+    };
+    answers.filter((answer) => !parentOf(answer, answers)).forEach(add);
+    answers.forEach(add); // a file may say that two branch off each other
+    return ordered;
+  }
+
+  function drawTree(answers) {
+    const figure = $("tree");
+    figure.hidden = !answers.some((answer) => answer.parent !== undefined);
+    if (figure.hidden) return;
+    const svg = $("tree-lines"), HEIGHT = 22, LEFT = 92, WIDTH = 640;
+    const part = (name, attributes) => {
+      const element = document.createElementNS(svg.namespaceURI, name);
+      Object.entries(attributes).forEach(([key, value]) => element.setAttribute(key, value));
+      return element;
+    };
+    const ordered = inOrder(answers);
+    const longest = Math.max(1, ...answers.map((answer) => answer.tokens.length));
+    const x = (place) => LEFT + (place / longest) * (WIDTH - LEFT - 12);
+    const y = (answer) => ordered.indexOf(answer) * HEIGHT + HEIGHT / 2;
+    svg.setAttribute("viewBox", `0 0 ${WIDTH} ${ordered.length * HEIGHT}`);
+    svg.replaceChildren(...ordered.map((answer) => {
+      const index = answers.indexOf(answer), parent = parentOf(answer, answers);
+      const verdict = answer.correct === null ? "not scored" : answer.correct ? "correct" : "wrong";
+      const start = answer.forked_at || 0;
+      const line = part("g", { class: `branch ${answer.correct ? "right" : "wrong"}`, role: "button", tabindex: 0 });
+      line.setAttribute("aria-label", `Answer ${index + 1}, ${verdict}${answer.parent === undefined ? "" : `, ${offspring(answer)}`}`);
+      line.append(part("rect", { class: "reach", x: 0, y: y(answer) - HEIGHT / 2, width: WIDTH, height: HEIGHT }));
+      const label = part("text", { x: 4, y: y(answer) + 4 });
+      label.textContent = `${answer.correct === null ? "?" : answer.correct ? "✓" : "✗"} Answer ${index + 1}`;
+      const from = parent ? `M${x(start)} ${y(parent)}V${y(answer)}` : `M${x(start)} ${y(answer)}`;
+      line.append(label, part("path", { d: `${from}H${Math.max(x(answer.tokens.length), x(start) + 2)}` }));
+      if (parent) line.append(part("circle", { cx: x(start), cy: y(parent), r: 3 }));
+      (answer.blocks || []).filter(([begin, , kind]) => kind === "output" && begin >= start).forEach(([begin, end]) => {
+        line.append(part("rect", { class: "said", x: x(begin), y: y(answer) - 4, width: Math.max(x(end) - x(begin), 2), height: 8 }));
+      });
+      const go = () => [...browser.querySelectorAll(".answer")].find((box) => box.answer === answer).focus();
+      line.addEventListener("click", go);
+      line.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        event.stopPropagation();
+        go();
+      });
+      return line;
+    }));
+    const all = answers.reduce((sum, answer) => sum + answer.tokens.length, 0);
+    const shared = answers.reduce((sum, answer) => sum + (answer.forked_at || 0), 0);
+    const forks = answers.filter((answer) => answer.parent !== undefined).length;
+    $("tree-caption").textContent = `${forks} of ${answers.length} answers branch off another, at the dots; ${shared} of their ${all} tokens were not sampled again and stand in italics. Boxes are outputs of a tool. A click on a line goes to its answer.`;
   }
 
   // ------------------------------------------------------------------ shading

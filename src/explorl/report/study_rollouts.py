@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from explorl.analysis.categories import CATEGORIES, categories_of
+from explorl.report.rollout_shapes import blocks, lineage
 from explorl.report.study_numbers import finite
 from explorl.text import clean
 
@@ -45,7 +46,10 @@ MEASURES = (
     Measure("category", "category", scale="nominal", names=CATEGORIES),
 )
 """Measures in the order of their keys 1, 2, …; a record with another name is shown too, after these."""
-_NOT_MEASURES = ("tokens", "correct", "reward", "finish", "recorded", "other", "other_logp", "impacts")
+_NOT_MEASURES = (
+    "tokens", "correct", "reward", "finish", "recorded", "other", "other_logp", "impacts", "calls", "blocks", "row",
+    "parent", "forked_at",
+)  # fmt: skip
 CONTINUATIONS, LETTERS = 8, 400
 """Continuations of a token that the page shows, and letters of each; their number counts all of them."""
 _QUANTILE = 0.98  # a few extreme tokens would leave all others unshaded
@@ -106,6 +110,9 @@ def _compact(answer: Mapping[str, Any]) -> dict[str, Any]:
     }
     if answer.get("recorded") is False:
         return small | {"recorded": False}
+    small |= lineage(answer, len(small["tokens"]))
+    if found := blocks(small["tokens"], answer.get("calls")):
+        small["blocks"] = found
     for key in _records(answer):
         small[key] = _once([_short(value) for value in answer[key]])
     if answer.get("recorded") and "category" not in small:

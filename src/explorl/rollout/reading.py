@@ -21,8 +21,10 @@ class Reading:
         self, state: State, active: Active, samples: Sequence[Sample], seats: np.ndarray, lengths: np.ndarray
     ) -> None:
         self.samples = samples
+        for sample, length in zip(samples, lengths.tolist(), strict=True):
+            sample.cut(length)  # where somebody looked at it before its stop string was found
         self._begins = np.array([len(sample.tokens) for sample in samples])
-        self._ends = np.maximum(lengths, self._begins)
+        self._ends = lengths
         where, self._longest = upload(seats, state.ints.device), int(lengths.max())
         wanted = {
             "ints": state.out_ints[:, where, : self._longest],

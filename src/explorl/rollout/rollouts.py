@@ -11,9 +11,28 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.rollout.stops import first_stop
-
 FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that a completion made, and what came of it."""
+
+    source: str
+    """The code."""
+    status: str
+    """What became of it, as `explorl.sandbox.interpreter.Result` says; "refused" where no calls were left."""
+    text: str
+    """What it showed."""
+    begin: int
+    """The first token that was forced for it: its output, as the model sees it, and in rare cases before that the end
+    of the call, where a token held the end of the call and more."""
+    end: int
+    """Behind the last of these tokens."""
+    seconds: float = 0.0
+    """Time on the clock."""
+    blank: str = ""
+    """What these tokens would say had it shown nothing."""
 
 
 @dataclass(eq=False)
@@ -59,6 +78,8 @@ class Rollout:
     """The row that it was forked from."""
     forked_at: int | None = None
     """How many of its tokens it has from there."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of a tool, in order: see `explorl.rollout.tool_use`."""
 
     def __post_init__(self) -> None:
         if len(self.sampled) == 0:  # not given
@@ -69,9 +90,40 @@ class Rollout:
         """The completion without special tokens, up to its stop string; empty where the engine has no tokenizer."""
         if self.tokenizer is None:
             return ""
-        text = self.tokenizer.decode(self.token_ids, skip_special_tokens=True)
-        end = None if self.stop is None else first_stop(text, [self.stop])
-        return text if end is None else text[: end[0]]
+        text = self._decoded(len(self))
+        if self.stop is None:
+            return text
+        earlier = self._decoded(len(self) - 1).rstrip("\ufffd")  # a part of a character
+        begin = text.find(self.stop, max(0, len(earlier) - len(self.stop) + 1))  # not one that a tool wrote before
+        return text if begin < 0 else text[: begin + len(self.stop)]
+
+    @cached_property
+    def own_text(self) -> str:
+        """``text`` with every output of a tool left blank: what the model itself said, and what answers are read from.
+
+        A program can print anything, an answer in its tags too.
+        """
+        own = self._own_parts()
+        return own[0] + "".join(call.blank + part for call, part in zip(self.calls, own[1:], strict=True))
+
+    @property
+    def sampled_text(self) -> str:
+        """``text`` without the outputs of tools and all that belongs to them: what is measured."""
+        return "\n".join(self._own_parts())
+
+    def _own_parts(self) -> list[str]:
+        """The text before, between and behind the outputs of tools."""
+        ends = [0, *(len(self._decoded(call.end)) for call in self.calls)]
+        begins = [*(len(self._decoded(call.begin)) for call in self.calls), len(self.text)]
+        return [self.text[end:begin] for end, begin in zip(ends, begins, strict=True)]
+
+    @property
+    def model_tokens(self) -> int:
+        """Tokens that the model sampled."""
+        return int(self.sampled.sum())
+
+    def _decoded(self, length: int) -> str:
+        return str(self.tokenizer.decode(self.token_ids[:length], skip_special_tokens=True))
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -93,6 +145,8 @@ class PaddedRollouts:
     sampled: Bool[Tensor, "batch time"]
     """``mask`` without the tokens that were forced: those that are learnt from (TRL's ``env_mask``)."""
     min_p_mass: Float[Tensor, "batch time"] | None = None
+    drawn_by: Int[Tensor, "batch time"] | None = None
+    """Where rollouts branch: how far from a row that one stands which drew its token (`explorl.rollout.branching`)."""
 
 
 @dataclass(eq=False)

@@ -127,6 +127,12 @@ class Sample:
             self.pieces.append({name: _unknown(kind, len(tokens)) for name, kind in self.kinds.items()})
         self.floor = len(self.tokens)
 
+    def cut(self, length: int) -> None:
+        """Gives up tokens at the end."""
+        if length < len(self.tokens):
+            self.pieces = [self.records(length)]
+            del self.tokens[length:]
+
     def records(self, length: int | None = None) -> dict[str, Tensor]:
         """What was recorded of the first tokens."""
         pieces = self.pieces or [{name: _unknown(kind, 0) for name, kind in self.kinds.items()}]
@@ -147,6 +153,7 @@ class Sample:
             tokenizer=tokenizer,
             parent=self.parent,
             forked_at=self.forked_at,
+            calls=(),
         )
 
 

@@ -319,13 +319,20 @@ class Schedule:
     def read(self, sample: Sample) -> None:
         """Brings what a seated sample has sampled so far to the host."""
         self.settle()
-        if sample.seat >= 0:
+        if sample.seat >= 0 and self.steps[sample.seat] > len(sample.tokens):
             self._read(np.array([sample.seat]))
 
     def _read(self, seats: np.ndarray) -> list[Sample]:
         samples = [self.samples[i] for i in self.owner[seats]]
         Reading(self.decoder.state, self.active, samples, seats, self.steps[seats]).land()
         return samples
+
+    def read_all(self) -> None:
+        """The same of all that are seated, in one go."""
+        self.settle()
+        seats = np.flatnonzero(self.owner >= 0)
+        if len(seats):
+            self._read(seats)
 
     def unseat(self, sample: Sample, keep: bool = True) -> Sample:
         """Takes a sample off its seat; its keys and values are kept or forgotten."""

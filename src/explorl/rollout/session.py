@@ -202,6 +202,21 @@ class Session:
         sample.cancelled = True
         sample.forget()
 
+    def resume(self, row: int) -> None:
+        """Takes back `cancel`: the row goes on where it was, computed again from its tokens."""
+        self._check_open()
+        sample = self._known(row)
+        if not sample.cancelled:
+            raise ValueError(f"row {row} was not cancelled; a row that has ended goes on by extend({row}, [])")
+        sample.cancelled = False
+        if sample.reason is None:
+            self._enqueue([row])
+
+    def look(self) -> None:
+        """Brings what all rows have sampled to the host at once: `rollout` has then nothing to wait for."""
+        if self._schedule is not None:
+            self._schedule.read_all()
+
     def rollout(self, row: int) -> Rollout:
         """A row as it stands; `Rollout.finish_reason` is None where it has not ended."""
         sample = self._known(row)

@@ -48,6 +48,10 @@ class Fence(Protocol):
     def examples(self) -> tuple[str, ...]:
         """Texts that a policy must be able to write and read."""
 
+    @property
+    def stop(self) -> str:
+        """A text that every call ends with: calls are looked for whenever it has been written, and at the very end."""
+
     def find(self, text: str, start: int) -> FoundCall | None:
         """The first complete call that begins at ``start`` or behind it."""
 
@@ -77,6 +81,10 @@ class MarkdownFence:
     @property
     def examples(self) -> tuple[str, ...]:
         return (f"```{self.languages[0]}\n", "\n```", f"\n```{self.output}\n", "```\n")
+
+    @property
+    def stop(self) -> str:
+        return "```"
 
     def find(self, text: str, start: int) -> FoundCall | None:
         opened: re.Match[str] | None = None
@@ -135,6 +143,10 @@ class Delimiters:
     def examples(self) -> tuple[str, ...]:
         written = f"{self.opening}1{self.closing}{self.before_output}1{self.after_output}"
         return (written,)
+
+    @property
+    def stop(self) -> str:
+        return self.closing
 
     def find(self, text: str, start: int) -> FoundCall | None:
         position = start

@@ -21,6 +21,7 @@ from explorl.strategies.egsw import EntropyGuidedWeighting, egsw_weights
 from explorl.strategies.element_wise_temperature import ElementWiseTemperature
 from explorl.strategies.entropy_advantage import EntropyAdvantage, entropy_shaped
 from explorl.strategies.entropy_bonus import EntropyBonus
+from explorl.strategies.entropy_branching import EntropyBranching, shared_advantages, shared_rows
 from explorl.strategies.forking_tokens import ForkingTokens, forking_mask
 from explorl.strategies.grpo import grpo_advantages
 from explorl.strategies.importance_correction import ImportanceCorrection, importance_weights
@@ -41,6 +42,7 @@ from explorl.strategies.reference_reset import ReferenceReset
 from explorl.strategies.registry import REGISTRY, build, build_all, describe, find, warn_inert
 from explorl.strategies.risk_sensitive import RiskSensitive, risk_sensitive_advantages
 from explorl.strategies.schedule import Schedule, Scheduled, at
+from explorl.strategies.tool_progression import ToolProgression, allowed_calls
 from explorl.strategies.ucpo import UniformCorrect, uniform_correct
 from explorl.strategies.unlikeliness import Unlikeliness, unlikeliness_rewards
 
@@ -56,6 +58,7 @@ __all__ = [
     "ElementWiseTemperature",
     "EntropyAdvantage",
     "EntropyBonus",
+    "EntropyBranching",
     "EntropyGuidedWeighting",
     "ForkingTokens",
     "ImportanceCorrection",
@@ -78,8 +81,10 @@ __all__ = [
     "Scheduled",
     "StepState",
     "Strategy",
+    "ToolProgression",
     "UniformCorrect",
     "Unlikeliness",
+    "allowed_calls",
     "annealed_temperatures",
     "at",
     "build",
@@ -102,6 +107,8 @@ __all__ = [
     "quantile_advantages",
     "repetition_penalties",
     "risk_sensitive_advantages",
+    "shared_advantages",
+    "shared_rows",
     "shielded_tokens",
     "signed_advantages",
     "token_covariance",

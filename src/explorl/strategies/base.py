@@ -68,6 +68,10 @@ class Batch:
     """Mass of the tokens that are at least `Strategy.needs_min_p_mass` times as likely as the likeliest one, at the
     temperature of sampling; 0 where the sampled token is none of them. Needed because the mass is a sum over the
     vocabulary, which nobody keeps. None unless a strategy asks."""
+    drawn_by: Int[Tensor, "batch time"] | None = None
+    """Where answers branch off others: how far from a row that row stands which drew its token, 0 for its own; so rows
+    i and j have the same token at t where i + drawn_by[i, t] = j + drawn_by[j, t]. It is a distance because groups
+    change places. None unless a strategy lets them branch (`Strategy.branching`)."""
 
     def with_(self, **changes: Any) -> Batch:
         """A copy with some fields replaced."""
@@ -95,16 +99,18 @@ Sampling = Mapping[str, Sequence[float] | Sequence[Sequence[float]]]
 
 ``temperature_by_position`` has one sequence per row: the temperature of its first token, of its second, and so on; the
 last one holds on. It is a key of its own because what holds for a row alone cannot say that an answer begins hot and
-ends cool. It takes the place of ``temperature``, in sampling and in the training log-probabilities."""
+ends cool. It takes the place of ``temperature``, in sampling and in the training log-probabilities.
+
+``tool_calls``: how often a row may call the trainer's interpreter, from 0 to the tool's own limit."""
 
 
 @dataclass(frozen=True)
 class Strategy:
     """Base of all strategies. Every hook is optional; a subclass overrides those it needs.
 
-    Order of the calls for one generation batch: `order` (once, on the data set), `sampling`, `rewards`, `advantages`,
-    `select`, `weights`, `clip`, `keep`; then `penalty` for each micro-batch, and `after_step` after each optimizer
-    step.
+    Order of the calls for one generation batch: `order` (once, on the data set), `sampling`, `branching`, `rewards`,
+    `advantages`, `select`, `weights`, `clip`, `keep`; then `penalty` for each micro-batch, and `after_step` after each
+    optimizer step.
     """
 
     name: ClassVar[str] = ""
@@ -126,6 +132,8 @@ class Strategy:
     needs_min_p_mass: ClassVar[float | None] = None
     """Where it reads `Batch.min_p_mass`: the least share of the likeliest token's probability, such as 0.02; a property
     where that is a hyperparameter. The engine alone records it."""
+    needs_interpreter: ClassVar[bool] = False
+    """True where it says how often answers may call a tool (``tool_calls`` of `Sampling`), which needs one."""
     moved: ClassVar[Mapping[str, str]] = {}
     """Hyperparameters that it no longer has, and what to write instead: the end of an error message."""
 
@@ -147,6 +155,12 @@ class Strategy:
         step: optimizer steps taken so far.
         """
         return {}
+
+    def branching(self, step: int) -> Mapping[str, Any] | None:
+        """Arguments of `explorl.rollout.branching.Branching` where the answers to a prompt are to branch off each
+        other; of several strategies that give some, the last one counts. Needed because `sampling` speaks of single
+        rows, and this decides which rows there are."""
+        return None
 
     def rewards(self, batch: Batch) -> Float[Tensor, " batch"] | None:
         """New total rewards, before they are normalised: the trainer computes the advantages anew from them, as it does
@@ -191,6 +205,9 @@ class Strategy:
 
     def check(self, *, num_generations: int) -> None:
         """Raises `ValueError` where the hyperparameters cannot work with this many samples per prompt."""
+
+    def check_calls(self, *, max_calls: int) -> None:
+        """Raises `ValueError` where the hyperparameters cannot work with a tool that an answer may call so often."""
 
     def check_length(self, *, max_completion_length: int | None) -> None:
         """Raises `ValueError` where the hyperparameters cannot work with answers of at most so many tokens."""

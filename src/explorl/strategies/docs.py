@@ -29,6 +29,7 @@ HOOKS = (
     "arguments",
     "order",
     "sampling",
+    "branching",
     "rewards",
     "advantages",
     "select",

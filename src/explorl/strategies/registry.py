@@ -24,6 +24,7 @@ from explorl.strategies.egsw import EntropyGuidedWeighting
 from explorl.strategies.element_wise_temperature import ElementWiseTemperature
 from explorl.strategies.entropy_advantage import EntropyAdvantage
 from explorl.strategies.entropy_bonus import EntropyBonus
+from explorl.strategies.entropy_branching import EntropyBranching
 from explorl.strategies.forking_tokens import ForkingTokens
 from explorl.strategies.importance_correction import ImportanceCorrection
 from explorl.strategies.kl_cov import KLCov
@@ -42,6 +43,7 @@ from explorl.strategies.quantile_baseline import QuantileBaseline
 from explorl.strategies.reference_reset import ReferenceReset
 from explorl.strategies.risk_sensitive import RiskSensitive
 from explorl.strategies.schedule import Schedule
+from explorl.strategies.tool_progression import ToolProgression
 from explorl.strategies.ucpo import UniformCorrect
 from explorl.strategies.unlikeliness import Unlikeliness
 from explorl.strategies.validate import title
@@ -56,6 +58,8 @@ REGISTRY: dict[str, type[Strategy]] = {
         ImportanceCorrection,
         ElementWiseTemperature,
         AnnealedTemperature,
+        EntropyBranching,
+        ToolProgression,
         MaskTruncated,
         PassThreshold,
         OverlongPenalty,

@@ -36,6 +36,8 @@ class Recorded(NamedTuple):
     """log q; None where something else than the engine sampled."""
     min_p_mass: Tensor | None = None
     """None where it was not asked for."""
+    drawn_by: Tensor | None = None
+    """None where answers do not branch."""
 
 
 def padded_to(values: Tensor, length: int) -> Tensor:
@@ -47,8 +49,9 @@ def by_engine(records: PaddedRollouts, length: int) -> Recorded:
     """What the engine recorded while sampling."""
     values = records.logps, records.entropy, records.branching.float(), records.sampling_logps
     mass = None if records.min_p_mass is None else padded_to(records.min_p_mass, length)
+    drawn_by = None if records.drawn_by is None else padded_to(records.drawn_by, length)
     logps, entropy, branching, sampling_logps = (padded_to(value, length) for value in values)
-    return Recorded(logps, entropy, branching, sampling_logps, mass)
+    return Recorded(logps, entropy, branching, sampling_logps, mass, drawn_by)
 
 
 def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
@@ -125,6 +128,7 @@ def gathered(
         answers=() if answers is None else gather_object(list(answers)),
         max_length=max_length,
         min_p_mass=optional(recorded.min_p_mass),
+        drawn_by=optional(recorded.drawn_by),
     )
 
 

@@ -7,6 +7,9 @@
     collision, other_ids, other, other_logp, state_norm, update_size, logp_after
                                                         of the answers that were looked at closely
 
+    parent, forked_at                                   of answers that branch off others: the row of the file that an
+                                                        answer has its first tokens from, and how many of them
+
 `logp` of such an answer is from the same kind of pass as `logp_after` and at the same temperature, that of the loss, so
 that exp(logp_after) − exp(logp) is what the updates did, without rounding between engine and model.
 """
@@ -62,6 +65,8 @@ def token_columns(
     found["token_advantage"], found["token_weight"] = chosen(token_advantages(output)), chosen(token_weights(output))
     if recorded is not None:
         found["entropy"], found["logp"] = chosen(recorded.entropy), chosen(recorded.logps)
+        if recorded.drawn_by is not None:
+            found |= _lineage(recorded.drawn_by, rows, count)
         if recorded.branching is not None:
             found["branching"] = chosen(recorded.branching.long())
     if sampled is None or records is None:
@@ -75,3 +80,14 @@ def token_columns(
     found["other_ids"], found["other_logp"] = column(sampled.other_ids, close), column(sampled.other_logps, close)
     found["other"] = [row and [None if one is None else text_of(one) for one in row] for row in found["other_ids"]]
     return found
+
+
+def _lineage(drawn_by: Tensor, rows: list[int], count: int) -> dict[str, list[Any]]:
+    """Where these rows branch off others; a fork's parent is the row that drew the last token that they share."""
+    distances = drawn_by.cpu()
+    shared = (distances != 0).sum(1).tolist()
+    parents = [row + int(distances[row, shared[row] - 1]) if shared[row] else None for row in rows]
+    return {
+        "parent": spread(parents, rows, count),
+        "forked_at": spread([shared[row] or None for row in rows], rows, count),
+    }

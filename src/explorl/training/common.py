@@ -39,6 +39,7 @@ def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = N
         seed=config.seed,
         batch_size=settings.batch_size,
         dtype=getattr(torch, config.model.evaluation_dtype),
+        tools=config.rollout.tool(),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from explorl.training.interpreting import Said
 from explorl.training.trl_trainer import Answered
 
 Recorded = dict[str, Tensor]
@@ -26,6 +27,7 @@ class Row(NamedTuple):
     extra: dict[str, Any]
     """What reward functions logged of it."""
     recorded: Recorded
+    said: Said | None = None
 
 
 @dataclass
@@ -40,7 +42,8 @@ class Draw:
     def row(self, place: int) -> Row:
         extra = {name: values[place] for name, values in self.answered.extra.items() if place < len(values)}
         recorded = {name: values[place].cpu() for name, values in self.recorded.items()}
-        return Row(self.answered.completion_ids[place], extra, recorded)
+        said = None if self.answered.said is None else self.answered.said[place]
+        return Row(self.answered.completion_ids[place], extra, recorded, said)
 
     def agree(self, rows: Sequence[Row]) -> None:
         """Looks at all rows that are moved, to whichever process: where something else sampled some of them, nothing
@@ -67,7 +70,10 @@ class Draw:
         extra = {name: self._column(name, rows) for name in sorted(names)}
         longest = max(map(len, ids))
         recorded = {name: _joined(values, name, rows, longest) for name, values in self.recorded.items()}
-        return Draw(self.inputs, Answered(ids, extra, self.answered.reward_parts), recorded)
+        said = self.answered.said
+        if said is not None:
+            said = [old if new is None or new.said is None else new.said for old, new in self._both(said, rows)]
+        return Draw(self.inputs, Answered(ids, extra, self.answered.reward_parts, said), recorded)
 
     @staticmethod
     def _both(values: list[Any], rows: list[Row | None]) -> zip[tuple[Any, Row | None]]:

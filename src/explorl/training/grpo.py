@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig
@@ -38,6 +39,7 @@ from explorl.training.correct import Correct
 from explorl.training.correct import Spec as CorrectSpec
 from explorl.training.dealing import dealt
 from explorl.training.dynamic import DynamicSampling, as_option
+from explorl.training.interpreting import ToolLike, as_tool, numbers_of, refuse_beside
 from explorl.training.lens import Lens, ObserverLike, build_observers
 from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
@@ -68,6 +70,9 @@ class ExplorationTrainer(RefillingTrainer):
             engine. Between two batches it gives its memory back where that is more than a tenth of the device's.
         packed: compute log-probabilities without padding. None is yes where that gives what the model's own pass gives,
             True insists, False is TRL's padded pass.
+        interpreter: a tool that answers may call in text: "python" (fenced blocks), "calculator" (``<<12*34=408>>``),
+            or one with limits of its own, like ``python_tool(max_calls=3)`` of `explorl.rollout.tools`. What it says is
+            not learnt from and enters no statistic, and rewards are given for the text without it.
         on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
         token_records: so many prompts of each batch come to `on_rollouts` with what was recorded of every token.
         observers: objects with ``see(step: StepView)`` whose numbers are logged of each generation batch, or their
@@ -97,6 +102,7 @@ class ExplorationTrainer(RefillingTrainer):
         engine: Literal["explorl", "generate", "vllm"] | None = None,
         engine_options: Mapping[str, Any] | None = None,
         packed: bool | None = None,
+        interpreter: ToolLike | None = None,
         on_rollouts: RolloutListener | None = None,
         token_records: int = 0,
         observers: Sequence[ObserverLike] = (),
@@ -112,6 +118,8 @@ class ExplorationTrainer(RefillingTrainer):
         dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
         skip = as_option(SkipSolved, skip_solved, "skip_solved")
         self._warned: set[str] = set()
+        self._interpreter = as_tool(interpreter)
+        refuse_beside(self._interpreter, trl)
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
@@ -194,6 +202,7 @@ class ExplorationTrainer(RefillingTrainer):
             self._old_logps = torch.zeros(len(inputs), 0, device=self.accelerator.device)  # TRL need not compute them
         output = super().scored(inputs)
         self._old_logps = None
+        self._log_calls()
         if self.mode == "eval":
             return output
         if self.asked_for_old and self.old_is_first_pass:
@@ -212,6 +221,11 @@ class ExplorationTrainer(RefillingTrainer):
             known = None if self._records is None else by_engine(self._records, output["completion_ids"].size(1))
             self._watch(output, known, advantage, rewards)
         return output
+
+    def _log_calls(self) -> None:
+        if self.said is not None:
+            for name, value in numbers_of(gather_object(self.said)).items():
+                self.record_metric(name, value)
 
     def _rewards(self) -> Tensor:
         """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""

@@ -31,7 +31,7 @@ ARGUMENTS: Mapping[str, str] = {
     "optimizers": "honoured",
     "quantization_config": "honoured",
     "peft_config": "honoured",
-    "tools": "honoured; each turn is sampled by the engine, unless a strategy sets sampling per row, which is refused",
+    "tools": "honoured; the engine samples every turn, each row as the strategies say, and keeps what it has computed",
     "rollout_func": "honoured; the engine steps aside",
     "environment_factory": "honoured, as tools are",
 }
@@ -242,10 +242,12 @@ HONOURED: frozenset[str] = frozenset(
 
 
 REFUSED: Mapping[str, str] = {
-    "a strategy that sets sampling per row, with tools or environments": "a conversation is sampled turn by turn",
     "a strategy that sets sampling per row, without the engine": "`generate` and vLLM sample all rows alike",
     "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
     "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from any place of the data set",
+    "`interpreter`, with tools, environments, a `rollout_func` or without the engine": (
+        "calls in text are made while the engine samples"
+    ),
     "`dynamic_sampling`, with tools, environments, a `rollout_func`, images or vLLM": (
         "answers to fresh prompts could not be put among the others, or nobody has tried it"
     ),
@@ -347,13 +349,16 @@ steps do not end with a generation batch, they are TRL's own.
 
 {arguments}
 
-Ours beside them: `strategies`, `correct`, `answers`, `engine`, `engine_options`, `packed`, `on_rollouts`,
-`token_records`, `observers`, `lens`, `dynamic_sampling`, `skip_solved`; see `help(ExplorationTrainer)`.
-[dynamic-sampling.md](dynamic-sampling.md) has the last two. An observer is any object with `see(step: StepView)` that
-returns numbers by name; what it says of a generation batch, once the last update on it is done, is logged under
-`lens/`. What `explorl train` logs is `observers=statistics()` from `explorl.training.observers`; `lens=Lens(rate=0.05)`
-from `explorl.training.lens` says how many answers are looked at closely, by two passes without gradient. Without
-observers nothing is looked at.
+Ours beside them: `strategies`, `correct`, `answers`, `engine`, `engine_options`, `packed`, `interpreter`,
+`on_rollouts`, `token_records`, `observers`, `lens`, `dynamic_sampling`, `skip_solved`; see
+`help(ExplorationTrainer)`. [dynamic-sampling.md](dynamic-sampling.md) has the last two. `interpreter="python"` lets
+answers run fenced blocks of Python in a sandbox while they are written, without a chat template for tools: TRL's mask
+has 0 on what a block showed, reward functions get the text with every output left blank (a program can print an
+answer), and `tools/call_frequency`, `tools/callers`, `tools/failure_frequency` and `tools/refused` are logged. An
+observer is any object with `see(step: StepView)` that returns numbers by name; what it says of a generation batch,
+once the last update on it is done, is logged under `lens/`. What `explorl train` logs is `observers=statistics()`
+from `explorl.training.observers`; `lens=Lens(rate=0.05)` from `explorl.training.lens` says how many answers are
+looked at closely, by two passes without gradient. Without observers nothing is looked at.
 
 ## Honoured
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explorl.training.interpreting import Said
+
 
 def logged_columns(logs: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
     """The latest ``count`` rows of TRL's logs: prompts, completions, advantages and the parts of the reward."""
@@ -18,6 +20,28 @@ def logged_columns(logs: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
         "completion": [prompt_text(completion) for completion in latest["completion"]],
         "advantage": latest["advantages"],
         **rewards,
+    }
+
+
+def own_words(logs: Mapping[str, Any], count: int, said: Sequence[Said] | None) -> list[str]:
+    """What the policy itself wrote of the latest ``count`` answers, without what tools said to it."""
+    if said is not None:
+        return [one.own for one in said]
+    return [_of_policy(completion) for completion in list(logs["completion"])[-count:]]
+
+
+def _of_policy(completion: Any) -> str:
+    if isinstance(completion, str):
+        return completion
+    return prompt_text([message for message in completion if message.get("role") != "tool"])
+
+
+def calls_columns(said: Sequence[Said]) -> dict[str, list[Any]]:
+    """Answers with calls: what the policy wrote itself, everything that was written, and what was called."""
+    return {
+        "completion": [one.own for one in said],
+        "transcript": [one.text for one in said],
+        "calls": [list(one.calls) for one in said],
     }
 
 

@@ -114,14 +114,15 @@ class RefillingTrainer(WatchingTrainer):
         finally:
             self._settled = None
 
-    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+    def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
         if self._settled is None:
-            return super().sample(prompt_ids)
+            return super().sample(prompt_ids, rows)
         recorded = self._settled.recorded
         if recorded:
             sampling = recorded.get(SAMPLED_AT)
             records = PaddedRollouts(**{name: recorded.get(name) for name in _RECORDS})  # type: ignore[arg-type]
             self._keep(records, sampling, recorded.get(TRAINED_AT, sampling))
+        self.said = self._settled.answered.said
         return self._settled.answered.completion_ids
 
     def known_rewards(self) -> Answered | None:

@@ -153,6 +153,7 @@ def run_grpo(
                 "batch_size": config.rollout.batch_size,
                 "memory_budget": config.rollout.memory_budget,
             },
+            interpreter=config.rollout.tool(),
             correct=correct,
             answers=answers if task.has_answers else None,
             observers=observers,

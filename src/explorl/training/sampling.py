@@ -1,4 +1,4 @@
-"""Sampling through the engine: TRL's options in the engine's words, what it has no word for, what it records."""
+"""Sampling through the engine: where that is possible, by what, and what it records."""
 
 from __future__ import annotations
 
@@ -7,61 +7,24 @@ from numbers import Real
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationMixin
 
 from explorl.modeling.precision import has_arithmetic, weights_dtype
 from explorl.modeling.proof import inner_model, text_config
-from explorl.rollout import Engine, PaddedRollouts, SamplingParams, UnsupportedModel
+from explorl.rollout import Engine, PaddedRollouts, Rollouts, UnsupportedModel
+from explorl.rollout.branching import branch_rows
+from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
+from explorl.training.branches import branch_numbers, branching_of, sets_rows, told
+from explorl.training.conversations import Conversation
+from explorl.training.draws import Draw, beyond_the_engine, by_position, sampling_options
+from explorl.training.interpreting import Said
 from explorl.training.records import prompt_text
 from explorl.training.trl_trainer import NamedGRPOTrainer
-
-KNOWN = {
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "max_new_tokens",
-    "do_sample",
-    "eos_token_id",
-}
-"""Options of `generate` that the engine honours."""
-OF_NO_MATTER = {
-    "pad_token_id",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "cache_implementation",
-    "cache_config",
-    "use_cache",
-    "disable_compile",
-    "compile_config",
-    "return_dict_in_generate",
-    "max_length",
-    "transformers_version",
-    "_from_model_config",
-    "trust_remote_code",
-}
-"""Options of `generate` that change no token that an engine with a cache of its own samples (TRL gives
-`max_new_tokens`, beside which `max_length` does not count)."""
-
-PER_ROW = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "bottom_p",
-    "bottom_p_frequency",
-    "bottom_p_per_sequence",
-    "training_temperature",
-    "max_tokens",
-    "temperature_by_position",
-)
-"""What a strategy may set for each row (`explorl.strategies.base.Sampling`)."""
 
 ENGINE_OPTIONS = ("batch_size", "memory_budget")
 """Arguments of `Engine` that a trainer takes in ``engine_options``."""
@@ -73,107 +36,6 @@ def _has_own_generate(model: Any) -> bool:
     """Whether somebody has written another `generate` for this model, which the engine would pass by."""
     inner = inner_model(model)
     return "generate" in inner.__dict__ or getattr(type(inner), "generate", None) is not _GENERATE
-
-
-def beyond_the_engine(given: Mapping[str, Any], declared: GenerationConfig | None) -> dict[str, Any]:
-    """Options of TRL's call of `generate`, or of the model's own generation config, that the engine does not have."""
-    defaults = GenerationConfig()
-    asked = declared.to_diff_dict() if declared is not None else {}
-    asked |= {name: value for name, value in given.items() if value is not None}
-    return {
-        name: value
-        for name, value in asked.items()
-        if name not in KNOWN | OF_NO_MATTER and value != getattr(defaults, name, None) and not _off(name, value)
-    }
-
-
-def _off(name: str, value: Any) -> bool:
-    """Whether a value leaves `generate` as it is."""
-    ones = {"num_beams", "num_return_sequences", "num_beam_groups", "length_penalty", "typical_p", "guidance_scale"}
-    return value is None or value is False or value == [] or (name in ones and value == 1)
-
-
-def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, Any]:
-    """TRL's options of `generate` as arguments of `SamplingParams`."""
-    greedy = given.get("do_sample") is False
-    ends = given.get("eos_token_id")
-    ends = eos if ends is None else [ends] if isinstance(ends, int) else ends
-
-    def number(name: str, off: float) -> Any:
-        value = given.get(name)
-        return off if value is None else value
-
-    return {
-        "temperature": 0.0 if greedy else number("temperature", 1.0),
-        "top_p": number("top_p", 1.0),
-        "top_k": max(0, int(number("top_k", 0))),
-        "min_p": number("min_p", 0.0),
-        "repetition_penalty": number("repetition_penalty", 1.0),
-        "max_tokens": int(given["max_new_tokens"]),
-        "stop_token_ids": list(ends),
-    }
-
-
-def _said(strategy: Strategy, given: Any, rows: int) -> dict[str, Any]:
-    """What a strategy says of sampling, one value per row; one number for all rows is spread over them."""
-    said = dict(given or {})
-    for key, value in said.items():
-        if key not in PER_ROW:
-            raise ValueError(f"{title(strategy)}.sampling gives {key!r}; it may give {', '.join(PER_ROW)}")
-        value = value.tolist() if isinstance(value, Tensor) else value
-        said[key] = [value] * rows if isinstance(value, Real) else list(value)
-        if key == "temperature_by_position" and any(isinstance(one, Real) for one in said[key]):
-            raise ValueError(
-                f"{title(strategy)}.sampling gives one number as a row's {key!r}; give each row a sequence, such as "
-                "[1.2, 1.1, 1.0]"
-            )
-        if len(said[key]) != rows:
-            raise ValueError(
-                f"{title(strategy)}.sampling gives {len(said[key])} values of {key!r} for {rows} rows; give one per row"
-            )
-    return said
-
-
-_EXCLUSIVE = {"temperature": "temperature_by_position", "temperature_by_position": "temperature"}
-"""What takes the place of what an earlier strategy said."""
-
-
-class Draw:
-    """How the rows of one call of the engine are sampled, and at which temperature the loss looks at them."""
-
-    def __init__(
-        self, options: dict[str, Any], strategies: Sequence[Strategy], prompts: Sequence[str], step: int
-    ) -> None:
-        said: dict[str, Any] = {}
-        for strategy in strategies:
-            if overrides(strategy, "sampling"):
-                own_words = _said(strategy, strategy.sampling(prompts, step), len(prompts))
-                for key, other in _EXCLUSIVE.items():
-                    if key in own_words:
-                        said.pop(other, None)
-                        said.pop("training_temperature", None)  # it went with the temperature that is replaced
-                said.update(own_words)
-            if strategy.needs_min_p_mass is not None:
-                said["min_p_mass"] = strategy.needs_min_p_mass
-        if any(said.pop("bottom_p_per_sequence", [])):
-            said["bottom_p_per"] = "sequence"
-        own = said.pop("training_temperature", None)
-        # Whether rows have temperatures of their own is up to the strategies, not to their values: so all processes
-        # agree on it, also where the prompts of one of them happen to have the trainer's temperature.
-        # By position, each row has a sequence of them.
-        self.sampling_temperature: Sequence[Any] | None = said.get("temperature_by_position", said.get("temperature"))
-        self.training_temperature: Sequence[Any] | None = self.sampling_temperature if own is None else own
-        self.params = SamplingParams(**{**options, **said})
-
-
-def by_position(curves: Sequence[Sequence[float]], width: int) -> list[list[float]]:
-    """Sequences of any length as rows of so many positions; the last value holds on."""
-    known: dict[int, list[float]] = {}  # rows mostly share one
-    for curve in curves:
-        if id(curve) not in known:
-            held = list(curve[:width])
-            known[id(curve)] = held + [held[-1]] * (width - len(held))
-    return [known[id(curve)] for curve in curves]
 
 
 class SamplingTrainer(NamedGRPOTrainer):
@@ -190,14 +52,19 @@ class SamplingTrainer(NamedGRPOTrainer):
     _row_temperature: Tensor | None
     """That at which the loss looks at each row, or at each of its tokens."""
     _prompts: list[Any]
+    _interpreter: ToolUse | None = None
+    """The tool that answers may call in text."""
+    _conversation: tuple[Conversation, Draw] | None = None
+    """With TRL's tools: what is being sampled turn by turn."""
 
     def _engine_for(self, engine: str | None, options: Mapping[str, Any]) -> Engine | None:
         """The engine, tried out on this model; None where TRL samples. ``options`` are arguments of `Engine`."""
         unknown = sorted(set(options) - set(ENGINE_OPTIONS))
         if unknown:
             raise ValueError(f"engine_options has {unknown[0]!r}; it may have {', '.join(ENGINE_OPTIONS)}")
-        needing = [title(strategy) for strategy in self.strategies if overrides(strategy, "sampling")]
+        needing = [title(strategy) for strategy in self.strategies if sets_rows(strategy)]
         self._check_recorded(engine)
+        self._check_interpreter(engine)
         why = self._why_not_engine()
         if engine == "explorl" and why:
             raise ValueError(f"engine='explorl' cannot sample here: {why}; use engine=None")
@@ -210,13 +77,8 @@ class SamplingTrainer(NamedGRPOTrainer):
                 except UnsupportedModel as error:
                     why = error.reason
                 else:
-                    if needing and (self.tools or self.environment_factories):
-                        raise ValueError(
-                            f"{needing[0]} sets how each row is sampled, and a conversation with tools is sampled turn "
-                            f"by turn; leave out {needing[0]}, or the tools"
-                        )
                     return found
-            if engine == "explorl":
+            if engine == "explorl" or self.interprets:
                 raise ValueError(f"engine='explorl' would not sample as this model does ({why}); use engine=None")
         if needing:
             chosen = "vLLM" if self.use_vllm else "model.generate"
@@ -226,13 +88,46 @@ class SamplingTrainer(NamedGRPOTrainer):
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {why}")
         return None
 
+    @property
+    def interprets(self) -> bool:
+        return self._interpreter is not None
+
+    def _check_interpreter(self, engine: str | None) -> None:
+        """That answers can call their tool, and that strategies that speak of one have it."""
+        for strategy in self.strategies:
+            if strategy.needs_interpreter and self._interpreter is None:
+                raise ValueError(
+                    f"{title(strategy)} says how often answers may call a tool, and there is none; give "
+                    "interpreter='python' (rollout.tools in a configuration), or leave it out"
+                )
+            if overrides(strategy, "branching") and (self.tools or self.environment_factories):
+                raise ValueError(
+                    f"{title(strategy)} lets answers branch, and a conversation with TRL's tools is sampled turn by "
+                    "turn; use interpreter='python' in their place, or leave it out"
+                )
+        branching = branching_of(self.strategies, 0)
+        if branching is not None and branching.at == ("output",) and self._interpreter is None:
+            self.warn_once("answers will not branch: they do so behind outputs of a tool, and there is none")
+        if self._interpreter is None:
+            return
+        for strategy in self.strategies:
+            strategy.check_calls(max_calls=self._interpreter.tool.max_calls)
+        why = f"engine={engine!r}" if engine not in (None, "explorl") else self._why_not_engine()
+        if why:
+            raise ValueError(
+                f"interpreter={self._interpreter.tool.name!r} needs Explorl's engine, which does not sample here "
+                f"({why}); use engine='explorl', or leave out the interpreter"
+            )
+        self._interpreter.check(self.tokenizer, inner_model(self.model).config._name_or_path or "this model")
+        with self._interpreter.pool():  # refused where nothing would isolate what the model writes
+            pass
+
     def _check_recorded(self, engine: str | None) -> None:
         """That what strategies need to know of sampling will be recorded."""
         for strategy in self.strategies:
             if strategy.needs_min_p_mass is not None:
                 why = "vLLM samples" if self.use_vllm else self._why_not_engine() if engine != "generate" else ""
-                why = "a conversation with tools is sampled turn by turn" if self.tools else why
-                if why or engine == "generate" or self.environment_factories:
+                if why or engine == "generate":
                     raise ValueError(
                         f"{title(strategy)} needs to know how likely other tokens were, which only Explorl's engine "
                         f"records ({why or 'model.generate samples'}); use engine='explorl', or leave it out"
@@ -277,13 +172,15 @@ class SamplingTrainer(NamedGRPOTrainer):
         mixed = dtype is not None and weights_dtype(self.model) == torch.float32
         return dtype if mixed and dtype is not None and has_arithmetic(self.accelerator.device, dtype) else None
 
-    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+    def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
         """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
+        if rows is not None:
+            return None if self._conversation is None else self._conversation[0].go_on(rows, prompt_ids)
+        self._conversation = None
         if self._engine is None:
             return None
-        per_row = any(
-            overrides(strategy, "sampling") or strategy.needs_min_p_mass is not None for strategy in self.strategies
-        )
+        per_row = any(sets_rows(strategy) or strategy.needs_min_p_mass is not None for strategy in self.strategies)
+        per_row = per_row or self.interprets
         if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
             return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
@@ -305,21 +202,54 @@ class SamplingTrainer(NamedGRPOTrainer):
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}")
             self._engine = None
             return None
-        rollouts = self._engine.generate(prompt_ids, 1, draw.params).check()
-        self._engine.rest()  # the backward pass needs memory too
-        if not self.tools:
-            self._remember(rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device), draw)
+        if self.tools:
+            conversation = Conversation(self._engine, prompt_ids, draw.params)
+            self._conversation = conversation, draw
+            return [rollout.token_ids for rollout in conversation.rollouts()]
+        rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
+        if self._interpreter is not None:
+            self.said = [Said.of(rollout) for rollout in rollouts]
+        self._remember(rollouts, draw)
         return [rollout.token_ids for rollout in rollouts]
+
+    def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: Draw) -> Rollouts:
+        tools = self._interpreter
+        if draw.branching is not None:
+            uses = None if tools is None else draw.calls
+            first = self.accelerator.process_index * len(prompt_ids)
+            group = [(first + row) // self.num_generations for row in range(len(prompt_ids))]
+            branched = branch_rows(engine, prompt_ids, draw.params, draw.branching, group=group, tools=tools, uses=uses)
+            draw.settled(branched.settings)
+            for name, value in branch_numbers(gather_object([told(branched)])).items():
+                self.record_metric(name, value)
+            return branched
+        if tools is not None:
+            return generate_with_tools(engine, prompt_ids, 1, draw.params, tools, uses=draw.calls)
+        return engine.generate(prompt_ids, 1, draw.params)
+
+    def conversed(self, completion_ids: list[list[int]]) -> None:
+        if self._conversation is None:
+            return
+        (conversation, draw), self._conversation = self._conversation, None
+        rollouts = conversation.close()
+        if [rollout.token_ids for rollout in rollouts] == completion_ids:
+            self._remember(rollouts, draw)
+        else:
+            self.warn_once("a conversation is not what Explorl's engine sampled: its tokens are looked at once more")
 
     def _everywhere_longest(self, prompt_ids: list[list[int]]) -> int:
         """The longest prompt of all processes, so that they agree on what samples."""
         longest = max(len(ids) for ids in prompt_ids)
-        if self.accelerator.num_processes == 1 or self.tools:
+        if self.accelerator.num_processes == 1:
             return longest
         here = torch.tensor(longest, device=self.accelerator.device)
         return int(self.accelerator.gather(here).max().item())
 
-    def _remember(self, records: PaddedRollouts, draw: Draw) -> None:
+    def _remember(self, rollouts: Rollouts, draw: Draw) -> None:
+        assert self._engine is not None
+        self._engine.rest()  # the backward pass needs memory too
+        records = rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device)
+
         def rows(values: Sequence[Any] | None) -> Tensor | None:
             if values is not None and not isinstance(values[0], Real):
                 values = by_position(values, records.logps.size(1))
@@ -342,6 +272,7 @@ class SamplingTrainer(NamedGRPOTrainer):
     def _forget_rollout(self) -> None:
         self._records = self._old_logps = self._row_temperature = self._sampling_temperature = None
         self._prompts = []
+        self.said = None
 
     @property
     def asked_for_old(self) -> bool:

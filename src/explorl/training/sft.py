@@ -15,7 +15,7 @@ from trl import SFTConfig
 
 from explorl.config import Config, ConfigError
 from explorl.evaluation.prompts import check_prompts
-from explorl.models import Policy, load_policy, lora_config, tiny_model, tiny_tokenizer
+from explorl.models import Policy, load_policy, lora_config, tiny_model, tiny_tokenizer, tiny_tools_model
 from explorl.store import RunStore, write_json
 from explorl.tasks import Task, get_task, takes_option
 from explorl.tasks.base import completion_text
@@ -195,10 +195,14 @@ def trains_its_adapter(model: Any) -> bool:
 
 
 def starting_policy(config: Config) -> Policy:
-    """The model to fine-tune: the named one, or the tiny policy with random weights."""
+    """The model to fine-tune: the named one, or a tiny policy with random weights."""
     if not config.sft.from_scratch:
         return load_policy(config.model.name, dtype=config.model.training_dtype)
-    if config.model.name != "tiny":
-        raise ConfigError(f"sft.from_scratch is true, but model.name is {config.model.name!r}; only tiny is made so")
+    made = {"tiny": tiny_model, "tiny-tools": tiny_tools_model}
+    name = config.model.name
+    if name not in made:
+        raise ConfigError(
+            f"sft.from_scratch is true, but model.name is {name!r}; only {' and '.join(made)} are made so"
+        )
     weights = getattr(torch, config.model.training_dtype)
-    return Policy("tiny", tiny_model(config.seed).to(weights), tiny_tokenizer())
+    return Policy(name, made[name](config.seed).to(weights), tiny_tokenizer())

@@ -2,7 +2,9 @@
 
 What is overridden, and what a subclass finds in its place:
 
-    _generate_single_turn                 sample(prompt_ids)
+    _generate_single_turn                 sample(prompt_ids, rows)
+    _tool_call_loop                       conversed(completion_ids)
+    _generate                             interprets, said
     _get_per_token_logps_and_entropies    log_probabilities(model, ids, mask, completion, ...)
     _calculate_rewards                    reward_parts, rewarded; known_rewards()
     _generate_and_score_completions       scored(inputs)
@@ -13,20 +15,21 @@ What is overridden, and what a subclass finds in its place:
 
 What is read: _step, _buffered_inputs, _metrics, _logs, _pending_extra_logs, _tokenizer, _is_vlm,
 _entropy_bonus_enabled, _last_world_entropy, _entropy_window_stats, _get_output_dir; and called: _generate,
-_calculate_rewards, _set_signature_columns_if_needed.
+_calculate_rewards, _tokenize_prompts, _set_signature_columns_if_needed.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from trl import GRPOTrainer
+from trl.chat_template_utils import parse_response
 from trl.trainer.utils import (
     RepeatSampler,
     add_fused_lm_head,
@@ -37,6 +40,8 @@ from trl.trainer.utils import (
     unsplit_pixel_values_by_grid,
 )
 
+from explorl.training.conversations import RowTokens, rows_of
+from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
 
 IMAGES = (
@@ -65,6 +70,8 @@ class Answered(NamedTuple):
     """What reward functions logged of each, by column (``log_extra``); of this process."""
     reward_parts: Tensor
     """Of all processes, (rows, reward functions), NaN where one said None."""
+    said: list[Said] | None = None
+    """The same answers with their calls, where the trainer has an interpreter; of this process."""
 
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
@@ -168,18 +175,74 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     # ---------------------------------------------------------------- sample
 
-    def sample(self, prompt_ids: list[list[int]]) -> list[list[int]] | None:
-        """Completions of these prompts, one for each; None leaves it to TRL."""
+    def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
+        """Completions of these prompts, one for each; None leaves it to TRL.
+
+        ``rows``: in a further turn of a conversation with tools, which rows of the batch go on; their prompts hold the
+        conversation so far.
+        """
         return None
+
+    def conversed(self, completion_ids: list[list[int]]) -> None:
+        """Called when the last turn of a batch of conversations is over."""
+
+    def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
+        known = [RowTokens(ids, row) for row, ids in enumerate(prompt_ids)]
+        found = super()._tool_call_loop(prompts, known, *more, **options)
+        self.conversed(found[2])
+        return found
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
         if images is None and not multimodal_fields:
-            completion_ids = self.sample([list(ids) for ids in prompt_ids])
+            rows, ids = rows_of(prompt_ids), [list(ids) for ids in prompt_ids]
+            completion_ids = self.sample(ids) if rows is None else self.sample(ids, rows)
             if completion_ids is not None:
                 return completion_ids, None
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *more, **options)
+
+    @property
+    def interprets(self) -> bool:
+        """Whether answers may call a tool in text; then `sample` keeps what they `said`."""
+        return False
+
+    said: list[Said] | None = None
+    """What the rows of this process have said in the latest generation batch."""
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        if not self.interprets:
+            return super()._generate(prompts)
+        self.rollout_func = self._rolled_out  # TRL counts tokens by its mask, and leaves the rest to it
+        try:
+            return super()._generate(prompts)
+        finally:
+            self.rollout_func = None
+
+    def _rolled_out(self, prompts: list[Any], _: Any) -> dict[str, Any]:
+        prompt_ids = [list(ids) for ids in self._tokenize_prompts(prompts)[0]]
+        completion_ids = self.sample(prompt_ids)
+        assert completion_ids is not None
+        assert self.said is not None
+        own = [one.mask(len(ids)) for one, ids in zip(self.said, completion_ids, strict=True)]
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None, "env_mask": own}
+
+    def judged(self, completions: list[Any]) -> list[Any]:
+        """What rewards are given for: outputs of tools that were called in text are left blank."""
+        if self.said is None:
+            return completions
+        return [
+            self._with_text(completion, one.own) if one.calls else completion
+            for completion, one in zip(completions, self.said, strict=True)
+        ]
+
+    def _with_text(self, completion: Any, text: str) -> Any:
+        if isinstance(completion, str):
+            return text
+        tokenizer = self._tokenizer
+        if any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema")):
+            return [parse_response(tokenizer, tokenizer.encode(text, add_special_tokens=False))]
+        return [{**completion[0], "content": text}]
 
     # ---------------------------------------------------------------- score
 
@@ -191,10 +254,10 @@ class NamedGRPOTrainer(GRPOTrainer):
         completion_ids, _, completions = self._generate(prompts)[1:4]
         self._metrics[self.mode].clear()
         self._metrics[self.mode].update(metrics)
-        parts = self._calculate_rewards(inputs, prompts, completions, completion_ids)
+        parts = self._calculate_rewards(inputs, prompts, self.judged(completions), completion_ids)
         extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
-        return Answered(completion_ids, extra, parts)
+        return Answered(completion_ids, extra, parts, self.said)
 
     @property
     def tokens_seen(self) -> int:
@@ -215,7 +278,7 @@ class NamedGRPOTrainer(GRPOTrainer):
         rewards = self._calculate_rewards
 
         def kept(inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **options: Any) -> Tensor:
-            known = self.known_rewards()
+            known, completions = self.known_rewards(), self.judged(completions)
             if known is None:
                 self.reward_parts = rewards(inputs, prompts, completions, ids, *more, **options)
             else:

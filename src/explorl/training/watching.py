@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -26,6 +26,7 @@ from explorl.modeling.token_records import AnswerRecords, answer_records, update
 from explorl.training.batch import Recorded, padded_to
 from explorl.training.columns import token_columns
 from explorl.training.correct import Correct
+from explorl.training.interpreting import Said
 from explorl.training.lens import (
     Lens,
     Observer,
@@ -41,8 +42,10 @@ from explorl.training.lens import (
 from explorl.training.logps import widened
 from explorl.training.objective import ObjectiveTrainer
 from explorl.training.records import (
+    calls_columns,
     counted_tokens,
     logged_columns,
+    own_words,
     spread,
     token_advantages,
     token_lists,
@@ -106,7 +109,8 @@ class WatchingTrainer(ObjectiveTrainer):
         """Tells of a batch that was sampled and shaped; called on every process."""
         number = self.micro_step // self._micro_batches_of_batch
         asked = bool(self.observers or self._listeners_after)
-        view = self._view(output, recorded, advantage, rewards) if self.observers else None
+        said = None if self.said is None else gather_object(self.said)
+        view = self._view(output, recorded, advantage, rewards, said) if self.observers else None
         if not self.accelerator.is_main_process or not (asked or self._listeners):
             return
         rows = self._rows_to_look_at(output, number) if asked and self.lens.due(number) else []
@@ -114,6 +118,7 @@ class WatchingTrainer(ObjectiveTrainer):
         sampled = None if records is None else self._sampled(output, rows, records, inputs["temperature"])
         told = self._listeners or self._listeners_after
         columns = self._columns(output, recorded, sampled, records) if told else {}
+        columns |= calls_columns(said) if said and told else {}
         for listener in self._listeners:
             listener(self.now + 1, columns)
         if view is not None and sampled is not None and records is not None:
@@ -137,7 +142,12 @@ class WatchingTrainer(ObjectiveTrainer):
         return rows
 
     def _view(
-        self, output: Mapping[str, Any], recorded: Recorded | None, advantage: Tensor, rewards: Tensor
+        self,
+        output: Mapping[str, Any],
+        recorded: Recorded | None,
+        advantage: Tensor,
+        rewards: Tensor,
+        said: list[Said] | None,
     ) -> StepView:
         accelerator = self.accelerator
         mask = counted_tokens(output).float()
@@ -167,7 +177,7 @@ class WatchingTrainer(ObjectiveTrainer):
             correct=self.correct.marks(parts),
             group=torch.arange(len(rewards), device=rewards.device) // self.num_generations,
             prompts=logged["prompt"],
-            completions=logged["completion"],
+            completions=own_words(self.logs, len(rewards), said),
         )
 
     # ---------------------------------------------------------------- a closer look

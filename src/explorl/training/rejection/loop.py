@@ -85,6 +85,10 @@ def check_rft(config: Config) -> None:
         raise ConfigError(
             f"strategies is {config.strategies!r}, and explorl rft has none: they act in explorl train; leave it out"
         )
+    if config.rollout.tools is not None:
+        raise ConfigError(
+            f"rollout.tools is {config.rollout.tools!r}, and explorl rft samples without tools; leave it out"
+        )
     if config.rollout.engine == "vllm":
         raise ConfigError("rollout.engine is vllm, with which explorl rft cannot sample; use explorl or generate")
     name = build_selector(config.rft.selector)[0]

@@ -1,0 +1,357 @@
+"""`ToolSession`: rows that call a tool, with the caller in between; see `explorl.rollout.tool_use`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from threading import Event, Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from explorl.rollout.constraints import spread
+from explorl.rollout.engine import Engine
+from explorl.rollout.requests import Prompt
+from explorl.rollout.rollouts import Rollout, ToolCall
+from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.tools import ToolSpec, find_call, output_block
+from explorl.sandbox.interpreter import Call, Interpreter, Result
+from explorl.sandbox.interpreter_pool import InterpreterPool
+
+if TYPE_CHECKING:
+    from explorl.rollout.tool_use import ToolUse
+
+STEPS = 8
+"""Tokens per row between two looks at calls that are running."""
+_WAIT = 0.05
+"""Seconds to wait for a call where nothing else is to be done, before looking again."""
+
+
+def _check_stops(stops: Sequence[Sequence[str]], tool: ToolSpec) -> None:
+    """A row stops at the end of every call to be looked at, and a stop string across that place would be missed."""
+    mark = tool.fence.stop
+    for text in {text for texts in stops for text in texts}:
+        heads = [text[:k] for k in range(1, len(text))]
+        if text == mark or any(mark.endswith(head) or head.endswith(mark) for head in heads):
+            raise ValueError(
+                f"stop is {text!r}, but every call of tool {tool.name!r} ends with {mark!r}, and the one holds a part "
+                "of the other; use another stop string, such as '</answer>'"
+            )
+
+
+@dataclass(eq=False)
+class _Row:
+    """A rollout in the making."""
+
+    row: int
+    """Where it is in the engine's session."""
+    limit: int
+    """Most tokens."""
+    allowed: int
+    """Calls that it may make."""
+    calls: list[ToolCall] = field(default_factory=list)
+    interpreter: Interpreter | None = None
+    replay: list[str] = field(default_factory=list)
+    """Code that makes the variables it had when it was forked; run before its first call."""
+    parent: int | None = None
+    forked_at: int | None = None
+    ended: bool = False
+
+    @property
+    def left(self) -> int:
+        return self.allowed - sum(call.status != "refused" for call in self.calls)
+
+    @property
+    def behind(self) -> int:
+        """Tokens in which no call is looked for: those up to the end of the last output."""
+        return self.calls[-1].end if self.calls else 0
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Where a row stops to call."""
+
+    source: str
+    keep: int
+    """Tokens of the row that stay."""
+    text: str
+    """Its text up to the end of the call, and the white space behind it."""
+    missing: str
+    """What these tokens do not say of it."""
+
+
+class ToolSession:
+    """Rows that call a tool, with the caller in between, as in `explorl.rollout.session`.
+
+    Rows are numbered in the order of the requests, and forks behind them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        n: int,
+        params: SamplingParams | None,
+        tools: ToolUse,
+        *,
+        uses: Sequence[int] | None = None,
+        pool: InterpreterPool | None = None,
+    ) -> None:
+        tools.check(engine.tokenizer)
+        params = params or SamplingParams()
+        self.engine, self.tool = engine, tools.tool
+        self.seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
+        allowed = tools.calls(uses, len(prompts) * n)
+        own = spread("stop", params.stop, len(prompts), n)
+        _check_stops(own, self.tool)
+        stops = [[*texts, self.tool.fence.stop] if calls else texts for texts, calls in zip(own, allowed, strict=True)]
+        with ExitStack() as closing:
+            self._pool = closing.enter_context(tools.pool()) if pool is None else pool
+            self._listener = closing.enter_context(_Listener(self._pool))
+            self._session = closing.enter_context(engine.open(prompts, n, replace(params, stop=stops, seed=self.seed)))
+            self._closing = closing.pop_all()
+        self.prompt_ids = self._session.prompt_ids
+        limits = self._limits(params, n)
+        self._rows = [_Row(row, limit, calls) for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))]
+        self._waiting: dict[int, tuple[_Stop, Call]] = {}
+        """By row: calls that run."""
+        self._ended: list[int] = []
+        """Rows that have ended since somebody asked."""
+
+    def _limits(self, params: SamplingParams, n: int) -> list[int]:
+        """Most tokens of each row."""
+        asked, context = params.rows(len(self.prompt_ids), n)["max_tokens"].tolist(), self.engine.context()
+        if context is None:
+            return [int(limit) for limit in asked]
+        return [min(int(limit), context - len(self.prompt_ids[row // n])) for row, limit in enumerate(asked)]
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a row that goes on or waits for a call."""
+        return bool(self._waiting) or self._session.running
+
+    def run(self) -> None:
+        """Samples until every row has ended."""
+        while self.running:
+            self._pass(None)
+
+    def step(self, tokens: int | None = None) -> list[Rollout]:
+        """Samples until a row has ended, calls and all, or up to so many tokens per row; what has ended."""
+        while True:
+            self._pass(tokens)
+            if self._ended or tokens is not None or not self.running:
+                ended, self._ended = self._ended, []
+                return [self.rollout(index) for index in ended]
+
+    def rollout(self, index: int) -> Rollout:
+        """A row as it stands."""
+        row = self._rows[index]
+        return replace(
+            self._session.rollout(row.row),
+            request=index,
+            calls=tuple(row.calls),
+            parent=row.parent,
+            forked_at=row.forked_at,
+        )
+
+    def rollouts(self) -> list[Rollout]:
+        """All rows as they stand."""
+        return [self.rollout(index) for index in range(len(self._rows))]
+
+    def calls(self, index: int) -> tuple[ToolCall, ...]:
+        """Calls of a row that have their output."""
+        return tuple(self._rows[index].calls)
+
+    def is_waiting(self, index: int) -> bool:
+        """Whether a row waits for a call."""
+        return index in self._waiting
+
+    def fork(self, index: int, n: int = 1, at: int | None = None) -> list[int]:
+        """As `Session.fork`. A fork has the calls up to there, and runs them again before its own first one.
+
+        What they drew at random, or found out about time, may be different then.
+        """
+        row = self._rows[index]
+        if index in self._waiting and (at is None or at > self._waiting[index][0].keep):
+            raise ValueError(f"row {index} waits for a call; fork it at {self._waiting[index][0].keep} tokens or fewer")
+        calls = [call for call in row.calls if at is None or call.begin < at]
+        if calls and at is not None and at < calls[-1].end:
+            raise ValueError(f"at is {at}, inside an output of row {index}; use {calls[-1].begin} or {calls[-1].end}")
+        length = len(self._session.rollout(row.row)) if at is None else at
+        rows = self._session.fork(row.row, n, at)
+        forks = list(range(len(self._rows), len(self._rows) + n))
+        for other in rows:
+            replay = _makes_variables(calls)
+            self._rows.append(_Row(other, row.limit, row.allowed, [*calls], None, replay, index, length))
+        return forks
+
+    def cancel(self, index: int) -> None:
+        """Gives a row up, and its call with it."""
+        self._waiting.pop(index, None)
+        self._session.cancel(self._rows[index].row)
+        self._end(index)
+        self._ended = [other for other in self._ended if other != index]
+
+    def resume(self, index: int) -> None:
+        """Takes back `cancel` of a row that had not begun."""
+        self._session.resume(self._rows[index].row)
+        self._rows[index].ended = False
+
+    def look(self) -> None:
+        """As `Session.look`."""
+        self._session.look()
+
+    def close(self) -> None:
+        """Ends all interpreters and the engine's session. What was sampled stays readable."""
+        for row in self._rows:
+            if row.interpreter is not None:
+                row.interpreter.close()
+        self._waiting.clear()
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # One pass: sample, look for calls, take what calls have said
+
+    def _pass(self, tokens: int | None) -> None:
+        stopped = self._session.step(min(tokens or STEPS, STEPS) if self._waiting else tokens)
+        index = {row.row: index for index, row in enumerate(self._rows)}
+        for rollout in stopped:
+            if rollout.request in index:
+                self._look(index[rollout.request], rollout)
+        idle = not self._session.running and not any(call.done for _, call in self._waiting.values())
+        self._pool.poll(_WAIT if idle and self._waiting else 0.0)
+        for place in [place for place, (_, call) in self._waiting.items() if call.done]:
+            stop, call = self._waiting.pop(place)
+            self._go_on(place, stop, call.result())
+        if not self._waiting:
+            self._listener.wanted.clear()
+
+    def _look(self, index: int, rollout: Rollout) -> None:
+        """A row that has stopped calls, goes on or has ended.
+
+        A call is found late where tokens part the text that stops the row: of four backticks, three may come first.
+        """
+        row, mark = self._rows[index], self.tool.fence.stop
+        if row.ended:
+            return
+        final = rollout.finish_reason == "error" or not row.allowed
+        before = rollout.token_ids if rollout.stop in (None, mark) else rollout.token_ids[:-1]  # a stop of the caller's
+        stop = None if final else self._called(before, row.behind)
+        if stop is not None and stop.keep < row.limit:
+            self._call(index, stop)
+            return
+        if rollout.stop == mark and not final:
+            self._session.extend(row.row, [])
+            if len(rollout) < row.limit:
+                return
+        self._end(index)
+
+    def _called(self, tokens: list[int], behind: int) -> _Stop | None:
+        """The first call of a row, if it is complete, and how many tokens there are up to its end."""
+        start = len(self._text(tokens[:behind]))
+        count, text = len(tokens), self._text(tokens)
+        found = find_call(text, self.tool, start)
+        if found is None:
+            return None
+        while find_call(shorter := self._text(tokens[: count - 1]), self.tool, start) is not None:
+            count, text = count - 1, shorter
+        if not text[found.end :].strip():
+            return _Stop(found.source, count, text, "")
+        said = text[: found.end]
+        keep = next(k for k in range(count - 1, -1, -1) if said.startswith(self._text(tokens[:k])))
+        return _Stop(found.source, keep, said, said[len(self._text(tokens[:keep])) :])
+
+    def _call(self, index: int, stop: _Stop) -> None:
+        row = self._rows[index]
+        if row.left <= 0:
+            refused = Result("refused", f"no calls are left: {row.allowed} were allowed\n")
+            self._go_on(index, stop, refused)
+            return
+        if row.interpreter is None:
+            row.interpreter = self._pool.open()
+            for source in row.replay:
+                row.interpreter.submit(source)
+        self._waiting[index] = stop, row.interpreter.submit(stop.source)
+        self._listener.wanted.set()
+
+    def _go_on(self, index: int, stop: _Stop, result: Result) -> None:
+        """Appends a call's output to a row and lets it go on, as far as there is room."""
+        row = self._rows[index]
+        block, blank = (output_block(r, self.tool, stop.text) for r in (result, Result("ok", "")))
+        tokens = self._tokens(stop.missing + block)[: row.limit - stop.keep]
+        if stop.keep < len(self._session.rollout(row.row)):
+            (shorter,) = self._session.fork(row.row, at=stop.keep)
+            self._session.cancel(row.row)
+            row.row = shorter
+        self._session.extend(row.row, tokens)
+        end = stop.keep + len(tokens)
+        row.calls.append(
+            ToolCall(stop.source, result.status, result.text, stop.keep, end, result.seconds, stop.missing + blank)
+        )
+        if end >= row.limit:
+            self._end(index)
+
+    def _end(self, index: int) -> None:
+        row = self._rows[index]
+        if not row.ended:
+            self._ended.append(index)
+        row.ended = True
+        if row.interpreter is not None:
+            row.interpreter.close()
+            row.interpreter = None
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _tokens(self, text: str) -> list[int]:
+        """An output may hold the text of special tokens, and must not become one of them."""
+        return list(self.engine.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
+    """The code that made the variables there are after these calls."""
+    sources: list[str] = []
+    for call in calls:
+        if call.status in ("ok", "error"):
+            sources.append(call.source)
+        elif call.status != "refused":
+            sources.clear()
+    return sources
+
+
+class _Listener:
+    """Has a pool start interpreters and pass on calls and results while the caller samples.
+
+    Where it fails, whoever waits for a call hears of it: the session polls too.
+    """
+
+    def __init__(self, pool: InterpreterPool) -> None:
+        self._pool, self.wanted, self._over = pool, Event(), Event()
+        self._thread = Thread(target=self._listen, name="explorl tool calls", daemon=True)
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            self.wanted.wait()
+            try:
+                self._pool.poll(0.05)
+            except (ValueError, OSError):  # the pool was closed
+                return
+            self._over.wait(0.001)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.wanted.set()
+        self._thread.join()

@@ -1,0 +1,79 @@
+"""Tool progression: give answers a tool step by step, to more prompts and for more calls.
+
+    a prompt has the tool where   u(seed, prompt) < share(step),   u uniform on [0, 1)
+    calls of its answers ≤ ⌊calls(step)⌋ there,   0 elsewhere
+
+Deng et al. 2025, §4.3 and Table 2, name ETIR (code-integrated reasoning), which introduces tool use progressively, and
+give no schedule; this is the plainest: a rising share of the prompts, and a rising number of calls. u belongs to a
+prompt, so that one which has the tool keeps it while the share rises, and all answers to a prompt are sampled alike:
+their group compares what they did, and not what they were allowed to do.
+
+What to expect: answers without the tool keep the policy's own reasoning in the batch while it learns to call. With the
+share below 1 the reward is a mean over both kinds of prompts, and rises with the share.
+
+When not to: where the policy calls well from the start, or where you want its score without the tool to stay: that is
+what an evaluation without it is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from explorl.strategies.base import Batch, Sampling, Strategy
+from explorl.strategies.schedule import Schedule, Scheduled, at
+from explorl.strategies.validate import number, whole
+
+SHARE = Schedule(begin=0.25, to=1.0, steps=100)
+CALLS = Schedule(begin=1, to=3, steps=100)
+
+
+def allowed_calls(prompts: Sequence[str], *, share: float, calls: float, seed: int = 0) -> list[int]:
+    """How often answers to each prompt may call: ⌊calls⌋ where u(seed, prompt) < share, else 0."""
+    return [math.floor(calls + 1e-9) if _uniform(seed, prompt) < share else 0 for prompt in prompts]
+
+
+def _uniform(seed: int, prompt: str) -> float:
+    digest = hashlib.sha256(f"{seed}/{prompt}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+@dataclass(frozen=True)
+class ToolProgression(Strategy):
+    """Give answers a tool step by step, to more prompts and for more calls."""
+
+    name = "tool_progression"
+    paper = "Deng et al. 2025, §4.3, Table 2 (ETIR); the schedule is ours"
+    needs_interpreter = True
+
+    share: Scheduled = SHARE  # of the prompts that have the tool
+    calls: Scheduled = CALLS  # of one answer, rounded down
+    seed: int = 0  # of which prompts come first
+
+    def __post_init__(self) -> None:
+        number(self, "share", at_least=0, at_most=1, good=0.5)
+        number(self, "calls", at_least=1, good=3)
+        whole(self, "seed", at_least=0)
+
+    def check_calls(self, *, max_calls: int) -> None:
+        most = max(at(self.calls, 0), at(self.calls, 10**9))
+        if math.floor(most + 1e-9) > max_calls:
+            raise ValueError(
+                f"tool_progression: calls goes up to {most:g}, and the tool allows {max_calls}; use at most "
+                f"{max_calls}, or let the tool allow more (max_calls, rollout.tool_calls)"
+            )
+
+    def sampling(self, prompts: Sequence[str], step: int) -> Sampling:
+        return {"tool_calls": self._allowed(prompts, step)}
+
+    def metrics(self, batch: Batch) -> Mapping[str, float]:
+        """The share of answers that had the tool, and how often each of them might call."""
+        allowed = [float(calls) for calls in self._allowed(batch.prompts, batch.step)]
+        having = [calls for calls in allowed if calls]
+        share = len(having) / len(allowed) if allowed else math.nan
+        return {"share": share, "calls": having[0] if having else 0.0}
+
+    def _allowed(self, prompts: Sequence[str], step: int) -> list[int]:
+        return allowed_calls(prompts, share=at(self.share, step), calls=at(self.calls, step), seed=self.seed)
