@@ -200,6 +200,35 @@ def test_later_turns_stay_within_the_answers_limit(make: Make) -> None:
     assert (own.sum(1) < output["completion_mask"].sum(1)).any()
 
 
+def test_what_trl_cuts_off_is_cut_off_from_the_records(make: Make, small_policy: Path) -> None:
+    """A turn may be longer than what TRL leaves of the conversation."""
+    watching = Watching()
+    trainer = make({"strategies": [watching]}, max_completion_length=12)
+    trainer.generation_kwargs["max_new_tokens"] = 30
+    output = output_of(trainer)
+    assert trainer._records is not None
+    own = (output["tool_mask"] * output["completion_mask"]).bool()
+    expected = of_tokens(logits_of(small_policy, output), output["completion_ids"])
+    torch.testing.assert_close(watching.seen[0].logps, expected * own, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategies", [[], ["bottom_p"]], ids=["plain", "per-row"])
+def test_a_conversation_that_somebody_changed_is_noticed(make: Make, strategies: list[str]) -> None:
+    class Changed(ExplorationTrainer):
+        def conversed(self, completion_ids: list[list[int]]) -> None:
+            completion_ids[0][0] = 9
+            super().conversed(completion_ids)
+
+    trainer = make({"strategies": strategies}, cls=Changed)
+    if strategies:
+        with pytest.raises(RuntimeError, match="somebody has changed its tokens, and how each row was sampled"):
+            trainer.train()
+    else:
+        with pytest.warns(UserWarning, match="somebody has changed its tokens; what was recorded"):
+            trainer.train()
+        assert trainer._records is None
+
+
 def test_without_the_engine_trl_samples_every_turn(make: Make, small_policy: Path) -> None:
     watching = Watching()
     trainer = make({"strategies": [watching], "engine": "generate"})

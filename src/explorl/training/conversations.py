@@ -7,8 +7,13 @@ is put in between and carries no record.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from explorl.rollout import Engine, Rollouts, SamplingParams
+from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
+
+RECORDS = ("logps", "sampling_logps", "entropy", "branching", "sampled", "min_p_mass", "top_ids", "top_logps")
+"""What a rollout has for each token."""
 
 
 class RowTokens(list[int]):
@@ -57,8 +62,19 @@ class Conversation:
             for row, context in zip(rows, contexts, strict=True)
         ]
 
-    def close(self) -> Rollouts:
-        """All rows, as the last turn left them."""
+    def close(self, completion_ids: Sequence[Sequence[int]]) -> Rollouts | None:
+        """All rows, as far as the completions that TRL made of them go; None where those say something else."""
         rollouts = self.rollouts()
         self._session.close()
-        return rollouts
+        rows = [_first(rollout, len(ids)) for rollout, ids in zip(rollouts, completion_ids, strict=True)]
+        same = all(row.token_ids == list(ids) for row, ids in zip(rows, completion_ids, strict=True))
+        return Rollouts(rows, self._prompts, 1, 0) if same else None
+
+
+def _first(rollout: Rollout, length: int) -> Rollout:
+    """A rollout's first tokens."""
+    if length >= len(rollout):
+        return rollout
+    records = {name: getattr(rollout, name) for name in RECORDS}
+    cut: dict[str, Any] = {name: None if values is None else values[:length] for name, values in records.items()}
+    return replace(rollout, token_ids=rollout.token_ids[:length], **cut, finish_reason="length")

@@ -231,11 +231,14 @@ class SamplingTrainer(NamedGRPOTrainer):
         if self._conversation is None:
             return
         (conversation, draw), self._conversation = self._conversation, None
-        rollouts = conversation.close()
-        if [rollout.token_ids for rollout in rollouts] == completion_ids:
+        rollouts = conversation.close(completion_ids)
+        if rollouts is not None:
             self._remember(rollouts, draw)
-        else:
-            self.warn_once("a conversation is not what Explorl's engine sampled: its tokens are looked at once more")
+            return
+        said = "a conversation is not what Explorl's engine sampled: somebody has changed its tokens"
+        if any(sets_rows(strategy) for strategy in self.strategies):
+            raise RuntimeError(f"{said}, and how each row was sampled is not known any more; leave them as they are")
+        self.warn_once(f"{said}; what was recorded of them is computed again")
 
     def _everywhere_longest(self, prompt_ids: list[list[int]]) -> int:
         """The longest prompt of all processes, so that they agree on what samples."""
