@@ -287,6 +287,8 @@ def _hyperparameter(field: Field[Any]) -> dict[str, Any]:
     default = field.default if field.default is not MISSING else None
     if field.default_factory is not MISSING:
         default = field.default_factory()
+    if isinstance(default, Schedule):  # as a config file says it
+        default = {"from": default.begin, "to": default.to, "steps": default.steps}
     return {
         "name": field.name,
         "type": kind.replace("Scheduled", "float | Schedule").replace("SolveRates", "mapping | path"),

@@ -3,16 +3,18 @@
     a prompt has the tool where   u(seed, prompt) < share(step),   u uniform on [0, 1)
     calls of its answers ≤ ⌊calls(step)⌋ there,   0 elsewhere
 
-Deng et al. 2025, §4.3 and Table 2, name ETIR (code-integrated reasoning), which introduces tool use progressively, and
-give no schedule; this is the plainest: a rising share of the prompts, and a rising number of calls. u belongs to a
-prompt, so that one which has the tool keeps it while the share rises, and all answers to a prompt are sampled alike:
-their group compares what they did, and not what they were allowed to do.
+Deng et al. 2025, §4.3 and Table 2, name ETIR (code-integrated reasoning), which introduces tool use progressively. u
+belongs to a prompt, so that one which has the tool keeps it while the share rises, and all answers to a prompt are
+sampled alike: their group compares what they did, and not what they were allowed to do.
 
 What to expect: answers without the tool keep the policy's own reasoning in the batch while it learns to call. With the
 share below 1 the reward is a mean over both kinds of prompts, and rises with the share.
 
 When not to: where the policy calls well from the start, or where you want its score without the tool to stay: that is
 what an evaluation without it is for.
+
+Deviations: the paper gives no schedule. This is the plainest: a rising share of the prompts and a rising number of
+calls, both linear unless told otherwise.
 """
 
 from __future__ import annotations
