@@ -84,6 +84,7 @@ def test_strategies_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("explorl.cli.console", Console(width=80))
     code, out, _ = printed("strategies", capsys=capsys)
     lines, words = out.splitlines(), set(out.split())
+    unwrapped = " ".join(out.split())
     assert code == 0
     assert max(map(len, lines)) <= 80
     assert lines == [line.rstrip() for line in lines]
@@ -91,7 +92,10 @@ def test_strategies_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monk
         assert entry["name"] in lines
         assert {*entry["effect"].split(), *entry["paper"].split()} <= words
         for one in entry["hyperparameters"]:
-            assert f"{one['name']}={one['default']}" in out
+            if not isinstance(one["default"], list | tuple | dict):
+                assert f"{one['name']}={one['default']}" in out
+    assert "at=[output, step], shared=per_leaf" in unwrapped
+    assert "share={from: 0.25, to: 1.0, steps: 100}, calls=" in unwrapped
 
 
 # ---------------------------------------------------------------------------- usage errors
@@ -167,7 +171,7 @@ COMPLETIONS: list[tuple[tuple[str, ...], set[str]]] = [
     (("explorl", "study", "deng", "--profile", ""), {"tiny", "gpu"}),
     (("explorl", "study", "--profile", ""), set()),
     (("explorl", "study", "./nowhere.yaml", "--profile", ""), set()),
-    (("explorl", "train", "--preset", ""), {"tiny", "tiny-rft", "mecklenburg", "deng-table3"}),
+    (("explorl", "train", "--preset", ""), {"tiny", "tiny-rft", "tiny-tools", "mecklenburg", "deng-table3"}),
     (("explorl", "quickstart", "--st"), {"--steps"}),
 ]
 

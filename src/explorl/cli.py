@@ -579,6 +579,15 @@ def watch(
     look(folder, once=once, console=console)
 
 
+def _in_yaml(default: Any) -> str:
+    """Lists and mappings as a config file has them."""
+    if isinstance(default, list | tuple):
+        return f"[{', '.join(map(_in_yaml, default))}]"
+    if isinstance(default, dict):
+        return f"{{{', '.join(f'{key}: {_in_yaml(value)}' for key, value in default.items())}}}"
+    return str(default)
+
+
 @app.command()
 def strategies(as_json: AsJson = False) -> None:
     """List the exploration strategies, their defaults and sources."""
@@ -592,7 +601,7 @@ def strategies(as_json: AsJson = False) -> None:
         if number:
             console.print()
         console.print(literal((entry["name"], "bold")), soft_wrap=True)
-        defaults = ", ".join(f"{each['name']}={each['default']}" for each in entry["hyperparameters"])
+        defaults = ", ".join(f"{each['name']}={_in_yaml(each['default'])}" for each in entry["hyperparameters"])
         for text in filter(None, (entry["effect"], defaults, entry["paper"])):
             console.print(literal(indented(text, console.width)), highlight=False, soft_wrap=True)
 
