@@ -133,20 +133,20 @@ class FastestDrop:
         known = step.known.cpu()
         sign = step.sign.cpu().unsqueeze(1).expand(known.shape)[known]
         self._add(step.token_ids.cpu()[known], step.entropy.cpu()[known], sign)
-        ids, _ = self.fastest()
+        ids, _ = self.fastest(in_order=False)
         positive, negative = self._sums[5:, ids].sum(1).tolist()
         return {"fastest_drop_negative_share": negative / (positive + negative)} if positive + negative else {}
 
-    def fastest(self) -> tuple[Int[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-        """Ids of the fastest tokens and their drop in nats a batch, fastest first; none that rises is among them."""
+    def fastest(self, in_order: bool = True) -> tuple[Int[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+        """Ids of the fastest tokens and their drop in nats per batch, the fastest first if ``in_order``; none rises."""
         weight, x, xx, y, xy = self._sums[:5]
         spread = weight * xx - x**2
         counts = torch.nonzero((weight >= self.least) & (spread > 1e-9 * weight**2)).squeeze(1)
         drops = -((weight * xy - x * y)[counts] / spread[counts])
         falling = torch.nonzero(drops > 0).squeeze(1)
         most = min(len(falling), math.ceil(self.share * len(counts)))
-        fastest, order = drops[falling].sort(descending=True, stable=True)
-        return counts[falling[order[:most]]], fastest[:most]
+        fastest, order = drops[falling].topk(most, sorted=in_order)
+        return counts[falling[order]], fastest
 
     def _add(self, ids: Tensor, entropy: Tensor, sign: Tensor) -> None:
         size = max(self._sums.shape[1], int(ids.max()) + 1 if len(ids) else 0)
