@@ -167,7 +167,7 @@ class RolloutSettings(Section):
 class LensSettings(Section):
     """What is recorded of a step beside its rewards, under `lens/…` in metrics.jsonl and in the files of rollouts."""
 
-    every: Count = 2
+    every: Count = 4
     """Steps from one with answers that are looked at closely to the next."""
     answers: Annotated[int, Field(ge=0)] | None = None
     """How many answers of such a step are looked at closely, by one pass before the update and one after it: the best

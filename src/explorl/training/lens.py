@@ -41,7 +41,7 @@ class ObserverError(ValueError):
 class Lens:
     """Which answers are looked at closely: by a pass before the first update on their batch, and one after the last."""
 
-    every: int = 2
+    every: int = 4
     """Generation batches from one with such answers to the next."""
     answers: int | None = None
     """How many of the main process's answers in such a batch; None is ``rate`` of them."""
