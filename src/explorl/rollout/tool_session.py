@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 STEPS = 8
 """Tokens per row between two looks at calls that are running."""
+_LONGEST_CLOSING = 20
+"""Times that the text which every call ends with may follow upon itself at the end of one."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
 
@@ -180,7 +182,7 @@ class ToolSession:
         if calls and at is not None and at < calls[-1].end:
             raise ValueError(f"at is {at}, inside an output of row {index}; use {calls[-1].begin} or {calls[-1].end}")
         length = len(self._session.rollout(row.row)) if at is None else at
-        rows = self._session.fork(row.row, n, at)
+        rows = self._session.fork(row.row, n, at, row.limit)
         forks = list(range(len(self._rows), len(self._rows) + n))
         for other in rows:
             replay = _makes_variables(calls)
@@ -238,7 +240,8 @@ class ToolSession:
     def _look(self, index: int, rollout: Rollout) -> None:
         """A row that has stopped calls, goes on or has ended.
 
-        A call is found late where tokens part the text that stops the row: of four backticks, three may come first.
+        Tokens may part the text that ends a call: of four backticks, three may come first. Such a row goes on by one
+        token at a time, so that nothing is sampled behind a call that nobody has seen.
         """
         row, mark = self._rows[index], self.tool.fence.stop
         if row.ended:
@@ -249,11 +252,18 @@ class ToolSession:
         if stop is not None and stop.keep < row.limit:
             self._call(index, stop)
             return
-        if rollout.stop == mark and not final:
-            self._session.extend(row.row, [])
+        watched = rollout.finish_reason == "length" and len(rollout) < row.limit
+        if (rollout.stop == mark and not final) or watched:
+            limit = len(rollout) + 1 if self._may_close(rollout.token_ids, row.behind) else row.limit
+            self._session.extend(row.row, [], min(limit, row.limit))
             if len(rollout) < row.limit:
                 return
         self._end(index)
+
+    def _may_close(self, tokens: list[int], behind: int) -> bool:
+        """Whether a call is open that more of the text which every call ends with would close here."""
+        text = self._text(tokens) + _LONGEST_CLOSING * self.tool.fence.stop
+        return find_call(text, self.tool, len(self._text(tokens[:behind]))) is not None
 
     def _called(self, tokens: list[int], behind: int) -> _Stop | None:
         """The first call of a row, if it is complete, and how many tokens there are up to its end."""
@@ -289,10 +299,10 @@ class ToolSession:
         block, blank = (output_block(r, self.tool, stop.text) for r in (result, Result("ok", "")))
         tokens = self._tokens(stop.missing + block)[: row.limit - stop.keep]
         if stop.keep < len(self._session.rollout(row.row)):
-            (shorter,) = self._session.fork(row.row, at=stop.keep)
+            (shorter,) = self._session.fork(row.row, at=stop.keep, max_tokens=row.limit)
             self._session.cancel(row.row)
             row.row = shorter
-        self._session.extend(row.row, tokens)
+        self._session.extend(row.row, tokens, row.limit)
         end = stop.keep + len(tokens)
         row.calls.append(
             ToolCall(stop.source, result.status, result.text, stop.keep, end, result.seconds, stop.missing + blank)
