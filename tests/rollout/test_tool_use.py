@@ -204,6 +204,18 @@ def test_an_output_says_nothing_for_the_model() -> None:
     assert not {tokenizer.eos_token_id, tokenizer.pad_token_id} & set(rollout.token_ids)
 
 
+def test_no_space_comes_before_an_output() -> None:
+    """Some tokenizers put one before a text, and an output is none of its own."""
+    from tokenizers import decoders, normalizers
+
+    model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    rollout = one(model, tokenizer, "go", calculator_tool(), Desk(echo))
+    assert rollout.text == "<<6*7=36*7>>z"
+    assert rollout.own_text == "<<6*7=>>z"
+
+
 def test_an_output_makes_no_call(tokenizer: Any) -> None:
     model, words = planted(always(["go", "```python\n1\n", "```"], **{"\n": "Right."}))
     inner = "```python\nprint(1)\n```\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -27,6 +28,8 @@ STEPS = 8
 """Tokens per row between two looks at calls that are running."""
 _LONGEST_CLOSING = 20
 """Times that the text which every call ends with may follow upon itself at the end of one."""
+_BEFORE = ("\n", "a", "=")
+"""Texts to try as a beginning, since one of them may be in one token with what follows."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
 
@@ -323,7 +326,22 @@ class ToolSession:
         return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _tokens(self, text: str) -> list[int]:
-        """An output may hold the text of special tokens, and must not become one of them."""
+        """Tokens of a text that comes behind another one, and before which some tokenizers would put a space.
+
+        An output may hold the text of special tokens, and must not become one of them.
+        """
+        for before in () if self._joins else _BEFORE:
+            head, both = self._encoded(before), self._encoded(before + text)
+            if both[: len(head)] == head:
+                return both[len(head) :]
+        return self._encoded(text)
+
+    @cached_property
+    def _joins(self) -> bool:
+        """Whether the tokens of two texts say the one right behind the other."""
+        return self._text([*self._encoded("a"), *self._encoded("b")]) == "ab"
+
+    def _encoded(self, text: str) -> list[int]:
         return list(self.engine.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
