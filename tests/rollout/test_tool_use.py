@@ -248,6 +248,40 @@ def test_other_rows_go_on_while_a_call_runs() -> None:
     assert [r.text for r in session.rollouts()] == ["<<6*7=36*7>>z", "abcdefghijklmnopqrstuvw"]
 
 
+@pytest.mark.parametrize(("threads", "expected"), [(1, 1), (2, 1), (3, 2), (8, 6)])
+def test_calls_have_processors_of_their_own(monkeypatch: pytest.MonkeyPatch, threads: int, expected: int) -> None:
+    """Two calls run; torch has the other processors, at least half of them, and all before and after."""
+    from explorl.rollout.session import Session
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: held[-1])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: held.append(count))
+    held, seen, step = [threads], list[tuple[bool, int]](), Session.step
+
+    def watched(session: Session, tokens: int | None = None) -> list[Rollout]:
+        seen.append((any(not call.done for call in desk.calls), held[-1]))
+        if broken:
+            raise KeyboardInterrupt
+        return step(session, tokens)
+
+    monkeypatch.setattr(Session, "step", watched)
+    model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
+    start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=40)
+    desk, broken, engine = Desk(echo, patience=3), False, Engine(model, tokenizer)
+    generate_with_tools(engine, start, 2, params, use(calculator_tool()), pool=standing_in(desk))
+    assert {count for waiting, count in seen if waiting} == {expected}
+    assert {count for waiting, count in seen if not waiting} == {threads}
+    assert held[-1] == threads
+    desk = Desk(echo, patience=10**9)
+    with ToolSession(engine, start, 2, params, use(calculator_tool()), pool=standing_in(desk)) as session:
+        while not desk.calls:
+            session.step(tokens=1)
+        broken = True
+        with pytest.raises(KeyboardInterrupt):
+            session.step(tokens=1)
+    assert seen[-1][1] == expected
+    assert held[-1] == threads
+
+
 def test_an_output_does_not_wait_for_other_rows_to_end() -> None:
     model, tokenizer = planted(always(["call", "<<6*7", "="], **{">": "z"}) | always(["talk", *CHARACTERS[:70]]))
     start = [[tokenizer.convert_tokens_to_ids(word)] for word in ("call", "talk")]

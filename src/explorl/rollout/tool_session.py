@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Event, Thread
@@ -227,7 +227,8 @@ class ToolSession:
     # One pass: sample, look for calls, take what calls have said
 
     def _pass(self, tokens: int | None) -> None:
-        stopped = self._session.step(min(tokens or STEPS, STEPS) if self._waiting else tokens)
+        with _processors_left(len(self._waiting)):
+            stopped = self._session.step(min(tokens or STEPS, STEPS) if self._waiting else tokens)
         index = {row.row: index for index, row in enumerate(self._rows)}
         for rollout in stopped:
             if rollout.request in index:
@@ -354,6 +355,23 @@ def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
         elif call.status != "refused":
             sources.clear()
     return sources
+
+
+@contextmanager
+def _processors_left(calls: int) -> Iterator[None]:
+    """Leaves a processor to each of so many calls, up to half of those that torch computes on.
+
+    Its threads wait for each other without resting: where a call holds up one of them, the others use up the time.
+    """
+    threads = torch.get_num_threads()
+    if not calls or threads == 1:
+        yield
+        return
+    torch.set_num_threads(threads - min(calls, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Listener:
