@@ -404,8 +404,9 @@ def test_bad_input_is_one_error_before_anything_is_sampled(policy: Any, tokenize
     for stop in ("=", "x = 1", "=>"):
         with pytest.raises(ValueError, match="every call of tool 'calculator' ends with '='"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(tool))
-    with pytest.raises(ValueError, match="every call of tool 'python' ends with '```'"):
-        generate_with_tools(engine, ["1"], 1, SamplingParams(stop=["</answer>", "```output"]), use(python_tool()))
+    for stop in ("```output", "\n```", "`"):
+        with pytest.raises(ValueError, match="every call of tool 'python' ends with '```'"):
+            generate_with_tools(engine, ["1"], 1, SamplingParams(stop=["</answer>", stop]), use(python_tool()))
     with pytest.raises(ValueError, match="the engine has no tokenizer; give it one"):
         generate_with_tools(Engine(policy), [[5]], 1, None, use(tool))
     with pytest.raises(ValueError, match="prompts is empty"):

@@ -35,11 +35,12 @@ _WAIT = 0.05
 
 
 def _check_stops(stops: Sequence[Sequence[str]], tool: ToolSpec) -> None:
-    """A row stops at the end of every call to be looked at, and a stop string across that place would be missed."""
+    """A row stops at the end of every call to be looked at: a stop string across that place would be missed, and one
+    that ends there, or before, would leave no call to be made."""
     mark = tool.fence.stop
     for text in {text for texts in stops for text in texts}:
         heads = [text[:k] for k in range(1, len(text))]
-        if text == mark or any(mark.endswith(head) or head.endswith(mark) for head in heads):
+        if text in mark or text.endswith(mark) or any(mark.endswith(head) or head.endswith(mark) for head in heads):
             raise ValueError(
                 f"stop is {text!r}, but every call of tool {tool.name!r} ends with {mark!r}, and the one holds a part "
                 "of the other; use another stop string, such as '</answer>'"
