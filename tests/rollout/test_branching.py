@@ -15,8 +15,9 @@ from explorl.rollout import Engine, SamplingParams, branch_tree, plan
 from explorl.rollout.branching import Branching, branch, branch_rows, drawn_by
 from explorl.rollout.rng import fork_key, request_keys, uniform
 from explorl.rollout.tool_use import ToolUse
-from explorl.rollout.tools import Delimiters, calculator_tool
+from explorl.rollout.tools import Delimiters, calculator_tool, python_tool
 
+from .planted import Desk, always, echo, planted, standing_in
 from .test_sampling import chi_square_p
 
 LETTERS = "nopqrstuvwxyz0123456789"
@@ -369,6 +370,27 @@ def test_it_branches_behind_what_a_tool_said(tokenizer: Any) -> None:
 
     plain = generate_with_tools(engine, ["S", "n"], 6, SamplingParams(max_tokens=40, seed=3), tools)
     assert [rollout.token_ids for rollout in quiet] == [rollout.token_ids for rollout in plain]
+
+
+def test_nothing_branches_behind_a_call_that_is_closed_in_parts() -> None:
+    """Of four backticks three come first; what the policy would write on without the output is no part of any row."""
+    words = [f"w{i} " for i in range(6)]
+    follow = always(["go", "````python\n1\n", "```", "`", *words[:1]], **{"\n": "So ", "So ": "line\n"})
+    follow |= {word: {**dict.fromkeys(words, 1 / 8), "line\n": 1 / 4} for word in words}
+    model, tokenizer = planted(follow | {"line\n": dict.fromkeys(words, 1 / 6)})
+    rollouts = branch(
+        Engine(model, tokenizer),
+        [[tokenizer.convert_tokens_to_ids("go")]],
+        6,
+        SamplingParams(max_tokens=90, seed=3),
+        Branching(initial=2, base=0.9, weight=0, window=4, at=["newline"]),
+        tools=ToolUse(python_tool(), warm=0),
+        pool=standing_in(Desk(echo, patience=1)),
+    )
+    assert any(one.place > 22 for one in rollouts.branches)
+    for one in rollouts.branches:
+        assert rollouts[one.parent].sampled[one.place - 1]
+        assert tokenizer.decode(rollouts[one.parent].token_ids[: one.place]).endswith("\n")
 
 
 # Bad input

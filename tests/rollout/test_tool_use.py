@@ -204,6 +204,18 @@ def test_an_output_says_nothing_for_the_model() -> None:
     assert not {tokenizer.eos_token_id, tokenizer.pad_token_id} & set(rollout.token_ids)
 
 
+def test_no_space_comes_before_an_output() -> None:
+    """Some tokenizers put one before a text, and an output is none of its own."""
+    from tokenizers import decoders, normalizers
+
+    model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    rollout = one(model, tokenizer, "go", calculator_tool(), Desk(echo))
+    assert rollout.text == "<<6*7=36*7>>z"
+    assert rollout.own_text == "<<6*7=>>z"
+
+
 def test_an_output_makes_no_call(tokenizer: Any) -> None:
     model, words = planted(always(["go", "```python\n1\n", "```"], **{"\n": "Right."}))
     inner = "```python\nprint(1)\n```\n"
@@ -234,6 +246,40 @@ def test_other_rows_go_on_while_a_call_runs() -> None:
         assert not session.running
     assert desk.opened[0].closed
     assert [r.text for r in session.rollouts()] == ["<<6*7=36*7>>z", "abcdefghijklmnopqrstuvw"]
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(1, 1), (2, 1), (3, 2), (8, 6)])
+def test_calls_have_processors_of_their_own(monkeypatch: pytest.MonkeyPatch, threads: int, expected: int) -> None:
+    """Two calls run; torch has the other processors, at least half of them, and all before and after."""
+    from explorl.rollout.session import Session
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: held[-1])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: held.append(count))
+    held, seen, step = [threads], list[tuple[bool, int]](), Session.step
+
+    def watched(session: Session, tokens: int | None = None) -> list[Rollout]:
+        seen.append((any(not call.done for call in desk.calls), held[-1]))
+        if broken:
+            raise KeyboardInterrupt
+        return step(session, tokens)
+
+    monkeypatch.setattr(Session, "step", watched)
+    model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
+    start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=40)
+    desk, broken, engine = Desk(echo, patience=3), False, Engine(model, tokenizer)
+    generate_with_tools(engine, start, 2, params, use(calculator_tool()), pool=standing_in(desk))
+    assert {count for waiting, count in seen if waiting} == {expected}
+    assert {count for waiting, count in seen if not waiting} == {threads}
+    assert held[-1] == threads
+    desk = Desk(echo, patience=10**9)
+    with ToolSession(engine, start, 2, params, use(calculator_tool()), pool=standing_in(desk)) as session:
+        while not desk.calls:
+            session.step(tokens=1)
+        broken = True
+        with pytest.raises(KeyboardInterrupt):
+            session.step(tokens=1)
+    assert seen[-1][1] == expected
+    assert held[-1] == threads
 
 
 def test_an_output_does_not_wait_for_other_rows_to_end() -> None:
@@ -358,8 +404,9 @@ def test_bad_input_is_one_error_before_anything_is_sampled(policy: Any, tokenize
     for stop in ("=", "x = 1", "=>"):
         with pytest.raises(ValueError, match="every call of tool 'calculator' ends with '='"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(tool))
-    with pytest.raises(ValueError, match="every call of tool 'python' ends with '```'"):
-        generate_with_tools(engine, ["1"], 1, SamplingParams(stop=["</answer>", "```output"]), use(python_tool()))
+    for stop in ("```output", "\n```", "`"):
+        with pytest.raises(ValueError, match="every call of tool 'python' ends with '```'"):
+            generate_with_tools(engine, ["1"], 1, SamplingParams(stop=["</answer>", stop]), use(python_tool()))
     with pytest.raises(ValueError, match="the engine has no tokenizer; give it one"):
         generate_with_tools(Engine(policy), [[5]], 1, None, use(tool))
     with pytest.raises(ValueError, match="prompts is empty"):

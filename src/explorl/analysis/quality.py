@@ -10,6 +10,8 @@ from explorl.store import RunStore, StoreError
 
 FORMAT = "reward/format"
 """The trainer's word on whether an answer has the task's form: 1 where it has."""
+WRITTEN = "written"
+"""Answers without the outputs of a tool, and without the fences around them, in runs that have one."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQua
     steps = []
     for path in files:
         with pq.ParquetFile(path) as file:
-            there = [name for name in ("completion", FORMAT) if name in file.schema_arrow.names]
+            there = [name for name in ("completion", WRITTEN, FORMAT) if name in file.schema_arrow.names]
             rows = file.read(columns=there).to_pydict()
         form = rows.get(FORMAT) if mark is None else None
-        found = response_quality(rows["completion"], form, mark=mark or "<answer>")
+        found = response_quality(rows.get(WRITTEN, rows["completion"]), form, mark=mark or "<answer>")
         steps.append(StepQuality(**asdict(found), step=int(path.stem.removeprefix("step-"))))
     return steps
 

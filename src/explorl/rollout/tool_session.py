@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -25,16 +26,21 @@ if TYPE_CHECKING:
 
 STEPS = 8
 """Tokens per row between two looks at calls that are running."""
+_LONGEST_CLOSING = 20
+"""Times that the text which every call ends with may follow upon itself at the end of one."""
+_BEFORE = ("\n", "a", "=")
+"""Texts to try as a beginning, since one of them may be in one token with what follows."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
 
 
 def _check_stops(stops: Sequence[Sequence[str]], tool: ToolSpec) -> None:
-    """A row stops at the end of every call to be looked at, and a stop string across that place would be missed."""
+    """A row stops at the end of every call to be looked at: a stop string across that place would be missed, and one
+    that ends there, or before, would leave no call to be made."""
     mark = tool.fence.stop
     for text in {text for texts in stops for text in texts}:
         heads = [text[:k] for k in range(1, len(text))]
-        if text == mark or any(mark.endswith(head) or head.endswith(mark) for head in heads):
+        if text in mark or text.endswith(mark) or any(mark.endswith(head) or head.endswith(mark) for head in heads):
             raise ValueError(
                 f"stop is {text!r}, but every call of tool {tool.name!r} ends with {mark!r}, and the one holds a part "
                 "of the other; use another stop string, such as '</answer>'"
@@ -180,7 +186,7 @@ class ToolSession:
         if calls and at is not None and at < calls[-1].end:
             raise ValueError(f"at is {at}, inside an output of row {index}; use {calls[-1].begin} or {calls[-1].end}")
         length = len(self._session.rollout(row.row)) if at is None else at
-        rows = self._session.fork(row.row, n, at)
+        rows = self._session.fork(row.row, n, at, row.limit)
         forks = list(range(len(self._rows), len(self._rows) + n))
         for other in rows:
             replay = _makes_variables(calls)
@@ -222,7 +228,8 @@ class ToolSession:
     # One pass: sample, look for calls, take what calls have said
 
     def _pass(self, tokens: int | None) -> None:
-        stopped = self._session.step(min(tokens or STEPS, STEPS) if self._waiting else tokens)
+        with _processors_left(len(self._waiting)):
+            stopped = self._session.step(min(tokens or STEPS, STEPS) if self._waiting else tokens)
         index = {row.row: index for index, row in enumerate(self._rows)}
         for rollout in stopped:
             if rollout.request in index:
@@ -238,7 +245,8 @@ class ToolSession:
     def _look(self, index: int, rollout: Rollout) -> None:
         """A row that has stopped calls, goes on or has ended.
 
-        A call is found late where tokens part the text that stops the row: of four backticks, three may come first.
+        Tokens may part the text that ends a call: of four backticks, three may come first. Such a row goes on by one
+        token at a time, so that nothing is sampled behind a call that nobody has seen.
         """
         row, mark = self._rows[index], self.tool.fence.stop
         if row.ended:
@@ -249,11 +257,18 @@ class ToolSession:
         if stop is not None and stop.keep < row.limit:
             self._call(index, stop)
             return
-        if rollout.stop == mark and not final:
-            self._session.extend(row.row, [])
+        watched = rollout.finish_reason == "length" and len(rollout) < row.limit
+        if (rollout.stop == mark and not final) or watched:
+            limit = len(rollout) + 1 if self._may_close(rollout.token_ids, row.behind) else row.limit
+            self._session.extend(row.row, [], min(limit, row.limit))
             if len(rollout) < row.limit:
                 return
         self._end(index)
+
+    def _may_close(self, tokens: list[int], behind: int) -> bool:
+        """Whether a call is open that more of the text which every call ends with would close here."""
+        text = self._text(tokens) + _LONGEST_CLOSING * self.tool.fence.stop
+        return find_call(text, self.tool, len(self._text(tokens[:behind]))) is not None
 
     def _called(self, tokens: list[int], behind: int) -> _Stop | None:
         """The first call of a row, if it is complete, and how many tokens there are up to its end."""
@@ -289,10 +304,10 @@ class ToolSession:
         block, blank = (output_block(r, self.tool, stop.text) for r in (result, Result("ok", "")))
         tokens = self._tokens(stop.missing + block)[: row.limit - stop.keep]
         if stop.keep < len(self._session.rollout(row.row)):
-            (shorter,) = self._session.fork(row.row, at=stop.keep)
+            (shorter,) = self._session.fork(row.row, at=stop.keep, max_tokens=row.limit)
             self._session.cancel(row.row)
             row.row = shorter
-        self._session.extend(row.row, tokens)
+        self._session.extend(row.row, tokens, row.limit)
         end = stop.keep + len(tokens)
         row.calls.append(
             ToolCall(stop.source, result.status, result.text, stop.keep, end, result.seconds, stop.missing + blank)
@@ -313,7 +328,22 @@ class ToolSession:
         return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _tokens(self, text: str) -> list[int]:
-        """An output may hold the text of special tokens, and must not become one of them."""
+        """Tokens of a text that comes behind another one, and before which some tokenizers would put a space.
+
+        An output may hold the text of special tokens, and must not become one of them.
+        """
+        for before in () if self._joins else _BEFORE:
+            head, both = self._encoded(before), self._encoded(before + text)
+            if both[: len(head)] == head:
+                return both[len(head) :]
+        return self._encoded(text)
+
+    @cached_property
+    def _joins(self) -> bool:
+        """Whether the tokens of two texts say the one right behind the other."""
+        return self._text([*self._encoded("a"), *self._encoded("b")]) == "ab"
+
+    def _encoded(self, text: str) -> list[int]:
         return list(self.engine.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
@@ -326,6 +356,23 @@ def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
         elif call.status != "refused":
             sources.clear()
     return sources
+
+
+@contextmanager
+def _processors_left(calls: int) -> Iterator[None]:
+    """Leaves a processor to each of so many calls, up to half of those that torch computes on.
+
+    Its threads wait for each other without resting: where a call holds up one of them, the others use up the time.
+    """
+    threads = torch.get_num_threads()
+    if not calls or threads == 1:
+        yield
+        return
+    torch.set_num_threads(threads - min(calls, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Listener:

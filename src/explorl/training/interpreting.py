@@ -19,6 +19,8 @@ class Said(NamedTuple):
     """All of it, outputs included."""
     own: str
     """With every output left blank: what rewards are given for."""
+    written: str
+    """Without outputs and all that belongs to them: what is measured."""
     calls: tuple[Mapping[str, Any], ...] = ()
     """Each with its source, status and text, and with the tokens ``begin`` to ``end`` that the policy did not write."""
 
@@ -31,7 +33,7 @@ class Said(NamedTuple):
     def of(cls, rollout: Rollout) -> Said:
         names = ("source", "status", "text", "begin", "end")
         calls = tuple({name: getattr(call, name) for name in names} for call in rollout.calls)
-        return cls(rollout.text, rollout.own_text, calls)
+        return cls(rollout.text, rollout.own_text, rollout.sampled_text, calls)
 
 
 def as_tool(given: ToolLike | None) -> ToolUse | None:

@@ -26,7 +26,7 @@ def logged_columns(logs: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
 def own_words(logs: Mapping[str, Any], count: int, said: Sequence[Said] | None) -> list[str]:
     """What the policy itself wrote of the latest ``count`` answers, without what tools said to it."""
     if said is not None:
-        return [one.own for one in said]
+        return [one.written for one in said]
     return [_of_policy(completion) for completion in list(logs["completion"])[-count:]]
 
 
@@ -37,9 +37,10 @@ def _of_policy(completion: Any) -> str:
 
 
 def calls_columns(said: Sequence[Said]) -> dict[str, list[Any]]:
-    """Answers with calls: what the policy wrote itself, everything that was written, and what was called."""
+    """Answers with calls: with outputs left blank, without them, with them, and what was called."""
     return {
         "completion": [one.own for one in said],
+        "written": [one.written for one in said],
         "transcript": [one.text for one in said],
         "calls": [list(one.calls) for one in said],
     }
