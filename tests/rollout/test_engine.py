@@ -376,7 +376,7 @@ def test_max_tokens_beyond_the_context_is_shortened(llama: Any, caplog: pytest.L
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("batch_size", [2, 5, 64])
+@pytest.mark.parametrize("batch_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 64))])
 def test_nan_logits_break_only_their_request(batch_size: int, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=16, stop_token_ids=(), seed=4)
     healthy = build("llama")

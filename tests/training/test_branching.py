@@ -96,6 +96,7 @@ def test_files_of_rollouts_say_where_answers_branch(make_trainer: Callable[..., 
     assert forks
 
 
+@pytest.mark.slow
 def test_without_base_and_weight_training_is_as_before(make_trainer: Callable[..., Any]) -> None:
     def losses(*strategies: Any) -> list[float]:
         torch.manual_seed(0)
