@@ -86,11 +86,8 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
-    """A temporary path beside `path`; renamed to it when the block ends, removed when the block fails.
-
-    Where it is ``durable``, it also outlives a loss of power, which costs the time that the disk takes to write it.
-    """
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path`; renamed to it when the block ends, removed when the block fails."""
     path = Path(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +96,11 @@ def atomic_path(path: str | Path, durable: bool = True) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            if durable:
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
             temporary.chmod(0o644)
             temporary.replace(path)
-            if durable:
-                fsync_folder(path.parent)
+            fsync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -178,12 +173,12 @@ def _array(values: Sequence[Any], kind: Any = None) -> Any:
     return pa.array(cleaned(values), kind)
 
 
-def _write_arrays(path: str | Path, arrays: Mapping[str, Any], durable: bool = True) -> None:
+def _write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.table({cleaned(name): array for name, array in arrays.items()})
-    with atomic_path(path, durable) as temporary:
+    with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
@@ -421,8 +416,7 @@ class RunStore:
             (name, values, held[name][1] if name in held and held[name][0] is values else _array(values))
             for name, values in columns.items()
         ]
-        arrays = {name: array for name, _, array in self._written}
-        _write_arrays(self.rollouts / f"step-{step:06d}.parquet", arrays, durable=False)  # no checkpoint needs it
+        _write_arrays(self.rollouts / f"step-{step:06d}.parquet", {name: array for name, _, array in self._written})
 
     # ------------------------------------------------------------------ checkpoints
     def checkpoint_folders(self) -> list[Path]:
