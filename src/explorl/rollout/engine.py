@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -87,7 +87,8 @@ class Engine:
         self._admitted: tuple[Any, int, bool] | None = None
         """How the engine was to compute when the model was last tried, up to which length, and what was found."""
         self._warned = False
-        self._latest: ref[Session] | None = None
+        self._latest: Session | None = None
+        """The session that is open, if any: it has to be closed before the next, also where nobody has it any more."""
         self._prompts: WeakValueDictionary[tuple[int, ...], PromptTokens] = WeakValueDictionary()
         self._memory: PageMemory | SpanMemory | None = None
         """The memory of the latest session, where prompts are kept for the next."""
@@ -130,22 +131,34 @@ class Engine:
         return session
 
     def _session(self, **how: Any) -> Session:
-        before = None if self._latest is None else self._latest()
-        if before is not None:
-            before.close("the engine began another one")
+        self._close_latest("the engine began another one")
         session = Session(self, **how)
-        self._latest = ref(session)
+        self._latest = session
         return session
+
+    def _close_latest(self, why: str) -> None:
+        session = self._latest
+        if session is None:
+            return
+        if session.sampling:
+            raise RuntimeError(
+                "the engine is in the middle of a call and cannot begin or release anything; do not use it in "
+                "on_finish or in another thread, but after the call, or between the steps of Engine.open"
+            )
+        session.close(why)
+
+    def is_over(self, session: Session) -> None:
+        """A session was closed."""
+        if self._latest is session:
+            self._latest = None
 
     def release(self) -> None:
         """Gives the cache, the graphs and the copy of the weights back; the next call makes them anew.
 
         A session that is open is closed.
         """
-        session = None if self._latest is None else self._latest()
-        if session is not None:
-            session.close("the engine was released")
-        self._latest = self._shadow = None
+        self._close_latest("the engine was released")
+        self._shadow = None
         self._signature = ()
         self.forget_memory()
 

@@ -129,7 +129,7 @@ class PageMemory:
 
     def _take_back(self, sparing: Sequence[Sample]) -> bool:
         """Gives up the keys and values of one that is not being decoded; False where there is none."""
-        needed = {sample.prompt for sample in sparing}
+        needed = {sample.prompt for sample in sparing if sample.kept is None}
         for prompt, pages in self.prompts.items():
             if prompt not in needed:
                 del self.prompts[prompt]

@@ -73,8 +73,10 @@ class Sample:
     """Which of the session's rows of bias and bans."""
     kinds: Mapping[str, Kind] = field(default_factory=lambda: RECORDS)
     """What is recorded of each token."""
-    floor: int = 0
-    """Tokens in which no stop string is looked for: those up to the last that was forced or that stopped it."""
+    quiet: list[tuple[int, int]] = field(default_factory=list)
+    """Stretches of tokens that no stop string begins in: what was forced, and the last token of what stopped it."""
+    searched: int = 0
+    """Tokens in which stop strings were looked for."""
     parent: int | None = None
     forked_at: int | None = None
     forks: int = 0
@@ -122,10 +124,17 @@ class Sample:
 
     def force(self, tokens: Sequence[int]) -> None:
         """Tokens that were not sampled: nothing is known of them."""
+        begin = len(self.tokens)
+        if self.stop is not None:
+            self.quiet.append((begin - 1, begin))
         if tokens:
             self.tokens.extend(tokens)
             self.pieces.append({name: _unknown(kind, len(tokens)) for name, kind in self.kinds.items()})
-        self.floor = len(self.tokens)
+            self.quiet.append((begin, len(self.tokens)))
+
+    def floor(self, length: int) -> int:
+        """How many of the first ``length`` tokens a stop string cannot begin in."""
+        return max((min(end, length) for begin, end in self.quiet if begin < length), default=0)
 
     def cut(self, length: int) -> None:
         """Gives up tokens at the end."""

@@ -35,7 +35,7 @@ from explorl.rollout.state import (
     TOKEN,
     TOP_K,
 )
-from explorl.rollout.stops import StopStrings
+from explorl.rollout.stops import EVERY, StopStrings
 from explorl.rollout.transfer import Download
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
@@ -263,7 +263,8 @@ class Schedule:
             sample.forget()
         self.owner[seats] = [sample.index for sample in samples]
         self.steps[seats], self.limits[seats], self.offsets[seats] = had, limits, offsets
-        self.stops.start(seats, had, [sample.floor for sample in samples])
+        searched = [min(sample.searched, len(sample.tokens)) for sample in samples]
+        self.stops.start(seats, searched, [sample.floor(len(sample.tokens)) for sample in samples])
 
     # Results
 
@@ -290,13 +291,13 @@ class Schedule:
             for sample in ending.samples:
                 self.on_end(sample)
 
-    def _collect(self, owner: np.ndarray, looked: np.ndarray) -> None:
+    def _collect(self, owner: np.ndarray, looked: np.ndarray, every: int = EVERY) -> None:
         state, seats = self.decoder.state, len(owner)
         steps, status = looked[0], looked[-1].copy()
         busy = (owner >= 0) & (owner == self.owner[:seats])  # others have come since
         ended = np.flatnonzero(busy & (status != RUNNING))
         self.steps[ended] = steps[ended]
-        cut = self.stops.find(np.flatnonzero(busy), self.owner, self.steps, status, state.out_ints[0])
+        cut = self.stops.find(np.flatnonzero(busy), self.owner, self.steps, status, state.out_ints[0], every)
         done = np.flatnonzero(busy & (status != RUNNING))
         if len(done) == 0:
             return
@@ -311,13 +312,31 @@ class Schedule:
         broken = looked[-1, done] == BROKEN  # also where a stop string came before
         if self.keep:
             for i in np.flatnonzero(~broken).tolist():
-                self._rest(samples[i], self.memory.keep(int(done[i]), samples[i], int(lengths[i])))
+                samples[i].kept = self.memory.keep(int(done[i]), samples[i], int(lengths[i]))
+                self.rest(samples[i])
         state.idle(done[looked[-1, done] == RUNNING])
         self._free(done, done[broken])
         self.crowded = False
 
     def read(self, sample: Sample) -> None:
-        """Brings what a seated sample has sampled so far to the host."""
+        """Brings what a seated sample has sampled so far to the host; up to a stop string, where there is one."""
+        self.settle()
+        if sample.seat >= 0:
+            self._search(np.array([sample.seat]))
+        self._bring(sample)
+
+    def _search(self, seats: np.ndarray) -> None:
+        """Looks for the stop strings of these seats now, not only when enough tokens have come."""
+        due = [seat for seat in seats.tolist() if self.strings[self.owner[seat]]]
+        due = [seat for seat in due if self.steps[seat] > self.stops.checked[seat]]
+        if due:
+            owner = np.full(due[-1] + 1, -1)
+            owner[due] = self.owner[due]
+            looked = self.decoder.state.ints[STEP : STATUS + 1, : len(owner)]
+            self._collect(owner, looked.cpu().numpy(), every=1)
+            self.settle()
+
+    def _bring(self, sample: Sample) -> None:
         self.settle()
         if sample.seat >= 0 and self.steps[sample.seat] > len(sample.tokens):
             self._read(np.array([sample.seat]))
@@ -330,13 +349,14 @@ class Schedule:
     def read_all(self) -> None:
         """The same of all that are seated, in one go."""
         self.settle()
+        self._search(np.flatnonzero(self.owner >= 0))
         seats = np.flatnonzero(self.owner >= 0)
         if len(seats):
             self._read(seats)
 
     def unseat(self, sample: Sample, keep: bool = True) -> Sample:
         """Takes a sample off its seat; its keys and values are kept or forgotten."""
-        self.read(sample)
+        self._bring(sample)
         if sample.seat >= 0:
             if keep:
                 sample.kept = self.memory.keep(sample.seat, sample, len(sample.tokens))
@@ -349,16 +369,19 @@ class Schedule:
 
     def _free(self, seats: np.ndarray, broken: np.ndarray) -> None:
         for seat in seats:
-            self.samples[self.owner[seat]].seat = -1
+            sample = self.samples[self.owner[seat]]
+            sample.seat, sample.searched = -1, int(self.stops.checked[seat])
         self.owner[seats], self.steps[seats], self.limits[seats] = -1, 0, 0
         self.memory.leave(seats, broken)
 
-    def _rest(self, sample: Sample, kept: Any) -> None:
-        """Keeps what a sample holds, while there is room: as much as the rows themselves have."""
-        sample.kept = kept
+    def rest(self, sample: Sample) -> None:
+        """A sample has ended: what is kept of it stays while there is room, as much as the rows themselves have."""
+        self.wake(sample)
+        if sample.kept is None:
+            return
         self.resting[sample.index] = sample
-        self.resting_bytes += kept.bytes
-        while self.resting_bytes > max(self.decoder.plan.cache_bytes, kept.bytes):
+        self.resting_bytes += sample.kept.bytes
+        while self.resting_bytes > max(self.decoder.plan.cache_bytes, sample.kept.bytes):
             oldest = next(iter(self.resting.values()))
             self.wake(oldest)
             oldest.forget()

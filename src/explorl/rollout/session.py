@@ -62,6 +62,8 @@ class Session:
         self._rows: int | None = None
         """Most rows together, once an allocation has failed."""
         self._closed = ""
+        self.sampling = False
+        """Whether it is in the middle of `step` or `run`, as when ``on_finish`` is called."""
         self.prompt_ids: list[list[int]] = []
         """Tokens of each prompt, by `Rollout.prompt_index`."""
 
@@ -162,6 +164,9 @@ class Session:
             raise ValueError(f"at is {at}, but row {row} has {had} tokens; use a number from 0 to {had}")
         limit = self._limit(sample, length, max_tokens)
         kept, records = self._kept(sample, length), sample.records(length)
+        quiet = [(begin, min(end, length)) for begin, end in sample.quiet if begin < length]
+        if length == had and sample.stop is not None:
+            quiet.append((length - 1, length))
         rows = list(range(len(self._samples), len(self._samples) + n))
         for index in rows:
             self._samples.append(
@@ -180,7 +185,8 @@ class Session:
                     kinds=sample.kinds,
                     tokens=sample.tokens[:length],
                     pieces=[records] if length else [],
-                    floor=length if length == had and sample.reason is not None else min(sample.floor, length),
+                    quiet=list(quiet),
+                    searched=length,
                     parent=row,
                     forked_at=length,
                     kept=None if kept is None else kept.first(length, sample.prompt.stored),
@@ -196,6 +202,7 @@ class Session:
     def cancel(self, row: int) -> None:
         """Gives a row up: its tokens so far stay readable, its memory is free."""
         sample = self._sample(row)
+        self._read(sample)
         if self._schedule is not None:
             self._schedule.unseat(sample, keep=False)
             self._schedule.wake(sample)
@@ -228,7 +235,11 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """Whether there is a row that goes on."""
+        """Whether there is a row that goes on, or one that has ended and that `step` has not returned yet."""
+        return not self._closed and (self._going_on or any(not s.cancelled for s in self._ended))
+
+    @property
+    def _going_on(self) -> bool:
         return not self._closed and any(s.reason is None and not s.cancelled for s in self._samples)
 
     def step(self, tokens: int | None = None) -> list[Rollout]:
@@ -260,6 +271,7 @@ class Session:
                 sample.forget()
             self.engine.remember(self._schedule.memory)
         self._closed, self._schedule = why, None
+        self.engine.is_over(self)
 
     def __enter__(self) -> Self:
         return self
@@ -268,22 +280,40 @@ class Session:
         self.close()
 
     def _run(self, enough: Callable[[int], bool], most: int | None, ahead: bool = False) -> None:
+        self.sampling = True
+        try:
+            self._sample_until(enough, most, ahead)
+        finally:
+            self.sampling = False
+
+    def _sample_until(self, enough: Callable[[int], bool], most: int | None, ahead: bool) -> None:
         done = 0
-        while self.running and not enough(done):
+        while self._going_on and not enough(done):
             try:
                 schedule = self._settled()
                 with self.engine.weights(), sampling_mode(self.engine.model), schedule.decoder.fused():
                     while schedule.busy and not enough(done):
                         done += schedule.advance(None if most is None else most - done, ahead)
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                self._halve(error)
+            except BaseException as error:
+                if not self._halve(error):
+                    self._lose()
+                    raise
 
-    def _halve(self, error: Exception) -> None:
+    def _lose(self) -> None:
+        """After an interruption: the device may hold half of a step, so rows are computed again from their tokens."""
+        if self._schedule is None:
+            return
+        for sample in self._samples:
+            sample.seat, sample.kept = -1, None
+        self._schedule = None
+        self.engine.forget_memory()
+
+    def _halve(self, error: BaseException) -> bool:
         """After a failed allocation: half the rows and half the memory, once. Rows are computed again from tokens."""
         schedule, plan = self._schedule, self.engine.plan
         full = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not full or self._rows is not None or plan is None or plan.slots < 2:
-            raise error
+            return False
         self._rows = plan.slots // 2
         logger.warning("memory ran out with %d rows; going on with %d", plan.slots, self._rows)
         if schedule is not None:
@@ -291,6 +321,7 @@ class Session:
             schedule.abandon()
         self._schedule = None
         self.engine.forget_memory()
+        return True
 
     def _settled(self) -> Schedule:
         """The schedule, in memory that is large enough for all rows that go on."""
@@ -337,8 +368,12 @@ class Session:
         for row in rows:
             sample = self._samples[row]
             sample.reason, sample.stop, sample.error = None, None, ""
+            if sample in self._ended:  # which nobody has been told of
+                self._ended.remove(sample)
             if len(sample.tokens) >= sample.limit:
                 sample.reason = "length"
+                if self._schedule is not None:
+                    self._schedule.rest(sample)
                 self._end(sample)
             elif self._schedule is not None:
                 self._schedule.wait(sample)

@@ -104,6 +104,11 @@ class State:
         if self.out_mass is None:
             self.out_mass = torch.zeros_like(self.out_reals[0])
 
+    def keep_seen(self) -> None:
+        """Makes room for the tokens that seats have had."""
+        if self.seen is None:
+            self.seen = torch.zeros(self.slots, self.vocab, dtype=torch.bool, device=self.ints.device)
+
     def set_bias(self, rows: Tensor | None) -> bool:
         """Stores what is added to the logits; True where it moved to another place in memory."""
         if rows is None:
@@ -145,8 +150,8 @@ class State:
 
     def remember(self, seats: Tensor, prompts: Sequence[Sequence[int]]) -> None:
         """Marks the tokens of these seats' prompts, and of what they have of their completions, as seen."""
-        if self.seen is None:
-            self.seen = torch.zeros(self.slots, self.vocab, dtype=torch.bool, device=self.ints.device)
+        self.keep_seen()
+        assert self.seen is not None
         self.seen[seats] = False
         which = np.repeat(np.arange(len(prompts)), [len(prompt) for prompt in prompts])
         tokens = np.fromiter((token for prompt in prompts for token in prompt), dtype=np.int64, count=len(which))

@@ -50,16 +50,22 @@ class StopStrings:
         self.checked[seats], self.floor[seats] = checked, floor
 
     def find(
-        self, busy: np.ndarray, owner: np.ndarray, steps: np.ndarray, status: np.ndarray, tokens: Tensor
+        self,
+        busy: np.ndarray,
+        owner: np.ndarray,
+        steps: np.ndarray,
+        status: np.ndarray,
+        tokens: Tensor,
+        every: int = EVERY,
     ) -> dict[int, tuple[int, str]]:
         """Marks seats whose text holds a stop string as stopped; their tokens up to its end, and the string, for each.
 
-        ``owner`` is the request in each seat.
+        ``owner`` is the request in each seat; one that goes on is searched where it has ``every`` new tokens.
         """
         found: dict[int, tuple[int, str]] = {}
         if not any(self.strings):
             return found
-        due = busy[(status[busy] != RUNNING) | (steps[busy] - self.checked[busy] >= EVERY)]
+        due = busy[(status[busy] != RUNNING) | (steps[busy] - self.checked[busy] >= every)]
         if len(due) == 0:
             return found
         sampled = tokens[torch.from_numpy(due).to(tokens.device), : int(steps[due].max())].cpu().numpy()

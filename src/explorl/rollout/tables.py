@@ -47,7 +47,15 @@ class Tables:
     def put(self, decoder: Decoder, active: Active) -> None:
         """Makes the tables known to the device, and room for what is recorded."""
         state = decoder.state
-        known = (state, len(self.stops), len(self.curves), self.bytes, active.logprobs, active.min_p_mass)
+        known = (
+            state,
+            len(self.stops),
+            len(self.curves),
+            self.bytes,
+            active.logprobs,
+            active.min_p_mass,
+            active.repetition,
+        )
         if known == self._known:
             return
         self._known = known
@@ -57,3 +65,5 @@ class Tables:
             decoder.drop_graphs()
         if active.min_p_mass:
             state.keep_mass()
+        if active.repetition:
+            state.keep_seen()

@@ -171,8 +171,8 @@ class ToolSession:
         return tuple(self._rows[index].calls)
 
     def is_waiting(self, index: int) -> bool:
-        """Whether a row waits for a call."""
-        return index in self._waiting
+        """Whether a row that has stopped may go on: it waits for a call, or nobody has looked for one yet."""
+        return index in self._waiting or not self._rows[index].ended
 
     def fork(self, index: int, n: int = 1, at: int | None = None) -> list[int]:
         """As `Session.fork`. A fork has the calls up to there, and runs them again before its own first one.
