@@ -71,6 +71,7 @@ def python(pool: InterpreterPool) -> Iterator[Interpreter]:
         ("print('\\ud800')", "\\ud800\n"),
         ("import os; os.write(1, b'\\xff\\x1b')", "\N{REPLACEMENT CHARACTER}␛2\n"),
         ("1\r\n2\r\n", "2\n"),
+        ("import csv, sys; _ = csv.writer(sys.stdout).writerow([1, 2])", "1,2\n"),
         ("from __future__ import annotations\ndef f(a: no): 0\nf.__annotations__", "{'a': 'no'}\n"),
         ("_ = 3\n_ + 1", "4\n"),
         ("import os, sys; os.listdir('.'), dict(os.environ), sys.argv", "([], {}, ['program.py'])\n"),

@@ -53,7 +53,8 @@ class InterpreterLimits:
 
     def told(self, message: dict[str, Any]) -> Result:
         """The result that a keeper's message tells of."""
-        head, tail, cut = clean(message["head"]), clean(message["tail"]), message["cut"]
+        head, tail = (clean(message[name].replace("\r\n", "\n")) for name in ("head", "tail"))
+        cut = message["cut"]
         text = f"{head}\n[{cut} characters cut]\n{tail}" if cut else head + tail
         status: Status = message["status"]
         if status in _ENDED:
