@@ -461,7 +461,7 @@ def test_renders_what_is_there(name, tmp_path):
 
 
 @pytest.mark.parametrize("chance", [0.05, 0.3, 0.9])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_renders_with_any_values_missing(chance, seed, tmp_path):
     random = Random(seed)
     results = make_results(prompts=1, answers=1)

@@ -69,8 +69,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 }
 """Hyperparameters with which a strategy acts on a policy of random weights within five steps."""
 
+ALIKE = {"pkpo", "risk_sensitive", "quantile_baseline", "unlikeliness", "ucpo"}
+"""Arithmetic on groups, for which maxrl stands in every test run."""
 ALONE = [
-    pytest.param({name: given}, marks=[] if given is settings[-1] else [pytest.mark.slow])
+    pytest.param({name: given}, marks=[] if given is settings[-1] and name not in ALIKE else [pytest.mark.slow])
     for name, settings in SETTINGS.items()
     for given in settings
 ]
