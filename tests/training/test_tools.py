@@ -18,7 +18,6 @@ from explorl.strategies import REGISTRY, Batch, Strategy, build_all
 from explorl.training import sampling
 from explorl.training.batch import ROW_FIELDS, penalties
 from explorl.training.grpo import ExplorationTrainer
-from explorl.training.interpreting import as_tool
 from explorl.training.observers import statistics
 from explorl.training.shaping import shape
 from tests.training.test_every_strategy import SETTINGS, first_characters, logs, weights
@@ -425,4 +424,4 @@ def test_a_tool_by_name_and_with_settings(make: Make) -> None:
     use = ToolUse(python_tool(max_calls=1), warm=0)
     assert make(options={"interpreter": use})._interpreter is use
     assert make(options={"interpreter": None})._interpreter is None
-    assert as_tool(python_tool()) == ToolUse(python_tool())
+    assert ToolUse.of(python_tool()) == ToolUse(python_tool())

@@ -51,11 +51,18 @@ class ToolUse:
             raise ValueError(f"tool is {self.tool!r}; give a tool, like python_tool() or get_tool('python')")
 
     @classmethod
-    def of(cls, given: ToolUse | ToolSpec | str) -> ToolUse:
-        """A tool, or the tool of this name."""
+    def of(cls, given: ToolUse | ToolSpec | str, argument: str = "tools") -> ToolUse:
+        """A tool, or the tool of this name; an error names the ``argument`` that it was given as."""
         if isinstance(given, ToolUse):
             return given
-        return cls(get_tool(given) if isinstance(given, str) else given)
+        if isinstance(given, str):
+            return cls(get_tool(given))
+        if isinstance(given, ToolSpec):
+            return cls(given)
+        raise ValueError(
+            f"{argument} is {given!r}; give the name of a tool, like 'python', or python_tool(max_calls=3) from "
+            "explorl.rollout.tools"
+        )
 
     def pool(self) -> InterpreterPool:
         """Interpreters for rollouts, which may serve one `generate_with_tools` after the other."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
+from explorl.rollout.tool_use import ToolUse
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
@@ -39,7 +40,7 @@ from explorl.training.correct import Correct
 from explorl.training.correct import Spec as CorrectSpec
 from explorl.training.dealing import dealt
 from explorl.training.dynamic import DynamicSampling, as_option
-from explorl.training.interpreting import ToolLike, as_tool, numbers_of, refuse_beside
+from explorl.training.interpreting import ToolLike, numbers_of, refuse_beside
 from explorl.training.lens import Lens, ObserverLike, build_observers
 from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
@@ -118,7 +119,7 @@ class ExplorationTrainer(RefillingTrainer):
         dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
         skip = as_option(SkipSolved, skip_solved, "skip_solved")
         self._warned: set[str] = set()
-        self._interpreter = as_tool(interpreter)
+        self._interpreter = None if interpreter is None else ToolUse.of(interpreter, "interpreter")
         refuse_beside(self._interpreter, trl)
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path

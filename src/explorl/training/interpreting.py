@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from explorl.rollout import Rollout
 from explorl.rollout.tool_use import ToolUse
-from explorl.rollout.tools import ToolSpec, get_tool
+from explorl.rollout.tools import ToolSpec
 
 ToolLike = ToolUse | ToolSpec | str
 
@@ -34,20 +34,6 @@ class Said(NamedTuple):
         names = ("source", "status", "text", "begin", "end")
         calls = tuple({name: getattr(call, name) for name in names} for call in rollout.calls)
         return cls(rollout.text, rollout.own_text, rollout.sampled_text, calls)
-
-
-def as_tool(given: ToolLike | None) -> ToolUse | None:
-    """What the trainer's argument ``interpreter`` says."""
-    if given is None or isinstance(given, ToolUse):
-        return given
-    if isinstance(given, str):
-        return ToolUse(get_tool(given))
-    if isinstance(given, ToolSpec):
-        return ToolUse(given)
-    raise ValueError(
-        f"interpreter is {given!r}; give the name of a tool, like 'python', or python_tool(max_calls=3) from "
-        "explorl.rollout.tools"
-    )
 
 
 def refuse_beside(tool: ToolUse | None, given: Mapping[str, Any]) -> None:
