@@ -3,6 +3,7 @@
 #   make test         set up .venv and run all checks
 # And for those who work on it:
 #   make slow         the tests that take minutes
+#   make fuzz         the property tests, with examples that nobody has seen before
 #   make docs         the documentation as a site, in site/
 #   make peer         Hugging Face's own tests of GRPOTrainer, with ours in its place
 
@@ -11,7 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test lint types slow docs peer clean
+.PHONY: quickstart test lint types slow fuzz docs peer clean
 
 quickstart: .venv/.installed
 	$(BIN)/explorl quickstart
@@ -32,6 +33,10 @@ types: .venv/.test-installed
 
 slow: .venv/.test-installed .venv/.docs-installed
 	$(BIN)/python -m pytest -m slow --timeout=3600
+
+# What fails here is kept as an example of the test, with @example, when it is mended.
+fuzz: .venv/.test-installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile=default
 
 # The documentation as a site, in site/; open site/index.html. A dead link or a page outside the navigation fails.
 docs: .venv/.docs-installed

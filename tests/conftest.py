@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.load_profile("ci")  # the same examples everywhere and each time; `make fuzz` draws new ones
 
 
 @pytest.fixture(scope="session", autouse=True)

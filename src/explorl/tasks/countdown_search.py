@@ -127,7 +127,7 @@ def _goals(target: Goal, left: Sequence[Term], values: Mapping[int, Tree]) -> It
             yield f"{target.value} {first.value}:{''.join(f'{goal.op}{goal.value}' for goal in goals)}\n", None
         for goal in goals:
             yield _looked(goal, second, values, _ALL if turn == 0 else _other(goal.op), largest)
-    together = combined(left[0], left[1], largest + target.value)
+    together = combined(left[0], left[1], min(LARGEST, largest + target.value))
     if together:
         yield f"{left[0].value} {left[1].value}:{_listed(together)}\n", None
     for op, term in together:
