@@ -4,6 +4,7 @@
 # And for those who work on it:
 #   make slow         the tests that take minutes
 #   make fuzz         the property tests, with examples that nobody has seen before
+#   make scale        vLLM, DeepSpeed and verl for real, each in a virtual environment of its own
 #   make docs         the documentation as a site, in site/
 #   make peer         Hugging Face's own tests of GRPOTrainer, with ours in its place
 
@@ -12,7 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test lint types slow fuzz docs peer clean
+.PHONY: quickstart test lint types slow fuzz scale docs peer clean
 
 quickstart: .venv/.installed
 	$(BIN)/explorl quickstart
@@ -37,6 +38,10 @@ slow: .venv/.test-installed .venv/.docs-installed
 # What fails here is kept as an example of the test, with @example, when it is mended.
 fuzz: .venv/.test-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile=default
+
+# What needs vLLM, DeepSpeed or verl: each has a virtual environment of its own, since their versions exclude each other.
+scale: scale-vllm scale-sharded scale-verl
+-include scale/*.mk
 
 # The documentation as a site, in site/; open site/index.html. A dead link or a page outside the navigation fails.
 docs: .venv/.docs-installed
@@ -72,4 +77,4 @@ peer: .venv/.peer-installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
