@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+gc.disable()  # until all test modules are imported
 settings.load_profile("ci")  # the same examples everywhere and each time; `make fuzz` draws new ones
 
 
@@ -28,6 +30,24 @@ settings.load_profile("ci")  # the same examples everywhere and each time; `make
 def one_thread() -> None:
     """Tests run side by side, one process per core."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_are_no_garbage() -> None:
+    """Every trainer begins with a collection of garbage; to look at all that is imported would take longer than a step.
+
+    Only what a module's own tests leave behind is looked at.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # extension modules complain of what is left at the end
 
 
 @pytest.fixture(autouse=True)

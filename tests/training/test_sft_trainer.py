@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -102,12 +101,10 @@ def make(small_policy: Path, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def quietly() -> Iterator[None]:
-    """No bars; and since every training begins with a collection of garbage, none that looks at all modules."""
-    gc.freeze()
+    """No bars."""
     with disabled_progress(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(sft_rows.WORTH, "cpu", 1)  # so that small batches have blocks
         yield
-    gc.unfreeze()
 
 
 def assert_same(ours: Any, theirs: Any, *, tolerance: float = 1e-5) -> None:

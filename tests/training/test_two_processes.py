@@ -19,7 +19,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -464,16 +464,13 @@ def policy(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def two_processes(
     policy: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[TwoProcesses]:
+) -> TwoProcesses:
     """With the outcomes of all cases that the selected tests ask for."""
     here: list[Any] = [item for item in request.session.items if item.path == request.path]
     asked = {item.callspec.params["name"] for item in here if hasattr(item, "callspec")}
     found = TwoProcesses(policy, tmp_path_factory.mktemp("outcomes"))
     found.run([name for name in CASES if name in asked])
-    gc.collect()
-    gc.freeze()
-    yield found
-    gc.unfreeze()
+    return found
 
 
 # ---------------------------------------------------------------- the tests
