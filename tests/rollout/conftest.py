@@ -9,12 +9,12 @@ import torch
 
 from explorl.rollout import plan
 
-from .models import build
+from .models import shared
 
 
 @pytest.fixture(scope="session")
 def llama() -> Any:
-    return build("llama")
+    return shared("llama")
 
 
 @pytest.fixture(params=["joined", "apart", "pages"])

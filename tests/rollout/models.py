@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,6 +77,12 @@ def build(name: str, seed: int = 0) -> Any:
             elif "norm" in key and "bias" not in key:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     return model
+
+
+@cache
+def shared(name: str) -> Any:
+    """The model that `build` gives, for tests that only read it: it is built and tried out once."""
+    return build(name)
 
 
 def prompts(lengths: tuple[int, ...] = (5, 17, 1, 9, 30), seed: int = 1) -> list[list[int]]:

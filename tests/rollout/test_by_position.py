@@ -13,7 +13,7 @@ from explorl.rollout import Engine, Rollouts, SamplingParams, rng
 from explorl.rollout.reference import generate
 from explorl.rollout.sampling import Active
 
-from .models import build, prompts
+from .models import prompts, shared
 from .test_engine import forced, same_tokens
 
 CURVES = [[1.5, 0.3, 1.0], [0.7], [2.0, 1.9, 1.8, 1.7, 1.6, 0.2], [1.0, 1.0]]
@@ -45,7 +45,7 @@ def check(model: Any, rollouts: Rollouts, curves: list[list[float]]) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_each_token_is_drawn_at_the_temperature_of_its_position(name: str, batch_size: int | None) -> None:
-    model, ids = build(name), prompts()
+    model, ids = shared(name), prompts()
     curves = [CURVES[i % len(CURVES)] for i in range(len(ids))]
     params = SamplingParams(temperature_by_position=curves, max_tokens=TOKENS, seed=4)
     rollouts = Engine(model, batch_size=batch_size).generate(ids, 3, params)

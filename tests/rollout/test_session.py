@@ -12,7 +12,7 @@ import torch
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.decoder import Decoder
 
-from .models import EOS, VOCAB, build, prompts
+from .models import EOS, VOCAB, build, prompts, shared
 from .test_engine import check_records, forced
 from .test_sampling import chi_square_p
 
@@ -34,7 +34,7 @@ def all_alone(model: Any, ids: Sequence[Sequence[int]], tokens: int) -> list[lis
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_neox"])
 def test_continuations_equal_a_fresh_engine_on_the_same_tokens(name: str) -> None:
-    model, ids = build(name), prompts((5, 17, 1))
+    model, ids = shared(name), prompts((5, 17, 1))
     session = Engine(model).open(ids, 1, GREEDY)
     want = all_alone(model, ids, 6)
     for turn, words in enumerate(WORDS):
@@ -82,7 +82,7 @@ def test_only_new_tokens_are_computed(llama: Any, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_forks_and_forks_of_forks_equal_a_fresh_engine(name: str) -> None:
-    model, (prompt,) = build(name), prompts((7,))
+    model, (prompt,) = shared(name), prompts((7,))
     session = Engine(model).open([prompt], 1, GREEDY)
     session.run()
     root = session.rollout(0).token_ids

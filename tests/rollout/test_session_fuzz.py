@@ -20,7 +20,7 @@ from explorl.rollout import Engine, Rollout, SamplingParams, pages, plan, schedu
 from explorl.rollout.rng import fork_key, request_keys, uniform
 from explorl.rollout.session import Session
 
-from .models import build
+from .models import shared
 
 NEAR = 2e-4
 """How far the records, and the edges of the distribution, may be from the model's own."""
@@ -344,7 +344,7 @@ def play(seed: int, models: dict[str, Any], tokenizer: Any, moves: int = 30) -> 
 
 @pytest.fixture(scope="module")
 def models(policy: Any) -> dict[str, Any]:
-    return {name: build(name) for name in ("llama", "gemma3", "gpt_neox")} | {"policy": policy}
+    return {name: shared(name) for name in ("llama", "gemma3", "gpt_neox")} | {"policy": policy}
 
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4])
