@@ -19,7 +19,8 @@ from explorl.models import load_policy
 from explorl.training import options
 from explorl.training.draws import beyond_the_engine, sampling_options
 from explorl.training.grpo import ExplorationTrainer
-from tests.training.conftest import PROMPTS, digits
+from tests.training.conftest import PROMPTS
+from tests.training.small_runs import digits
 
 # ---------------------------------------------------------------- the table of options
 

@@ -21,7 +21,8 @@ from explorl.training.dynamic import DynamicSampling, expected_cost
 from explorl.training.fresh import keyed_uniform
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.trl_trainer import Answered
-from tests.training.conftest import PROMPTS, digits
+from tests.training.conftest import PROMPTS
+from tests.training.small_runs import digits
 from tests.training.test_every_strategy import RATES, SETTINGS, check_resumed, first_characters, label, logs, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

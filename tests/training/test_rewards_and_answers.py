@@ -20,7 +20,7 @@ from explorl.training.answers import answers_of
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.shaping import shape
 
-from .conftest import digits
+from .small_runs import digits
 from .test_shaping import make_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

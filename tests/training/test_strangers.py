@@ -19,7 +19,8 @@ from explorl.modeling.packed import packed_logps
 from explorl.strategies import Batch, Strategy
 from explorl.training.draws import Draw
 from explorl.training.grpo import ExplorationTrainer
-from tests.training.conftest import PROMPTS, digits
+from tests.training.conftest import PROMPTS
+from tests.training.small_runs import digits
 
 
 def test_packed_false_is_honoured_by_what_is_recorded(

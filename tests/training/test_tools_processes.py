@@ -23,8 +23,9 @@ from explorl.training import sampling
 from explorl.training.fresh import keyed_seed
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.observers import statistics
+from tests.training.small_runs import digits
 from tests.training.test_invariance import Gradients
-from tests.training.tool_policy import digits, make_trainer, save_tool_policy
+from tests.training.tool_policy import make_trainer, save_tool_policy
 
 GENERATIONS = 4
 RUNS: dict[str, dict[str, Any]] = {

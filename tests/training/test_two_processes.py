@@ -1,9 +1,9 @@
 """Every strategy on two processes that hold very different parts of a batch: it ends, and both do what one would do.
 
-Each generation batch of a run is another way in which the parts differ (`SCENES`). One start of torchrun trains trainer
-after trainer, since starting takes longer than training; the tests read what the two processes wrote down.
+Each generation batch of a run is another way in which the parts differ (`SCENES`). One start trains trainer after
+trainer, since starting takes longer than training; the tests read what the two processes wrote down.
 
-Run as a module, it is one of the two processes (see `two_processes`).
+Run as a module, it is the two processes (see `two_processes`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import traceback
@@ -28,7 +29,6 @@ import pytest
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
-from trl import GRPOConfig
 
 from explorl.models import load_policy
 from explorl.rollout import Rollout, Rollouts, SamplingParams
@@ -37,17 +37,18 @@ from explorl.strategies import REGISTRY, build_all
 from explorl.strategies.base import overrides
 from explorl.training.branches import branch_numbers, told
 from explorl.training.grpo import ExplorationTrainer
+from tests.training.small_runs import grpo_config
 from tests.training.test_every_strategy import SETTINGS, first_characters, label
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.timeout(1800)]
 
 GENERATIONS, LENGTH = 4, 7
 ROWS = 2 * GENERATIONS
 """Rows of a process in a generation batch: two prompts."""
 SEED = 20
 """With which the engine samples what `test_scenes` asks for."""
-LIMIT = 60
-"""Seconds after which a run is taken to hang; it needs about one."""
+LIMIT = 180
+"""Seconds after which a run is taken to hang; it needs about one, and where the machine is busy twenty."""
 CHANCES = 4
 """The processes are started at most so often: again after each run that failed, for those that come after it."""
 
@@ -327,9 +328,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
 
     filtered = any("curriculum" in spec for spec in case.strategies)
     arguments: dict[str, Any] = {
-        "output_dir": str(policy / "out"),
         "per_device_train_batch_size": ROWS // 2,
-        "gradient_accumulation_steps": 2,
         "num_generations": GENERATIONS,
         "max_completion_length": LENGTH,
         "max_steps": len(SCENES) * case.steps,
@@ -337,14 +336,6 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         "optim": "sgd",
         "learning_rate": 0.02,
         "max_grad_norm": 0.0,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
         "seed": 5,
         **case.config,
     }
@@ -360,7 +351,7 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
         correct=("score", 1.0),
         answers=first_characters,
         callbacks=[kept],
-        args=GRPOConfig(**arguments),
+        args=grpo_config(policy / "out", arguments),
     )
     assert trainer.accelerator.num_processes == processes
     assert (trainer._engine is not None) == case.engine
@@ -383,7 +374,6 @@ def train(policy: Path, case: Case, *, processes: int) -> tuple[Outcome, torch.T
 def one_of_two_processes(policy: Path, folder: Path, names: Sequence[str]) -> None:
     """Trains case after case. One that fails or hangs ends both processes."""
     warnings.simplefilter("ignore")
-    gc.freeze()  # every trainer collects garbage, and looking at all modules for it takes longer than to train
     rank = int(os.environ["RANK"])
     for name in names:
         with file_of(folder, name, rank, "error").open("w") as error:
@@ -402,13 +392,41 @@ def one_of_two_processes(policy: Path, folder: Path, names: Sequence[str]) -> No
     torch.distributed.destroy_process_group()
 
 
+def both_processes(policy: Path, folder: Path, names: Sequence[str]) -> None:
+    """Two copies of this process, which has imported everything, with what torchrun would tell them."""
+    gc.freeze()  # every trainer collects garbage, and looking at all modules for it takes longer than to train
+    store, running = f"file://{folder}/store-{os.getpid()}", set()
+    for rank in (0, 1):
+        child = os.fork()
+        if child:
+            running.add(child)
+            continue
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        status = 1
+        try:
+            torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+            one_of_two_processes(policy, folder, names)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    while running:
+        child, status = os.wait()
+        running.remove(child)
+        if status:
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+
+
 def file_of(folder: Path, name: str, rank: int, ending: str) -> Path:
     return folder / f"{name.replace('/', '-')}-{rank}.{ending}"
 
 
 @dataclass
 class TwoProcesses:
-    """Two processes over gloo, as torchrun starts them, and what they found."""
+    """Two processes over gloo, and what they found."""
 
     policy: Path
     folder: Path
@@ -428,8 +446,14 @@ class TwoProcesses:
 
     def _start(self, names: list[str]) -> str:
         """Runs these cases; returns what was said on the standard error stream."""
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command = [*launch, "-m", "tests.training.test_two_processes", str(self.policy), str(self.folder), *names]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.training.test_two_processes",
+            str(self.policy),
+            str(self.folder),
+            *names,
+        ]
         environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
         root = Path(__file__).parents[2]
         return subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False).stderr
@@ -569,4 +593,4 @@ def test_as_one_process(two_processes: TwoProcesses, name: str) -> None:
 
 
 if __name__ == "__main__":
-    one_of_two_processes(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    both_processes(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from trl import GRPOConfig
 
 from explorl.models import load_policy
 from explorl.rollout.tools import Delimiters, ToolSpec, calculator_tool
+from tests.training.small_runs import digits, grpo_config
 
 WRITTEN = "0123456789*+<="
 """What it mostly writes."""
@@ -36,11 +36,6 @@ def save_tool_policy(small_policy: Path, folder: Path) -> Path:
     return folder
 
 
-def digits(completions: list[str], **columns: Any) -> list[float]:
-    """A reward with variance: the share of digits, rounded so that some rewards tie."""
-    return [round(sum(c.isdigit() for c in text) / max(len(text), 1), 1) for text in completions]
-
-
 def make_trainer(
     cls: Any,
     folder: Path,
@@ -54,28 +49,10 @@ def make_trainer(
     """Keyword arguments go to `GRPOConfig`, ``options`` to the trainer. Prompts may be messages."""
     policy = load_policy(str(folder), device="cpu")
     policy.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    arguments: dict[str, Any] = {
-        "output_dir": str(out),
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 4,
-        "max_completion_length": 24,
-        "learning_rate": 1e-3,
-        "max_steps": 1,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "seed": 3,
-    }
     return cls(
         model=policy.model,
         reward_funcs=reward,
-        args=GRPOConfig(**{**arguments, **changes}),
+        args=grpo_config(out, {"max_completion_length": 24, "max_steps": 1, **changes}),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=policy.tokenizer,
         **{"interpreter": calculator(), **(options or {})},
