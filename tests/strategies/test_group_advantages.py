@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import explorl.strategies as xs
@@ -18,7 +18,6 @@ from . import reference
 from .cases import THOROUGH, Case, cases, checked, close, exact, make_batch
 
 NAN = math.nan
-OFTEN = settings(THOROUGH, max_examples=80)
 
 
 def of(case: Case, kind: str) -> torch.Tensor:
@@ -60,7 +59,7 @@ def test_ranks_take_rounding_for_equality():
 # --- against the re-derivation ------------------------------------------------------------------------------------
 
 
-@OFTEN
+@THOROUGH
 @given(cases(), REWARDS)
 def test_maxrl(case: Case, kind):
     rewards = of(case, kind)
@@ -69,7 +68,7 @@ def test_maxrl(case: Case, kind):
     assert actual.dtype == torch.float32
 
 
-@OFTEN
+@THOROUGH
 @given(cases(), REWARDS, st.integers(1, 7))
 def test_pkpo(case: Case, kind, k):
     smallest = min(case.group.tolist().count(i) for i in case.group.tolist())
@@ -78,7 +77,7 @@ def test_pkpo(case: Case, kind, k):
     close(actual, reference.pkpo(exact(rewards), case.group.tolist(), k))
 
 
-@OFTEN
+@THOROUGH
 @given(st.integers(2, 8), st.integers(1, 8), st.booleans(), st.integers(0, 2**32 - 1))
 def test_pkpo_in_larger_groups(n, k, coarse, seed):
     rng = np.random.default_rng(seed)
@@ -89,7 +88,7 @@ def test_pkpo_in_larger_groups(n, k, coarse, seed):
     close(actual, reference.pkpo(rewards, group.tolist(), k))
 
 
-@OFTEN
+@THOROUGH
 @given(cases(), REWARDS, st.sampled_from([0.0, 0.5, 2.0, 8.0]))
 def test_risk_sensitive(case: Case, kind, beta):
     rewards = of(case, kind)
@@ -98,7 +97,7 @@ def test_risk_sensitive(case: Case, kind, beta):
     assert actual.dtype == torch.float32
 
 
-@OFTEN
+@THOROUGH
 @given(cases(), REWARDS, st.sampled_from([0.01, 0.2, 0.25, 0.4, 0.5, 0.75, 0.99]))
 def test_quantile(case: Case, kind, quantile):
     rewards = of(case, kind)
@@ -107,7 +106,7 @@ def test_quantile(case: Case, kind, quantile):
     assert actual.dtype == torch.float32
 
 
-@OFTEN
+@THOROUGH
 @given(cases(), st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from(["sequence", "token"]))
 def test_unlikeliness(case: Case, beta, level):
     rewards = of(case, "reward")
@@ -123,7 +122,7 @@ def test_unlikeliness(case: Case, beta, level):
     assert actual.dtype == rewards.dtype
 
 
-@OFTEN
+@THOROUGH
 @given(cases(), st.sampled_from([0.0, 0.2, 1.0]))
 def test_ucpo(case: Case, tau):
     right = case.correct & ~case.correctness.isnan()

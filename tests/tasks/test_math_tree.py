@@ -35,30 +35,34 @@ import json, logging, sys
 logging.disable(logging.CRITICAL)
 from math_verify import LatexExtractionConfig, parse, verify
 from explorl.tasks import math_tree
-gold, answer, guarded = json.loads(sys.stdin.read())
+gold, answer = json.loads(sys.stdin.read())
 golds, answers = (
     parse(f"\\\\boxed{{{text}}}", [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
     for text in (gold, answer)
 )
-if not guarded or math_tree.refusal(golds, answers) is None:
+if math_tree.refusal(golds, answers) is None:
     verify(golds, answers, timeout_seconds=None)
+print("unguarded")
+verify(golds, answers, timeout_seconds=None)
 """
 
 
-def compare(gold: str, answer: str, *, guarded: bool) -> str:
-    """What a process prints that parses both with math-verify and compares them."""
-    message = json.dumps([gold, answer, guarded])
+def compared(gold: str, answer: str) -> tuple[str, str]:
+    """What a process prints that parses both with math-verify and compares them: with the guard, and without it."""
+    message = json.dumps([gold, answer])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=message, capture_output=True, text=True, timeout=120, check=True
     )
-    return done.stdout.strip()
+    guarded, _, unguarded = done.stdout.partition("unguarded\n")
+    return guarded, unguarded
 
 
 @pytest.mark.parametrize("gold", [r"\pi", "e"])
 def test_this_layer_alone_stops_code_in_a_name(gold: str) -> None:
-    if "it ran" not in compare(gold, ATTACK, guarded=False):
+    guarded, unguarded = compared(gold, ATTACK)
+    if "it ran" not in unguarded:
         pytest.skip("this math-verify and sympy do not run it")
-    assert compare(gold, ATTACK, guarded=True) == ""
+    assert guarded == ""
 
 
 def test_the_form_alone_stops_code_in_a_name() -> None:
@@ -123,10 +127,10 @@ def test_what_may_be_compared(gold: str, answer: str) -> None:
     ["9^{9^{9^{9}}}", "((((9!)!)!)!)", r"10^{10^{10}}", "(x+1)^{9999}", "x^{10^9}", r"2^{99999}", "2^{-99999}"],
 )
 def test_sizes_are_bounded(answer: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     for gold in ("5", "x", "x^2", r"\pi"):
         assert reason(gold, answer) is not None
-    assert time.perf_counter() - began < 20.0
+    assert time.process_time() - began < 20.0
 
 
 def test_a_right_answer_that_is_large_may_be_given() -> None:
