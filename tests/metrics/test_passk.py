@@ -61,10 +61,10 @@ def test_a_hundred_thousand_samples():
     n = 100_000
     c = np.array([0, 1, 2, 37, 500, 50_000, 99_999, n])
     k = np.array([1, 2, 640, 9_999, 50_000, n])
-    start = time.perf_counter()
+    start = time.process_time()
     with np.errstate(all="raise", under="ignore"):
         result = pass_at_k(n, c[:, None], k)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     exact = [[_exact(n, a, b) if min(a, b) < 700 else 1.0 for b in k.tolist()] for a in c.tolist()]
     np.testing.assert_allclose(result, exact, rtol=0, atol=1e-12)
     assert (result[0] == 0).all()
@@ -166,9 +166,9 @@ def test_maj_at_k_equals_the_mean_of_draws(sizes, k):
 def test_maj_at_k_is_fast_and_sums_to_one_over_answers():
     rng = np.random.default_rng(3)
     answers = np.concatenate([np.repeat([-1, -2, -3], [1500, 1480, 1400]), rng.zipf(1.4, 5620) % 1300])
-    start = time.perf_counter()
+    start = time.process_time()
     values = [maj_at_k(answers, answers == a, 1000) for a in (-1, -2, -3, 1)]
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert 0 < values[2] < values[1] < values[0] < 1
     assert sum(values) == pytest.approx(1, abs=1e-9)  # nothing else has a chance
     assert maj_at_k(answers, np.ones(10_000), 1000) == pytest.approx(1, abs=1e-12)

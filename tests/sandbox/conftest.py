@@ -34,6 +34,7 @@ def isolated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Say what the next nursery, which is that of this test alone, shall run."""
+    programs.capabilities()  # found out by a sound one, whichever test comes first
 
     def start(code: str) -> None:
         nursery.close()

@@ -189,9 +189,10 @@ def test_no_reply_can_be_written_ahead(pool: InterpreterPool) -> None:
     """The token of one call is worth nothing in the next, which does run."""
     with pool.open() as python:
         ahead = "import os, threading\ngo_on = threading.Event()\n"
-        ahead += "def reply():\n    go_on.wait(); os.write(4, token + b'+')\nthreading.Thread(target=reply).start()"
+        ahead += "def reply():\n    go_on.wait(); os.write(4, token + b'+')\n"
+        ahead += "thread = threading.Thread(target=reply); thread.start()"
         assert python.run(TOKEN + ahead).status == "ok"
-        result = python.run("go_on.set()\nimport time; time.sleep(0.1)\n1 / 0")
+        result = python.run("go_on.set(); thread.join()\n1 / 0")
         assert result.status == "killed"
 
 

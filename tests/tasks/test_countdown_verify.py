@@ -333,11 +333,11 @@ HOSTILE = {
 def test_hostile_text_is_judged_at_once(name: str, opened: bool) -> None:
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         verdict = verify(HOSTILE[name], [3, 7, 12], 33, opened=opened)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         assert not verdict.correct
-    assert min(seconds) < 0.05, "it takes 1 to 5 ms; this is the margin of a busy machine"
+    assert min(seconds) < 0.05, "it takes 1 to 5 ms of the processor"
 
 
 def test_long_completions() -> None:

@@ -338,10 +338,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_takes_linear_time(name: str) -> None:
     task, problem = Math(), Problem("x", {"question": "?", "answer": "42"})
-    started = time.perf_counter()
+    started = time.process_time()
     assert not task.verify(HOSTILE[name], problem).correct
     assert not Math(style="hash").verify(HOSTILE[name], problem).correct
-    assert time.perf_counter() - started < 8.0
+    assert time.process_time() - started < 8.0
 
 
 TOKENS = [

@@ -280,10 +280,10 @@ def test_what_cannot_be_read(text: str) -> None:
 )
 def test_nothing_is_nested_or_repeated_without_end(unit: str) -> None:
     text = (unit * MAX_LENGTH)[: MAX_LENGTH - 1] + "5"
-    began = time.perf_counter()
+    began = time.process_time()
     for gold in ("5", "x+1", "(1,2)", r"\text{east}"):
         assert refusal(gold, text) is not None
-    assert time.perf_counter() - began < 5.0
+    assert time.process_time() - began < 5.0
 
 
 PIECES = [
@@ -300,20 +300,20 @@ GOLDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(GOLDS), st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(max_size=60))
 def test_no_answer_raises_or_takes_long(gold: str, answer: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     why = refusal(gold, answer)
     first, second = texts(gold, answer)
     if why is None and first != second and "sum" not in gold:
         assert names_told(second) <= {f"x{count}" for count in range(3)}
         assert json.loads(second.removeprefix(TREE))
     assert why is not None or refusal(gold, answer, arithmetic=True) is None
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.fractions(), st.fractions(), st.integers(2, 99))
 def test_rational_numbers_are_exact(first: Fraction, second: Fraction, factor: int) -> None:
     assert refusal(str(first), str(first)) is None

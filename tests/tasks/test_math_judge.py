@@ -117,7 +117,8 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("strange")
-def test_a_hung_pair_costs_its_limit_and_nothing_else() -> None:
+def test_a_hung_pair_costs_its_limit_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "_PATIENCE", 1000)  # else the clock ends it first where the machine is very busy
     with Judge(workers=2, limit=LIMIT) as judge:
         hung, right = judge.judge_many([("2k+24690", "2(k+12345)"), ("2k+2", "2(k+1)")])
         assert hung == Judgement(False, "the comparison took too long", hung.seconds)
