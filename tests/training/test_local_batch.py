@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 from explorl.strategies import REGISTRY, Batch, BottomP, ClipHigher, EntropyGuidedWeighting, Strategy, build_all
 from explorl.strategies.base import act_on_parts
@@ -53,7 +53,7 @@ class Pool:
             if processes > 2 or number // len(SCENES) % len(SCENES) == number % len(SCENES) or "NaN" in name
         }
         get_context("forkserver").set_forkserver_preload([one_process.__module__])  # they import it once for all
-        mp.start_processes(one_process, (processes, str(folder), self.cases), processes, start_method="forkserver")
+        start_processes(one_process, (processes, str(folder), self.cases), processes, start_method="forkserver")
         self.found = [torch.load(folder / f"{place}.pt", weights_only=False) for place in range(processes)]
 
 

@@ -25,6 +25,6 @@ def token_covariance(
 ) -> Float[Tensor, "batch time"]:
     """Each counted token's term of the covariance, 0 elsewhere."""
     a, logp = counted(advantages, mask), counted(logps, mask)
-    tokens, a_sum, logp_sum = world.total(torch.stack([double(mask > 0).sum(), a.sum(), logp.sum()]))
+    tokens, a_sum, logp_sum = world.total(torch.stack([double((mask > 0).sum()), a.sum(), logp.sum()]))
     tokens = tokens.clamp(min=1)
     return torch.where(mask > 0, (a - a_sum / tokens) * (logp - logp_sum / tokens), 0.0).float()

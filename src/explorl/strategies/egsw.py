@@ -66,7 +66,7 @@ def egsw_weights(
     raw = ((a + alpha * h) / temperature).masked_fill(~present, -torch.inf)
     # the largest power is 1, so a sum below 1 means that no sequence has a token there
     powers = (raw - world.largest(raw.amax(0)).clamp(min=torch.finfo(raw.dtype).min)).exp()
-    total, sequences = world.total(torch.stack([powers.sum(0), double(present).sum(0)]))
+    total, sequences = world.total(torch.stack([powers.sum(0), double(present.sum(0))]))
     weights = powers / total.clamp(min=1)
     if scale == "mean_one":
         weights = weights * sequences

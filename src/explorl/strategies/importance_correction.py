@@ -78,6 +78,6 @@ class ImportanceCorrection(Strategy):
         """The mean weight, and the share of the tokens at which the cap binds."""
         weights, present = self.weights(batch), batch.mask > 0
         capped = present & (weights >= at(self.cap, batch.step))
-        sums = torch.stack([double(values).sum() for values in (weights, capped, present)])
+        sums = torch.stack([double(values.sum()) for values in (weights, capped, present)])
         weight, at_cap, tokens = batch.world.total(sums).tolist()
         return {"mean": weight / max(tokens, 1.0), "capped": at_cap / max(tokens, 1.0)}

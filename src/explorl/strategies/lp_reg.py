@@ -112,6 +112,6 @@ class LowProbabilityRegularization(Strategy):
         """How many tokens are shielded, and the mean mass of what the proxy keeps there."""
         chosen = self.chosen(batch)
         assert batch.min_p_mass is not None
-        mass = double(torch.where(chosen > 0, batch.min_p_mass, 0.0)).sum()
-        tokens, mass = batch.world.total(torch.stack([double(chosen).sum(), mass])).tolist()
+        masses = torch.where(chosen > 0, batch.min_p_mass, 0.0)
+        tokens, mass = batch.world.total(torch.stack([double(chosen.sum()), double(masses.sum())])).tolist()
         return {"tokens": tokens, "mass": mass / max(tokens, 1.0)}

@@ -87,11 +87,13 @@ class _Bad(NamedTuple):
 
     @classmethod
     def of(cls, value: Tensor, wrong: Tensor, counted: Tensor, batch: Batch) -> _Bad:
-        first = value.flatten()[wrong.flatten().int().argmax()] if value.numel() else value.new_tensor(0.0)
+        first = value.new_tensor(0.0)
+        if wrong.numel():
+            first = value[torch.unravel_index(wrong.view(torch.uint8).argmax(), wrong.shape)]
         found = batch.world.each(torch.stack([double(x) for x in (wrong.sum(), first, counted.sum())]))
         counts, firsts, among = found.T.tolist()
-        place = next((place for place, count in enumerate(counts) if count), 0)
-        return cls(int(sum(counts)), firsts[place], int(sum(among)))
+        which = next((which for which, count in enumerate(counts) if count), 0)
+        return cls(int(sum(counts)), firsts[which], int(sum(among)))
 
 
 def _bad(value: Tensor, counted: Bool[Tensor, "batch time"], infinite: bool) -> Tensor:

@@ -59,8 +59,8 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
         return finite(strategy, hook, per_token(strategy, hook, value, batch), batch, infinite=infinite)
 
     def log(strategy: Strategy, what: str, before: Tensor, after: Tensor) -> None:
-        change = double((after - before).abs()[counted])
-        total, touched = world.total(torch.stack([change.sum(), double(change > 0).sum()])).tolist()
+        change = (after - before).abs()[counted].float()
+        total, touched = world.total(torch.stack([double(change.sum()), double((change > 0).sum())])).tolist()
         metrics[f"{prefix(strategy)}/{what}_change"] = total / tokens
         metrics[f"{prefix(strategy)}/{what}_tokens"] = touched
 
