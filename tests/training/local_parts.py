@@ -20,6 +20,7 @@ from explorl.strategies import Batch, Strategy, build_all
 from explorl.strategies.grpo import grpo_advantages
 from explorl.training.batch import Recorded, generation_batch, put_back
 from explorl.training.correct import Correct
+from explorl.training.processes import Processes
 from explorl.training.shaping import shape
 
 GENERATIONS, ROWS, WIDTH = 4, 12, 9
@@ -179,6 +180,25 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
     return (rewards - rewards.nanmean()).nan_to_num()
 
 
+def answers(place: int) -> dict[str, Any]:
+    """What a process hears that has one row more than the one before it, the first one having none."""
+    world = Processes(place, torch.device("cpu"))
+    rows = torch.full((place, 2), float(place))
+    here = world.here(world.everywhere(rows))
+    return {
+        "total": world.total(torch.tensor([1, place])).tolist(),
+        "largest": world.largest(torch.tensor([-float(place), 1.0])).tolist(),
+        "smallest": world.smallest(torch.tensor([-float(place), torch.inf])).tolist(),
+        "unknown": world.largest(torch.tensor([[torch.nan, 1.0][place == 0], 2.0])).isnan().tolist(),
+        "each": world.each(torch.tensor(place)).tolist(),
+        "everywhere": world.everywhere(rows)[:, 1].tolist(),
+        "marks": world.everywhere(rows[:, 0] > 1).tolist(),
+        "here": torch.equal(here, rows),
+        "objects": world.objects([f"row of {place}"] * place),
+        "before": world.before(torch.tensor(place)),
+    }
+
+
 def one_process(place: int, processes: int, folder: str, cases: dict[str, tuple[str, Sequence[Any]]]) -> None:
     """Shapes this process's rows of one scene after the other, and writes down what came of it."""
     torch.set_num_threads(1)
@@ -195,5 +215,6 @@ def one_process(place: int, processes: int, folder: str, cases: dict[str, tuple[
         name: shaped(scene(where).rows(own), specs, process=place, gathered=False)
         for name, (where, specs) in cases.items()
     }
+    found["world"] = answers(place)
     torch.save(found, Path(folder) / f"{place}.pt")
     dist.destroy_process_group()

@@ -100,6 +100,24 @@ def test_a_value_that_is_not_finite_fails_on_all_processes_alike(pool: Pool) -> 
         assert errors[0] == shaped(scene("any"), [Undefined(hook)])["error"]
 
 
+def test_processes_with_different_numbers_of_rows_hear_of_all(pool: Pool) -> None:
+    places = range(pool.processes)
+    rows = [place for place in places for _ in range(place)]
+    for place, found in enumerate(found["world"] for found in pool.found):
+        assert found == {
+            "total": [pool.processes, sum(places)],
+            "largest": [0.0, 1.0],
+            "smallest": [-float(pool.processes - 1), torch.inf],
+            "unknown": [True, False],
+            "each": list(places),
+            "everywhere": rows,
+            "marks": [row > 1 for row in rows],
+            "here": True,
+            "objects": [f"row of {row}" for row in rows],
+            "before": sum(range(place)),
+        }
+
+
 @pytest.mark.parametrize("rows", [(1, 7, 4), pytest.param((3, 3, 3, 3), marks=pytest.mark.slow)])
 def test_rows_may_be_spread_in_any_way(rows: tuple[int, ...]) -> None:
     for name, (where, specs) in CASES.items():
@@ -180,3 +198,18 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
         )
         grpo.ExplorationTrainer._shape(trainer, {}, None, torch.zeros(1))  # type: ignore[arg-type]
     assert asked == [True, not expected]
+
+
+def test_the_example_of_the_documentation_acts_on_parts() -> None:
+    page = (Path(__file__).parents[2] / "docs/scale-batch.md").read_text(encoding="utf-8")
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(page.split("```python\n")[1].split("```")[0], scope)
+    strategy = scope["Centred"]()
+    assert act_on_parts([strategy])
+    whole = batch_of(scene("any"), 2, gathered=True)
+    expected = shape([strategy], whole)
+    counted = whole.mask > 0
+    assert abs(float(expected.advantages[counted].mean())) < 1e-6 < float(whole.advantages[counted].mean().abs())
+    for place, found in enumerate(on_threads((5, 7), partial(shaped_part, [strategy], whole))):
+        equal(found.advantages, expected.advantages[place * 5 : 5 + place * 7], "advantages")
+        equal(found.metrics, expected.metrics, "metrics")
