@@ -48,6 +48,7 @@ class AnnealedTemperature(Strategy):
 
     name = "annealed_temperature"
     paper = "Yang et al. 2025, Let it calm: exploratory annealed decoding for verifiable RL (arXiv:2510.05251)"
+    acts_on_parts = True
 
     highest: Scheduled = 1.2  # τ_max, of the first token
     lowest: Scheduled = 0.1  # τ_min
@@ -78,9 +79,10 @@ class AnnealedTemperature(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The mean temperature over the tokens of an answer, averaged over answers; and τ_t at the longest's end."""
-        longest = int((batch.mask > 0).sum(1).max()) if batch.mask.numel() else 0
+        lengths = batch.world.everywhere((batch.mask > 0).sum(1))
+        longest = int(lengths.max()) if len(lengths) else 0
         curve = self.curve(batch.step)
         return {
-            "temperature_mean": float(batch.temperature.mean()),
+            "temperature_mean": float(batch.world.everywhere(batch.temperature).mean()),
             "temperature_end": curve[min(max(longest - 1, 0), len(curve) - 1)],
         }

@@ -5,6 +5,9 @@ strategy in the order in which the user listed them, once per generation batch a
 processes, before it is split into micro-batches; the loss then only multiplies. So a result never depends on the
 micro-batch size or on the number of processes. `penalty` alone is called again for each micro-batch, because it
 carries gradient.
+
+A strategy that takes its statistics through `Batch.world` need not see the whole batch, and says so
+(`Strategy.acts_on_parts`). Where all strategies of a list do, each process keeps to its own rows.
 """
 
 from __future__ import annotations
@@ -17,12 +20,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from explorl.strategies.world import ALONE, World
+
 
 @dataclass(frozen=True)
 class Batch:
     """A generation batch, gathered over all processes: B sequences of up to T completion tokens, right-padded.
 
-    When the strategies see it, the policy has not moved since it sampled: ``logps`` equals ``old_logps``.
+    Where all strategies act on parts, B are this process's own rows, T is still that of the whole batch, and `world` is
+    how to ask for the others. When the strategies see it, the policy has not moved since it sampled: ``logps`` equals
+    ``old_logps``.
     """
 
     logps: Float[Tensor, "batch time"]
@@ -72,6 +79,8 @@ class Batch:
     """Where answers branch off others: how far from a row that row stands which drew its token, 0 for its own; so rows
     i and j have the same token at t where i + drawn_by[i, t] = j + drawn_by[j, t]. It is a distance because groups
     change places. None unless a strategy lets them branch (`Strategy.branching`)."""
+    world: World = field(default=ALONE, repr=False, compare=False)
+    """Sums, row scalars and the like over the rows of all processes; where all of them are here, it is just those."""
 
     def with_(self, **changes: Any) -> Batch:
         """A copy with some fields replaced."""
@@ -134,12 +143,21 @@ class Strategy:
     where that is a hyperparameter. The engine alone records it."""
     needs_interpreter: ClassVar[bool] = False
     """True where it says how often answers may call a tool (``tool_calls`` of `Sampling`), which needs one."""
+    acts_on_parts: ClassVar[bool] = False
+    """True where every hook gives for its rows what it would give for them in the whole batch, whichever rows a `Batch`
+    holds, because it asks `Batch.world` for whatever goes beyond a row. It is not inherited: a subclass says it anew,
+    since what it changes may not know of parts. A list with a single strategy that is silent about it gets the whole
+    batch."""
     moved: ClassVar[Mapping[str, str]] = {}
     """Hyperparameters that it no longer has, and what to write instead: the end of an error message."""
 
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What the strategy remembers from step to step: JSON-serialisable, saved in checkpoints and restored. Each trainer
     starts from a copy of the strategy with an empty one."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls.acts_on_parts = vars(cls).get("acts_on_parts", False)
 
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of TRL's `GRPOConfig` that this strategy sets before the trainer is built."""
@@ -216,6 +234,17 @@ class Strategy:
 def overrides(strategy: Strategy, hook: str) -> bool:
     """Whether the strategy has a hook of its own."""
     return getattr(type(strategy), hook) is not getattr(Strategy, hook)
+
+
+BATCH_HOOKS = ("rewards", "advantages", "select", "weights", "clip", "keep", "metrics")
+"""Those that see a generation batch."""
+
+
+def act_on_parts(strategies: Sequence[Strategy]) -> bool:
+    """Whether none of the strategies needs to see more than its own process's rows."""
+    return all(
+        strategy.acts_on_parts or not any(overrides(strategy, hook) for hook in BATCH_HOOKS) for strategy in strategies
+    )
 
 
 def per_token(values: Float[Tensor, " batch"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:

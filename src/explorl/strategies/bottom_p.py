@@ -35,6 +35,7 @@ class BottomP(Strategy):
 
     name = "bottom_p"
     paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §5.2"
+    acts_on_parts = True
     moved: ClassVar[Mapping[str, str]] = {
         "importance": "list the strategy importance_correction beside it",
         "cap": "it is now the cap of the strategy importance_correction",

@@ -31,6 +31,7 @@ from explorl.strategies.covariance import token_covariance
 from explorl.strategies.schedule import Scheduled, at
 from explorl.strategies.stats import share
 from explorl.strategies.validate import number, ordered, whole
+from explorl.strategies.world import ALONE, World
 
 
 def clip_cov_mask(
@@ -41,12 +42,20 @@ def clip_cov_mask(
     low: float,
     high: float,
     generator: torch.Generator | None = None,
+    world: World = ALONE,
 ) -> Float[Tensor, "batch time"]:
-    """1 on the chosen tokens: a random share of all counted tokens, out of those with low < cov < high."""
+    """1 on the chosen tokens: a random share of all counted tokens, out of those with low < cov < high.
+
+    generator: in the same state on all processes; the candidates are numbered through, so that the choice is the same
+    however they are spread.
+    """
     candidates = ((mask > 0) & (cov > low) & (cov < high)).nonzero()
+    counts = torch.tensor([len(candidates), int((mask > 0).sum())], device=cov.device)
+    total, tokens = world.total(counts).tolist()
     device = generator.device if generator is not None else None
-    order = torch.randperm(len(candidates), generator=generator, device=device).to(cov.device)
-    rows, times = candidates[order[: share(fraction, int((mask > 0).sum()))]].unbind(1)
+    order = torch.randperm(total, generator=generator, device=device, dtype=torch.int32)
+    numbers = order[: share(fraction, tokens)].long().to(cov.device) - world.before(counts[0])
+    rows, times = candidates[numbers[(numbers >= 0) & (numbers < len(candidates))]].unbind(1)
     chosen = torch.zeros_like(cov, dtype=torch.float32)
     chosen[rows, times] = 1.0
     return chosen
@@ -59,6 +68,7 @@ class ClipCov(Strategy):
     name = "clip_cov"
     paper = "Cui et al. 2025, The entropy mechanism of RL for reasoning language models (arXiv:2505.22617)"
     needs_reuse = True
+    acts_on_parts = True
     used_once: ClassVar[str] = (
         "only leaves its tokens out of one step, before the policy has moved and anything could be clipped"
     )
@@ -77,11 +87,12 @@ class ClipCov(Strategy):
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"]:
         chosen = clip_cov_mask(
-            token_covariance(batch.advantages, batch.old_logps, batch.mask),
+            token_covariance(batch.advantages, batch.old_logps, batch.mask, world=batch.world),
             batch.mask,
             fraction=at(self.fraction, batch.step),
             low=at(self.low, batch.step),
             high=at(self.high, batch.step),
             generator=torch.Generator().manual_seed((self.seed * 1_000_003 + batch.step) % 2**63),
+            world=batch.world,
         )
         return (batch.mask > 0).float() - chosen

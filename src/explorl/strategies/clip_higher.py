@@ -29,6 +29,7 @@ class ClipHigher(Strategy):
 
     name = "clip_higher"
     paper = "Yu et al. 2025, DAPO (arXiv:2503.14476)"
+    acts_on_parts = True
     needs_reuse = True
 
     low: Scheduled = 0.2

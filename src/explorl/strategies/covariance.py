@@ -12,13 +12,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies.stats import counted
+from explorl.strategies.stats import counted, double
+from explorl.strategies.world import ALONE, World
 
 
 def token_covariance(
-    advantages: Float[Tensor, "batch time"], logps: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"]
+    advantages: Float[Tensor, "batch time"],
+    logps: Float[Tensor, "batch time"],
+    mask: Float[Tensor, "batch time"],
+    *,
+    world: World = ALONE,
 ) -> Float[Tensor, "batch time"]:
     """Each counted token's term of the covariance, 0 elsewhere."""
-    tokens = (mask > 0).sum().clamp(min=1)
     a, logp = counted(advantages, mask), counted(logps, mask)
-    return torch.where(mask > 0, (a - a.sum() / tokens) * (logp - logp.sum() / tokens), 0.0).float()
+    tokens, a_sum, logp_sum = world.total(torch.stack([double((mask > 0).sum()), a.sum(), logp.sum()]))
+    tokens = tokens.clamp(min=1)
+    return torch.where(mask > 0, (a - a_sum / tokens) * (logp - logp_sum / tokens), 0.0).float()

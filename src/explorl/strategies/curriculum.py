@@ -32,6 +32,7 @@ class Curriculum(Strategy):
 
     name = "curriculum"
     paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §3"
+    acts_on_parts = True
 
     solve_rates: SolveRates  # a mapping from prompt to rate, or the path of a JSON file
     mode: Literal["solved", "easy_first"] = "solved"

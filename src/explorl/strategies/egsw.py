@@ -30,13 +30,15 @@ from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy
 from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, negligible
+from explorl.strategies.stats import counted, double, negligible
 from explorl.strategies.validate import choice, number
+from explorl.strategies.world import ALONE, World
 
 
-def _min_max(values: Float[Tensor, "a b"], present: Bool[Tensor, "a b"]) -> Float[Tensor, "a b"]:
+def _min_max(values: Float[Tensor, "a b"], present: Bool[Tensor, "a b"], world: World) -> Float[Tensor, "a b"]:
     low = values.masked_fill(~present, torch.inf).min()
     high = values.masked_fill(~present, -torch.inf).max()
+    low, high = world.smallest(low), world.largest(high)
     flat = negligible(high - low, high)
     return torch.where(flat | ~present, 0.0, (values - low) / torch.where(flat, 1.0, high - low))
 
@@ -51,6 +53,7 @@ def egsw_weights(
     level: Literal["token", "sequence"] = "token",
     entropy_mode: Literal["normalized", "raw"] = "normalized",
     scale: Literal["mean_one", "softmax"] = "mean_one",
+    world: World = ALONE,
 ) -> Float[Tensor, "batch time"]:
     """Weights of the tokens, 0 where a token does not count."""
     present = mask > 0
@@ -59,13 +62,14 @@ def egsw_weights(
         tokens = present.sum(1, keepdim=True)
         a, h, present = a.sum(1, keepdim=True) / tokens.clamp(min=1), h.sum(1, keepdim=True), tokens > 0
     if entropy_mode == "normalized":
-        h = _min_max(h, present)
+        h = _min_max(h, present, world)
     raw = ((a + alpha * h) / temperature).masked_fill(~present, -torch.inf)
     # the largest power is 1, so a sum below 1 means that no sequence has a token there
-    powers = (raw - raw.amax(0, keepdim=True).clamp(min=torch.finfo(raw.dtype).min)).exp()
-    weights = powers / powers.sum(0, keepdim=True).clamp(min=1)
+    powers = (raw - world.largest(raw.amax(0)).clamp(min=torch.finfo(raw.dtype).min)).exp()
+    total, sequences = world.total(torch.stack([powers.sum(0), double(present.sum(0))]))
+    weights = powers / total.clamp(min=1)
     if scale == "mean_one":
-        weights = weights * present.sum(0, keepdim=True)
+        weights = weights * sequences
     return torch.where(mask > 0, weights, 0.0).float()
 
 
@@ -76,6 +80,7 @@ class EntropyGuidedWeighting(Strategy):
     name = "egsw"
     paper = "Vanlioglu 2025, Entropy-guided sequence weighting, Eq. 6-10"
     weighs_kl = True
+    acts_on_parts = True
 
     alpha: Scheduled = 0.3  # 0.8 for an instruct model
     temperature: Scheduled = 1.0  # P; 1.8 for an instruct model
@@ -100,4 +105,5 @@ class EntropyGuidedWeighting(Strategy):
             level=self.level,
             entropy_mode=self.entropy,
             scale=self.scale,
+            world=batch.world,
         )

@@ -39,6 +39,7 @@ class ElementWiseTemperature(Strategy):
 
     name = "element_wise_temperature"
     paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §5.2"
+    acts_on_parts = True
 
     easy: Scheduled = 0.6
     hard: Scheduled = 1.5
@@ -89,10 +90,13 @@ class ElementWiseTemperature(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """Logs the range of the temperatures, and learns from the batch where the rates are running ones."""
+        world = batch.world
         if self.source == "running":
             decay = at(self.decay, batch.step)
-            remember(self.memory, batch.prompts, batch.correct, batch.correctness, decay=decay, start=self.start)
+            outcomes = world.everywhere(batch.correct), world.everywhere(batch.correctness)
+            remember(self.memory, world.objects(batch.prompts), *outcomes, decay=decay, start=self.start)
+        temperature = world.everywhere(batch.temperature)
         return {
-            "temperature_min": float(batch.temperature.min()),
-            "temperature_max": float(batch.temperature.max()),
+            "temperature_min": float(temperature.min()),
+            "temperature_max": float(temperature.max()),
         }

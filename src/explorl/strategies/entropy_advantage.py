@@ -48,6 +48,7 @@ class EntropyAdvantage(Strategy):
 
     name = "entropy_advantage"
     paper = "Cheng et al. 2025, Reasoning with exploration: an entropy perspective (arXiv:2506.14758)"
+    acts_on_parts = True
 
     alpha: Scheduled = 0.4
     kappa: Scheduled = 2.0

@@ -33,6 +33,7 @@ class EntropyBonus(Strategy):
 
     name = "entropy_bonus"
     paper = "He et al. 2025, Skywork Open Reasoner 1 (arXiv:2505.22312)"
+    acts_on_parts = True
 
     coef: float = 0.001  # with a target: where it starts
     target: float | None = None  # nats per token; None keeps the coefficient fixed

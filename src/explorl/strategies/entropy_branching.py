@@ -31,7 +31,7 @@ of the advantages: list it last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,18 +44,35 @@ from explorl.strategies.base import Batch, Strategy
 from explorl.strategies.schedule import Scheduled, at
 from explorl.strategies.stats import counted, double
 from explorl.strategies.validate import choice, fail, number, title, whole
+from explorl.strategies.world import ALONE, World
 
 
-def shared_rows(drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+def shared_rows(
+    drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, world: World = ALONE
+) -> Float[Tensor, "batch time"]:
     """How many rows have each token: m_{i,t} = #{j: j + d_{j,t} = i + d_{i,t}}; 0 where a token does not count."""
+    return _by_tree(_shared_rows, drawn_by, mask, world=world)
+
+
+def _shared_rows(drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
     rows = _who(drawn_by)
     return _sums(double(mask > 0), rows).gather(0, rows).float() * (mask > 0)
 
 
 def shared_advantages(
-    advantages: Float[Tensor, "batch time"], drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"]
+    advantages: Float[Tensor, "batch time"],
+    drawn_by: Int[Tensor, "batch time"],
+    mask: Float[Tensor, "batch time"],
+    *,
+    world: World = ALONE,
 ) -> Float[Tensor, "batch time"]:
     """The mean advantage of the rows that have each token: A_{i,t} ← Σ_{j: same token} A_{j,t} / m_{i,t}."""
+    return _by_tree(_shared_advantages, drawn_by, mask, advantages, world=world)
+
+
+def _shared_advantages(
+    drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"], advantages: Float[Tensor, "batch time"]
+) -> Float[Tensor, "batch time"]:
     rows = _who(drawn_by)
     own = counted(advantages, mask)
     means = _sums(own, rows) / _sums(double(mask > 0), rows).clamp(min=1)
@@ -65,6 +82,17 @@ def shared_advantages(
 def _who(drawn_by: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     """The row that drew each token."""
     return drawn_by.long() + torch.arange(len(drawn_by), device=drawn_by.device).unsqueeze(1)
+
+
+def _by_tree(
+    function: Callable[..., Tensor], drawn_by: Int[Tensor, "batch time"], *tokens: Tensor, world: World
+) -> Float[Tensor, "batch time"]:
+    """A function of rows that share tokens. They are brought together only where a process has a token that a row of
+    another one drew: each samples trees of its own, and a group that was dealt out anew may come to straddle two."""
+    rows = _who(drawn_by)
+    if bool(world.total(((rows < 0) | (rows >= len(rows))).sum()) > 0):
+        return world.by_row(function, drawn_by, *tokens)
+    return function(drawn_by, *tokens)
 
 
 def _sums(values: Float[Tensor, "batch time"], rows: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
@@ -79,6 +107,7 @@ class EntropyBranching(Strategy):
     name = "entropy_branching"
     paper = "Dong et al. 2025, Agentic reinforced policy optimization (arXiv:2507.19849)"
     weighs_kl = True
+    acts_on_parts = True
 
     initial: int | None = None  # answers that begin at once; None: half of num_generations
     beam: int = 2  # answers that go on from a branch, the one that branches among them
@@ -119,18 +148,17 @@ class EntropyBranching(Strategy):
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
         if self.shared == "per_leaf" or batch.drawn_by is None:
             return None
-        return shared_advantages(batch.advantages, batch.drawn_by, batch.mask)
+        return shared_advantages(batch.advantages, batch.drawn_by, batch.mask, world=batch.world)
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
         if self.shared == "per_leaf" or batch.drawn_by is None:
             return None
-        return 1 / shared_rows(batch.drawn_by, batch.mask).clamp(min=1)
+        return 1 / shared_rows(batch.drawn_by, batch.mask, world=batch.world).clamp(min=1)
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         if batch.drawn_by is None:
             return {}
-        own = (batch.drawn_by == 0) & (batch.mask > 0)
-        return {
-            "forks": float((batch.drawn_by != 0).any(1).sum()),
-            "sampled_tokens": float(own.sum() / (batch.mask > 0).sum().clamp(min=1)),
-        }
+        present = batch.mask > 0
+        forked, own = (batch.drawn_by != 0).any(1), (batch.drawn_by == 0) & present
+        forks, sampled, tokens = batch.world.total(torch.stack([forked.sum(), own.sum(), present.sum()])).tolist()
+        return {"forks": float(forks), "sampled_tokens": sampled / max(tokens, 1)}

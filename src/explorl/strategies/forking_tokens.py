@@ -31,20 +31,21 @@ from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy
 from explorl.strategies.schedule import Scheduled, at
+from explorl.strategies.selection import kth_smallest
 from explorl.strategies.validate import choice, number
+from explorl.strategies.world import ALONE, World
 
 
 def forking_mask(
-    entropy: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, fraction: float
+    entropy: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, fraction: float, world: World = ALONE
 ) -> Float[Tensor, "batch time"]:
     """1 on the counted tokens at or above the (1 − fraction) quantile of entropy."""
-    values = entropy[mask > 0].detach().float()
-    if not len(values):
+    tokens = int(world.total((mask > 0).sum()))
+    if not tokens:
         return torch.zeros_like(entropy, dtype=torch.float32)
-    # A linear quantile lies between two order statistics, and what is ≥ it is what is ≥ the upper one. Asking for
-    # that one by rank keeps the set of `torch.quantile` without its limit of 2²⁴ elements.
-    rank = math.ceil((1 - fraction) * (len(values) - 1) - 1e-9)
-    threshold = values.kthvalue(rank + 1).values
+    # A linear quantile lies between two order statistics, and what is ≥ it is what is ≥ the upper one.
+    rank = math.ceil((1 - fraction) * (tokens - 1) - 1e-9)
+    threshold = kth_smallest(entropy[mask > 0].float(), rank + 1, world=world)
     return ((mask > 0) & (entropy.float() >= threshold)).float()
 
 
@@ -54,6 +55,7 @@ class ForkingTokens(Strategy):
 
     name = "forking_tokens"
     paper = "Wang et al. 2025, Beyond the 80/20 rule (arXiv:2506.01939)"
+    acts_on_parts = True
 
     fraction: Scheduled = 0.2
     normalize: Literal["all", "kept"] = "all"
@@ -63,11 +65,16 @@ class ForkingTokens(Strategy):
         choice(self, "normalize", "all", "kept")
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        kept = forking_mask(batch.entropy, batch.mask, fraction=at(self.fraction, batch.step))
+        kept = self._kept(batch)
         if self.normalize == "kept":
-            kept = kept * ((batch.mask > 0).sum() / kept.sum().clamp(min=1))
+            tokens, left = batch.world.total(torch.stack([(batch.mask > 0).sum(), (kept > 0).sum()]))
+            kept = kept * (tokens / left.clamp(min=1))
         return kept
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        kept = forking_mask(batch.entropy, batch.mask, fraction=at(self.fraction, batch.step)) > 0
-        return {"threshold": float(batch.entropy[kept].min()) if kept.any() else 0.0}
+        lowest = batch.entropy.float().masked_fill(self._kept(batch) == 0, torch.inf).flatten()
+        threshold = batch.world.smallest(lowest.min() if len(lowest) else batch.entropy.new_tensor(torch.inf))
+        return {"threshold": float(threshold) if threshold.isfinite() else 0.0}
+
+    def _kept(self, batch: Batch) -> Float[Tensor, "batch time"]:
+        return forking_mask(batch.entropy, batch.mask, fraction=at(self.fraction, batch.step), world=batch.world)

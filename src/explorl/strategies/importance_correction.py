@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies.base import Batch, Strategy, masked_mean
+from explorl.strategies.base import Batch, Strategy
 from explorl.strategies.schedule import Scheduled, at
 from explorl.strategies.stats import double
 from explorl.strategies.validate import number
@@ -55,6 +55,7 @@ class ImportanceCorrection(Strategy):
 
     name = "importance_correction"
     needs_sampling_logps = True
+    acts_on_parts = True
     paper = (
         "Ionides 2008, Truncated importance sampling (J. Comput. Graph. Stat. 17); "
         "Yao et al. 2025, Your efficient RL framework secretly brings you off-policy RL training"
@@ -75,6 +76,8 @@ class ImportanceCorrection(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The mean weight, and the share of the tokens at which the cap binds."""
-        weights = self.weights(batch)
-        capped = (weights >= at(self.cap, batch.step)).float()
-        return {"mean": float(masked_mean(weights, batch.mask)), "capped": float(masked_mean(capped, batch.mask))}
+        weights, present = self.weights(batch), batch.mask > 0
+        capped = present & (weights >= at(self.cap, batch.step))
+        sums = torch.stack([double(values.sum()) for values in (weights, capped, present)])
+        weight, at_cap, tokens = batch.world.total(sums).tolist()
+        return {"mean": weight / max(tokens, 1.0), "capped": at_cap / max(tokens, 1.0)}

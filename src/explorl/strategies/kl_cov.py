@@ -30,19 +30,19 @@ from torch import Tensor
 from explorl.strategies.base import Batch, Strategy
 from explorl.strategies.covariance import token_covariance
 from explorl.strategies.schedule import Scheduled, at
+from explorl.strategies.selection import leading
 from explorl.strategies.stats import share
 from explorl.strategies.validate import number
+from explorl.strategies.world import ALONE, World
 
 
 def top_cov_mask(
-    cov: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, fraction: float
+    cov: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, fraction: float, world: World = ALONE
 ) -> Float[Tensor, "batch time"]:
     """1 on the share of the counted tokens with the largest covariance."""
-    candidates = (mask > 0).nonzero()
-    order = cov[mask > 0].sort(descending=True, stable=True).indices
-    rows, times = candidates[order[: share(fraction, len(candidates))]].unbind(1)
+    tokens = int(world.total((mask > 0).sum()))
     chosen = torch.zeros_like(cov, dtype=torch.float32)
-    chosen[rows, times] = 1.0
+    chosen[mask > 0] = leading(cov[mask > 0], share(fraction, tokens), world=world).float()
     return chosen
 
 
@@ -53,6 +53,7 @@ class KLCov(Strategy):
     name = "kl_cov"
     paper = "Cui et al. 2025, The entropy mechanism of RL for reasoning language models (arXiv:2505.22617)"
     needs_reuse = True
+    acts_on_parts = True
 
     fraction: Scheduled = 2e-4
     coef: Scheduled = 1.0
@@ -65,12 +66,14 @@ class KLCov(Strategy):
         return math.inf, math.inf
 
     def keep(self, batch: Batch) -> Mapping[str, Float[Tensor, "batch time"]]:
-        cov = token_covariance(batch.advantages, batch.old_logps, batch.mask)
-        return {"chosen": top_cov_mask(cov, batch.mask, fraction=at(self.fraction, batch.step))}
+        cov = token_covariance(batch.advantages, batch.old_logps, batch.mask, world=batch.world)
+        fraction = at(self.fraction, batch.step)
+        return {"chosen": top_cov_mask(cov, batch.mask, fraction=fraction, world=batch.world)}
 
     def penalty(self, batch: Batch, kept: Mapping[str, Float[Tensor, "batch time"]]) -> Float[Tensor, "batch time"]:
         drift = torch.where(kept["chosen"] > 0, batch.logps - batch.old_logps, 0.0)
         return at(self.coef, batch.step) * drift.abs()
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        return {"tokens": share(at(self.fraction, batch.step), int((batch.mask > 0).sum()))}
+        tokens = int(batch.world.total((batch.mask > 0).sum()))
+        return {"tokens": share(at(self.fraction, batch.step), tokens)}

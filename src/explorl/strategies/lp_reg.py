@@ -33,8 +33,10 @@ from torch import Tensor
 
 from explorl.strategies.base import Batch, Strategy
 from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, share
+from explorl.strategies.selection import leading
+from explorl.strategies.stats import counted, double, share
 from explorl.strategies.validate import number
+from explorl.strategies.world import ALONE, World
 
 MOST = 10.0
 """Bound of a token's penalty, as in the authors' release: beyond it there is no gradient."""
@@ -47,15 +49,13 @@ def shielded_tokens(
     mask: Float[Tensor, "batch time"],
     *,
     fraction: float,
+    world: World = ALONE,
 ) -> Float[Tensor, "batch time"]:
     """1 on the least likely tokens with a negative advantage, as far as the proxy keeps them."""
+    punished = counted(advantages, mask) < 0
+    tokens = int(world.total(punished.sum()))
     chosen = torch.zeros_like(mask, dtype=torch.float32)
-    punished = (counted(advantages, mask) < 0).nonzero()
-    if len(punished):
-        logps = counted(old_logps, mask)[punished[:, 0], punished[:, 1]]
-        order = logps.sort(stable=True).indices[: share(fraction, len(punished))]
-        rows, times = punished[order].unbind(1)
-        chosen[rows, times] = 1.0
+    chosen[punished] = leading(old_logps[punished], share(fraction, tokens), lowest=True, world=world).float()
     return chosen * (counted(min_p_mass, mask) > 0)
 
 
@@ -74,6 +74,7 @@ class LowProbabilityRegularization(Strategy):
 
     name = "lp_reg"
     paper = "Huang et al. 2025, Low-probability tokens sustain exploration in RLVR (arXiv:2510.03222)"
+    acts_on_parts = True
 
     coef: Scheduled = 1.0
     fraction: Scheduled = 0.01  # ρ, of the tokens with a negative advantage
@@ -95,8 +96,8 @@ class LowProbabilityRegularization(Strategy):
                 f"{self.name} needs the mass of the likely tokens, which this rollout did not record; use the built-in "
                 "engine (engine='explorl'), or take lp_reg out of the list"
             )
-        fraction = at(self.fraction, batch.step)
-        return shielded_tokens(batch.advantages, batch.old_logps, batch.min_p_mass, batch.mask, fraction=fraction)
+        tokens = batch.advantages, batch.old_logps, batch.min_p_mass, batch.mask
+        return shielded_tokens(*tokens, fraction=at(self.fraction, batch.step), world=batch.world)
 
     def keep(self, batch: Batch) -> Mapping[str, Float[Tensor, "batch time"]]:
         chosen = self.chosen(batch)
@@ -111,5 +112,6 @@ class LowProbabilityRegularization(Strategy):
         """How many tokens are shielded, and the mean mass of what the proxy keeps there."""
         chosen = self.chosen(batch)
         assert batch.min_p_mass is not None
-        mass = torch.where(chosen > 0, batch.min_p_mass, 0.0).sum() / chosen.sum().clamp(min=1)
-        return {"tokens": float(chosen.sum()), "mass": float(mass)}
+        masses = torch.where(chosen > 0, batch.min_p_mass, 0.0)
+        tokens, mass = batch.world.total(torch.stack([double(chosen.sum()), double(masses.sum())])).tolist()
+        return {"tokens": tokens, "mass": mass / max(tokens, 1.0)}

@@ -32,9 +32,10 @@ class MaskTruncated(Strategy):
 
     name = "mask_truncated"
     paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §3"
+    acts_on_parts = True
 
     def select(self, batch: Batch) -> Float[Tensor, "batch time"]:
         return per_token((~batch.truncated).float(), batch.mask) * batch.mask
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        return {"truncated": float(batch.truncated.float().mean())}
+        return {"truncated": float(batch.world.everywhere(batch.truncated).float().mean())}

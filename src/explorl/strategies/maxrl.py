@@ -54,6 +54,7 @@ class MaxRL(Strategy):
     name = "maxrl"
     paper = "Tajwar et al. 2026, Maximum likelihood reinforcement learning (arXiv:2602.02710)"
     replaces_advantage = True
+    acts_on_parts = True
 
     of: Literal["correct", "reward"] = "correct"  # or the total reward
 
@@ -65,5 +66,5 @@ class MaxRL(Strategy):
         return self.of == "correct"
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        values = maxrl_advantages(graded(batch, self.of), batch.group)
+        values = batch.world.by_row(maxrl_advantages, graded(batch, self.of), batch.group)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

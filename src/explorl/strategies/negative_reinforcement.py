@@ -55,6 +55,7 @@ class NegativeReinforcement(Strategy):
     paper = "Zhu et al. 2025, The surprising effectiveness of negative reinforcement (arXiv:2506.01347)"
     replaces_advantage = True
     needs_correct = True
+    acts_on_parts = True
 
     positive_weight: Scheduled = 0.0  # 0.1 is W-REINFORCE
     negative_weight: Scheduled = 1.0

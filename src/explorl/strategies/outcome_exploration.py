@@ -78,6 +78,7 @@ class OutcomeExploration(Strategy):
     name = "outcome_exploration"
     paper = "Song, Kempe and Munos 2025, Outcome-based exploration for LLM reasoning (arXiv:2509.06941)"
     needs_answers = True
+    acts_on_parts = True
 
     coef: Scheduled = 0.1
     kind: Literal["historical", "batch"] = "historical"
@@ -93,17 +94,18 @@ class OutcomeExploration(Strategy):
     def bonuses(self, batch: Batch) -> Float[Tensor, " batch"]:
         """What each answer gains, before the coefficient."""
         known: dict[str, int] = {}
-        texts = _answers(batch)
-        ids = [-1 if text is None else known.setdefault(text, len(known)) for text in texts]
-        outcome = torch.tensor(ids, device=batch.group.device)
+        answers, world = _answers(batch), batch.world
+        ids = [-1 if answer is None else known.setdefault(answer, len(known)) for answer in world.objects(answers)]
+        outcome = world.here(torch.tensor(ids, device=batch.group.device))
         if self.kind == "batch":
-            return repetition_penalties(outcome, batch.group)
+            return world.by_row(repetition_penalties, outcome, batch.group)
         seen = self.memory.get("counts", {})
         counts = [
-            0 if text is None else seen.get(digest(prompt), {}).get(digest(text), 0)
-            for prompt, text in zip(batch.prompts, texts, strict=True)
+            0 if answer is None else seen.get(digest(prompt), {}).get(answer, 0)
+            for prompt, answer in zip(batch.prompts, answers, strict=True)
         ]
-        return ucb_bonuses(
+        return world.by_row(
+            ucb_bonuses,
             torch.tensor(counts, dtype=torch.float32, device=batch.group.device),
             outcome,
             batch.group,
@@ -119,19 +121,24 @@ class OutcomeExploration(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The mean bonus, the share of rows with an answer, different answers per prompt; and counts the answers."""
-        texts = _answers(batch)
+        world = batch.world
+        bonuses, group, answers = (
+            world.everywhere(self.bonuses(batch)),
+            world.everywhere(batch.group).tolist(),
+            world.objects(_answers(batch)),
+        )
         numbers = {
-            "bonus": float(self.bonuses(batch).mean()),
-            "answered": sum(text is not None for text in texts) / max(len(texts), 1),
-            "distinct": len({pair for pair in zip(batch.group.tolist(), texts, strict=True) if pair[1] is not None})
-            / max(len(batch.group.unique()), 1),
+            "bonus": float(bonuses.mean()),
+            "answered": sum(answer is not None for answer in answers) / max(len(answers), 1),
+            "distinct": len({pair for pair in zip(group, answers, strict=True) if pair[1] is not None})
+            / max(len(set(group)), 1),
         }
         if self.kind == "historical":
-            self._remember(batch.prompts, texts)
+            self._remember(world.objects([digest(prompt) for prompt in batch.prompts]), answers)
         return numbers
 
-    def _remember(self, prompts: Sequence[str], texts: Sequence[str | None]) -> None:
-        given = Counter((digest(p), digest(text)) for p, text in zip(prompts, texts, strict=True) if text is not None)
+    def _remember(self, prompts: Sequence[str], answers: Sequence[str | None]) -> None:
+        given = Counter((prompt, one) for prompt, one in zip(prompts, answers, strict=True) if one is not None)
         counts = self.memory.setdefault("counts", {})
         for (prompt, text), times in given.items():
             own = counts.setdefault(prompt, {})
@@ -142,11 +149,14 @@ class OutcomeExploration(Strategy):
                 del counts[prompt][text]
 
 
-def _answers(batch: Batch) -> Sequence[str | None]:
-    """One per row, or an error: a trainer that does not know this strategy's needs has given none."""
+def _answers(batch: Batch) -> list[str | None]:
+    """A short key for each row's answer; an error where a trainer that does not know of this strategy has given none.
+
+    A key instead of the text, because a policy may write answers of any length, and all processes hear of all of them.
+    """
     if len(batch.answers) != len(batch.group):
         raise ValueError(
             f"outcome_exploration has {len(batch.answers)} answers for {len(batch.group)} rows; whoever makes the "
             "batch must fill in Batch.answers, one text or None per row"
         )
-    return batch.answers
+    return [None if text is None else digest(text) for text in batch.answers]

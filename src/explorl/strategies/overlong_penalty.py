@@ -47,6 +47,7 @@ class OverlongPenalty(Strategy):
 
     name = "overlong_penalty"
     paper = "Yu et al. 2025, DAPO: an open-source LLM reinforcement learning system at scale (arXiv:2503.14476), Eq. 13"
+    acts_on_parts = True
 
     cache: int | None = None  # the last tokens before the limit, over which the penalty grows; None is a fifth of it
     longest: int | None = None  # the limit; None is the trainer's max_completion_length
@@ -89,5 +90,5 @@ class OverlongPenalty(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The mean penalty, and the share of the answers that have one."""
-        penalties = self.penalties(batch)
+        penalties = batch.world.everywhere(self.penalties(batch))
         return {"penalty": float(penalties.mean()), "penalised": float((penalties < 0).float().mean())}

@@ -39,6 +39,7 @@ class PassThreshold(Strategy):
 
     name = "pass_threshold"
     paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §5.2"
+    acts_on_parts = True
 
     threshold: Scheduled = 0.3
     level: Literal["batch", "group"] = "batch"
@@ -58,11 +59,11 @@ class PassThreshold(Strategy):
         decides = batch.rewards if self.of == "reward" else batch.correctness
         values = double(batch.rewards if self.of == "reward" else batch.correct)
         group = batch.group if self.level == "group" else torch.zeros_like(batch.group)
-        mean, _ = group_moments(values, group, ~decides.isnan(), correction=0)
+        mean, _ = batch.world.by_row(group_moments, values, group, ~decides.isnan(), correction=0)
         return mean >= at(self.threshold, batch.step) - 1e-6  # 0.7 in float32 is below 0.7
 
     def select(self, batch: Batch) -> Float[Tensor, "batch time"]:
         return per_token(self.passes(batch).float(), batch.mask) * batch.mask
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        return {"skipped": 1 - float(self.passes(batch).float().mean())}
+        return {"skipped": 1 - float(batch.world.everywhere(self.passes(batch)).float().mean())}

@@ -66,6 +66,7 @@ class PassKTraining(Strategy):
     paper = "Chen et al. 2025, Pass@k training (arXiv:2508.10751)"
     replaces_advantage = True
     needs_correct = True
+    acts_on_parts = True
 
     k: int | Schedule  # at most half of the generations of a prompt is a good rule
 
@@ -77,5 +78,6 @@ class PassKTraining(Strategy):
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         scored = ~batch.correctness.isnan()
-        values = passk_advantages(batch.correct, scored, batch.group, k=round(at(self.k, batch.step)))
+        k = round(at(self.k, batch.step))
+        values = batch.world.by_row(passk_advantages, batch.correct, scored, batch.group, k=k)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

@@ -92,6 +92,7 @@ class PKPO(Strategy):
     name = "pkpo"
     paper = "Walder & Karkhanis 2025, Pass@K policy optimization (arXiv:2505.15201)"
     replaces_advantage = True
+    acts_on_parts = True
 
     k: int | Schedule  # at most half of the generations of a prompt is a good rule
     of: Literal["correct", "reward"] = "correct"  # or the total reward
@@ -108,5 +109,6 @@ class PKPO(Strategy):
         k_fits(self, self.k, num_generations)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        values = pkpo_advantages(graded(batch, self.of), batch.group, k=round(at(self.k, batch.step)))
+        k = round(at(self.k, batch.step))
+        values = batch.world.by_row(pkpo_advantages, graded(batch, self.of), batch.group, k=k)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

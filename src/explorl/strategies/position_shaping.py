@@ -58,6 +58,7 @@ class PositionShaping(Strategy):
 
     name = "position_shaping"
     paper = "Deng et al. 2025, From Trial-and-Error to Improvement, Eq. 8 and 12"
+    acts_on_parts = True
 
     gamma: Scheduled = 0.1  # 1.0 in the paper's analysis, 0.1 in its training runs
     direction: Literal[1, -1] = 1  # −1 rewards early tokens, the paper's losing arm

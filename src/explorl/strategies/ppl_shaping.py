@@ -31,6 +31,7 @@ from explorl.strategies.base import Batch, Strategy
 from explorl.strategies.schedule import Scheduled, at
 from explorl.strategies.stats import counted, group_moments, negligible
 from explorl.strategies.validate import choice, interval, number
+from explorl.strategies.world import ALONE, World
 
 
 def ppl_shaped(
@@ -42,11 +43,12 @@ def ppl_shaped(
     alpha: float,
     direction: int = 1,
     clamp: tuple[float, float] | None = None,
+    world: World = ALONE,
 ) -> Float[Tensor, "batch time"]:
     """Advantages times 1 − direction·α·z of their sequence; `clamp` bounds that factor."""
     tokens = (mask > 0).sum(1)
     log_ppl = -counted(logps, mask).sum(1) / tokens.clamp(min=1)
-    mean, std = group_moments(log_ppl, group, tokens > 0, correction=0)
+    mean, std = world.by_row(group_moments, log_ppl, group, tokens > 0, correction=0)
     flat = negligible(std, mean)
     z = torch.where(flat, 0.0, (log_ppl - mean) / torch.where(flat, 1.0, std))
     factor = 1 - direction * alpha * z
@@ -61,6 +63,7 @@ class PerplexityShaping(Strategy):
 
     name = "ppl_shaping"
     paper = "Deng et al. 2025, From Trial-and-Error to Improvement, Eq. 7 and 11"
+    acts_on_parts = True
 
     alpha: Scheduled = 0.01  # the paper's, throughout training
     direction: Literal[1, -1] = 1  # −1 favours high perplexity, the paper's losing arm
@@ -81,4 +84,5 @@ class PerplexityShaping(Strategy):
             alpha=alpha,
             direction=self.direction,
             clamp=self.clamp,
+            world=batch.world,
         )

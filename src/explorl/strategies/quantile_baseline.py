@@ -61,6 +61,7 @@ class QuantileBaseline(Strategy):
     name = "quantile_baseline"
     paper = "Wu et al. 2025, Quantile advantage estimation (arXiv:2509.22611), Eq. 3 and 4"
     replaces_advantage = True
+    acts_on_parts = True
 
     quantile: Scheduled = 0.4  # the paper's, with clip_higher
     of: Literal["reward", "correct"] = "reward"  # or right and wrong alone
@@ -74,5 +75,6 @@ class QuantileBaseline(Strategy):
         return self.of == "correct"
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        values = quantile_advantages(graded(batch, self.of), batch.group, quantile=at(self.quantile, batch.step))
+        rewards, quantile = graded(batch, self.of), at(self.quantile, batch.step)
+        values = batch.world.by_row(quantile_advantages, rewards, batch.group, quantile=quantile)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

@@ -31,6 +31,7 @@ class ReferenceReset(Strategy):
 
     name = "reference_reset"
     paper = "Liu et al. 2025, ProRL (arXiv:2505.24864)"
+    acts_on_parts = True
 
     every: int | None = None  # steps
     on_stall: int | None = None  # steps without a new best reward

@@ -58,6 +58,7 @@ class RiskSensitive(Strategy):
     name = "risk_sensitive"
     paper = "Jiang et al. 2025, Risk-sensitive RL for alleviating exploration dilemmas (arXiv:2509.24261)"
     replaces_advantage = True
+    acts_on_parts = True
 
     beta: Scheduled = 2.0  # the authors' recommendation
     of: Literal["reward", "correct"] = "reward"  # or right and wrong alone
@@ -72,5 +73,6 @@ class RiskSensitive(Strategy):
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         rewards = graded(batch, self.of)
-        values = risk_sensitive_advantages(rewards, batch.group, beta=at(self.beta, batch.step))
+        beta = at(self.beta, batch.step)
+        values = batch.world.by_row(risk_sensitive_advantages, rewards, batch.group, beta=beta)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

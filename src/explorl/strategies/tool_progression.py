@@ -49,6 +49,7 @@ class ToolProgression(Strategy):
     name = "tool_progression"
     paper = "Deng et al. 2025, §4.3, Table 2 (ETIR); the schedule is ours"
     needs_interpreter = True
+    acts_on_parts = True
 
     share: Scheduled = SHARE  # of the prompts that have the tool
     calls: Scheduled = CALLS  # of one answer, rounded down
@@ -72,7 +73,7 @@ class ToolProgression(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The share of answers that had the tool, and how often each of them might call."""
-        allowed = [float(calls) for calls in self._allowed(batch.prompts, batch.step)]
+        allowed = [float(calls) for calls in self._allowed(batch.world.objects(batch.prompts), batch.step)]
         having = [calls for calls in allowed if calls]
         share = len(having) / len(allowed) if allowed else math.nan
         return {"share": share, "calls": having[0] if having else 0.0}

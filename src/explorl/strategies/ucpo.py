@@ -32,6 +32,7 @@ from explorl.strategies.order_statistics import group_max
 from explorl.strategies.schedule import Scheduled, at
 from explorl.strategies.stats import counted, double, group_total
 from explorl.strategies.validate import number
+from explorl.strategies.world import ALONE, World
 
 
 def uniform_correct(
@@ -42,16 +43,24 @@ def uniform_correct(
     group: Int[Tensor, " batch"],
     *,
     tau: float,
+    world: World = ALONE,
 ) -> Float[Tensor, "batch time"]:
     """Advantages with the positive ones of right answers shared anew among those of their group."""
     tokens = (mask > 0).sum(1)
     right = right & (tokens > 0)
     rarity = -counted(logps, mask).sum(1) / tokens.clamp(min=1)
-    inverse = torch.where(right, (rarity - group_max(rarity, group, right)).exp(), 0.0)
-    share = inverse / group_total(inverse, group).clamp(min=1)  # the largest term of the sum is 1
-    factor = torch.where(right, 1 - tau + tau * group_total(double(right), group) * share, 1.0)
+    factor = torch.where(right, 1 - tau + tau * world.by_row(_relative_shares, rarity, right, group), 1.0)
     values = counted(advantages, mask)
     return torch.where(values > 0, values * factor.unsqueeze(1), values).to(advantages.dtype)
+
+
+def _relative_shares(
+    rarity: Float[Tensor, " batch"], right: Bool[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """n · q_i⁻¹/Σ_j q_j⁻¹ over the right answers of a group."""
+    inverse = torch.where(right, (rarity - group_max(rarity, group, right)).exp(), 0.0)
+    share = inverse / group_total(inverse, group).clamp(min=1)  # the largest term of the sum is 1
+    return group_total(double(right), group) * share
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class UniformCorrect(Strategy):
     name = "ucpo"
     paper = "Lochab et al. 2026, Uniform-correct policy optimization (arXiv:2605.00365)"
     needs_correct = True
+    acts_on_parts = True
 
     tau: Scheduled = 0.2  # of the authors' scripts
 
@@ -70,4 +80,5 @@ class UniformCorrect(Strategy):
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         right = batch.correct & ~batch.correctness.isnan()
         tau = at(self.tau, batch.step)
-        return uniform_correct(batch.advantages, right, batch.old_logps, batch.mask, batch.group, tau=tau)
+        tokens = batch.advantages, right, batch.old_logps, batch.mask
+        return uniform_correct(*tokens, batch.group, tau=tau, world=batch.world)

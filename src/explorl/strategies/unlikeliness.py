@@ -36,6 +36,7 @@ from explorl.strategies.order_statistics import group_rank
 from explorl.strategies.schedule import Scheduled, at
 from explorl.strategies.stats import counted, double, group_total
 from explorl.strategies.validate import choice, number
+from explorl.strategies.world import ALONE, World
 
 
 def unlikeliness_rewards(
@@ -47,6 +48,7 @@ def unlikeliness_rewards(
     *,
     beta: float,
     level: Literal["sequence", "token"] = "sequence",
+    world: World = ALONE,
 ) -> Float[Tensor, " batch"]:
     """The new reward of each sequence; NaN where it could not be scored."""
     values = double(rewards)
@@ -55,10 +57,18 @@ def unlikeliness_rewards(
     if level == "token":
         logp = logp / tokens.clamp(min=1)
     ranked = ~values.isnan() & (tokens > 0)
-    share = group_rank(logp, group, ranked) / group_total(double(ranked), group).clamp(min=1)
-    solved = group_total(double(~values.isnan() & ~correct), group) == 0
+    rank, size = world.by_row(_ranks, logp, ranked, group)
+    share = rank / size.clamp(min=1)
+    solved = world.by_row(group_total, double(~values.isnan() & ~correct), group) == 0
     taken = torch.where(ranked & correct & ~solved, beta * share * values.clamp(min=0), 0.0)
     return (values - taken).to(rewards.dtype)
+
+
+def _ranks(
+    logp: Float[Tensor, " batch"], ranked: Bool[Tensor, " batch"], group: Int[Tensor, " batch"]
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Each row's rank in its group, and how many have one there."""
+    return group_rank(logp, group, ranked), group_total(double(ranked), group)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class Unlikeliness(Strategy):
     name = "unlikeliness"
     paper = "He et al. 2025, Rewarding the unlikely (arXiv:2506.02355)"
     needs_correct = True
+    acts_on_parts = True
 
     beta: Scheduled = 0.25  # the authors'
     level: Literal["sequence", "token"] = "sequence"  # how likely the whole answer is, or its tokens on average
@@ -85,4 +96,5 @@ class Unlikeliness(Strategy):
             batch.group,
             beta=at(self.beta, batch.step),
             level=self.level,
+            world=batch.world,
         )

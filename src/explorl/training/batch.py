@@ -1,7 +1,9 @@
 """From a generation batch as TRL has it to the `Batch` that strategies see, and back.
 
-Strategies act on the whole batch of all processes. So what was recorded is gathered, and each process puts its own rows
-of what the strategies said into the dictionary that is split into micro-batches.
+Strategies act on the whole batch of all processes. Where one of them must see it, what was recorded is gathered, and
+each process puts its own rows of what the strategies said into the dictionary that is split into micro-batches. Where
+all of them act on parts, each process keeps to its own rows, and asks the others for sums and for what there is one of
+per row (`explorl.training.processes`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from explorl.modeling.token_records import answer_records
 from explorl.rollout import PaddedRollouts
 from explorl.strategies import Batch, Strategy
 from explorl.strategies.base import masked_mean
+from explorl.strategies.world import ALONE
 from explorl.training.checked import finite, per_token
 from explorl.training.correct import Correct
+from explorl.training.processes import Processes
 from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.shaping import Shaped
 
@@ -72,7 +76,7 @@ def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: 
     return Recorded(records.logps, records.entropy, records.branching.float(), None)
 
 
-def gathered(
+def generation_batch(
     accelerator: Any,
     recorded: Recorded,
     output: Mapping[str, Any],
@@ -88,14 +92,29 @@ def gathered(
     step: int,
     answers: Sequence[str | None] | None = None,
     max_length: int | None = None,
+    gathered: bool = True,
 ) -> Batch:
-    """The generation batch of all processes."""
+    """The generation batch of all processes; unless it is to be `gathered`, this process's own rows of it.
 
-    def everywhere(tensor: Tensor) -> Tensor:
-        return accelerator.gather(accelerator.pad_across_processes(tensor, dim=1))
+    rewards, parts: of the rows of all processes.
+    """
+    rows, length = output["completion_ids"].shape
+    world = ALONE if gathered else Processes(rows, rewards.device)
+    width = length if gathered else int(world.largest(rewards.new_tensor(float(length))))
+
+    def tokens(tensor: Tensor) -> Tensor:
+        if gathered:
+            return accelerator.gather(accelerator.pad_across_processes(tensor, dim=1))
+        return tensor if tensor.size(1) == width else padded_to(tensor, width)
 
     def optional(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else everywhere(tensor)
+        return None if tensor is None else tokens(tensor)
+
+    def known(values: Tensor) -> Tensor:
+        return accelerator.gather(values) if gathered else values
+
+    def texts(values: Sequence[Any]) -> Sequence[Any]:
+        return gather_object(list(values)) if gathered else list(values)
 
     mask = counted_tokens(output).to(recorded.logps.dtype)
     lengths = output["completion_mask"].sum(1)
@@ -103,32 +122,33 @@ def gathered(
     truncated = ~torch.isin(last, torch.tensor(list(ends), device=last.device)) | (lengths == 0)
     old = output.get("old_per_token_logps")
     return Batch(
-        logps=everywhere(recorded.logps),
-        old_logps=everywhere(recorded.logps if old is None else old),
+        logps=tokens(recorded.logps),
+        old_logps=tokens(recorded.logps if old is None else old),
         ref_logps=optional(output.get("ref_per_token_logps")),
         sampling_logps=optional(
             output.get("sampling_per_token_logps") if recorded.sampling_logps is None else recorded.sampling_logps
         ),
-        entropy=everywhere(recorded.entropy),
+        entropy=tokens(recorded.entropy),
         branching=optional(recorded.branching),
-        mask=everywhere(mask),
-        advantages=everywhere(output["advantages"].unsqueeze(1) * mask),
-        rewards=rewards,
-        correct=correct.marks(parts),
-        correctness=correct.rewards(parts),
-        group=torch.arange(len(rewards), device=rewards.device) // generations,
-        truncated=accelerator.gather(truncated),
+        mask=tokens(mask),
+        advantages=tokens(output["advantages"].unsqueeze(1) * mask),
+        rewards=world.here(rewards),
+        correct=world.here(correct.marks(parts)),
+        correctness=world.here(correct.rewards(parts)),
+        group=world.here(torch.arange(len(rewards), device=rewards.device) // generations),
+        truncated=known(truncated),
         temperature=(
-            torch.full_like(rewards, temperature)
+            torch.full_like(world.here(rewards), temperature)
             if row_temperature is None
-            else accelerator.gather(per_row(row_temperature, mask))
+            else known(per_row(row_temperature, mask))
         ),
         step=step,
-        prompts=gather_object([prompt_text(prompt) for prompt in prompts]),
-        answers=() if answers is None else gather_object(list(answers)),
+        prompts=texts([prompt_text(prompt) for prompt in prompts]),
+        answers=() if answers is None else texts(answers),
         max_length=max_length,
         min_p_mass=optional(recorded.min_p_mass),
         drawn_by=optional(recorded.drawn_by),
+        world=world,
     )
 
 
@@ -148,7 +168,8 @@ ROW_FIELDS = ("rewards", "correct", "correctness", "group", "truncated")
 def put_back(shaped: Shaped, output: dict[str, Any], batch: Batch, *, process: int, penalties: bool) -> None:
     """Puts this process's rows of what the strategies said into the dictionary that is split into micro-batches."""
     rows, length = output["completion_ids"].shape
-    here = slice(process * rows, (process + 1) * rows)
+    first = process * rows if len(batch.mask) > rows else 0  # the whole batch, or this process's part of it
+    here = slice(first, first + rows)
     output["advantages"] = shaped.advantages[here, :length]
     output["loss_mask"] = shaped.loss_mask[here, :length]
     output["token_weights"] = shaped.weights[here, :length]
@@ -161,7 +182,7 @@ def put_back(shaped: Shaped, output: dict[str, Any], batch: Batch, *, process: i
             output[f"row_{name}"] = getattr(batch, name)[here]
         for name, tensor in shaped.kept.items():
             output[f"kept/{name}"] = tensor[here, :length]
-    output["num_items_in_batch"] = shaped.loss_mask.sum()
+    output["num_items_in_batch"] = batch.world.total(shaped.loss_mask.sum())
 
 
 def penalties(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from explorl.strategies import Batch, Strategy
+from explorl.strategies.stats import double
 from explorl.strategies.validate import title
 
 PerToken = Float[Tensor, "batch time"]
@@ -46,11 +47,11 @@ def per_row(strategy: Strategy, hook: str, value: Any, batch: Batch) -> Float[Te
     if value.device != like.device:
         raise ValueError(f"{place} is on {value.device}; give it on {like.device}, the batch's own device")
     value = value.detach().to(like.dtype)
-    bad = ~value.isfinite() & like.isfinite()
-    if bool(bad.any()):
+    bad = _Bad.of(value, ~value.isfinite() & like.isfinite(), torch.ones_like(like, dtype=torch.bool), batch)
+    if bad.number:
         raise ValueError(
-            f"{place} is {value[bad][0].item()} on {int(bad.sum())} of {len(like)} rows at step {batch.step}; give "
-            "finite numbers, and NaN only where batch.rewards has it"
+            f"{place} is {bad.first} on {bad.number} of {bad.among} rows at step {batch.step}; give finite numbers, "
+            "and NaN only where batch.rewards has it"
         )
     return value
 
@@ -58,11 +59,11 @@ def per_row(strategy: Strategy, hook: str, value: Any, batch: Batch) -> Float[Te
 def finite(strategy: Strategy, hook: str, value: PerToken, batch: Batch, *, infinite: bool = False) -> PerToken:
     """NaN (and ±∞, unless ``infinite``) on a counted token is an error, unless the batch itself has some."""
     counted = batch.mask > 0
-    bad = _bad(value, counted, infinite)
-    if bool(bad.any()) and _sound(batch, counted):
+    bad = _Bad.of(value, _bad(value, counted, infinite), counted, batch)
+    if bad.number and _sound(batch, counted):
         raise ValueError(
-            f"{title(strategy)}.{hook} is {value[bad][0].item()} on {int(bad.sum())} of {int(counted.sum())} tokens at "
-            f"step {batch.step}; give finite numbers (a division by a standard deviation of 0 is a usual cause)"
+            f"{title(strategy)}.{hook} is {bad.first} on {bad.number} of {bad.among} tokens at step {batch.step}; give "
+            "finite numbers (a division by a standard deviation of 0 is a usual cause)"
         )
     return value
 
@@ -76,6 +77,25 @@ def number(strategy: Strategy, name: str, value: Any) -> float:
     raise TypeError(f"{title(strategy)}.metrics: {name!r} is {what}; give one number, such as its mean")
 
 
+class _Bad(NamedTuple):
+    """Values that are wrong, on all processes: each of them must come to know, or the others would wait for the one
+    that fails."""
+
+    number: int
+    first: float
+    among: int
+
+    @classmethod
+    def of(cls, value: Tensor, wrong: Tensor, counted: Tensor, batch: Batch) -> _Bad:
+        first = value.new_tensor(0.0)
+        if wrong.numel():
+            first = value[torch.unravel_index(wrong.view(torch.uint8).argmax(), wrong.shape)]
+        found = batch.world.each(torch.stack([double(x) for x in (wrong.sum(), first, counted.sum())]))
+        counts, firsts, among = found.T.tolist()
+        which = next((which for which, count in enumerate(counts) if count), 0)
+        return cls(int(sum(counts)), firsts[which], int(sum(among)))
+
+
 def _bad(value: Tensor, counted: Bool[Tensor, "batch time"], infinite: bool) -> Tensor:
     return (value.isnan() if infinite else ~value.isfinite()) & counted
 
@@ -83,4 +103,5 @@ def _bad(value: Tensor, counted: Bool[Tensor, "batch time"], infinite: bool) -> 
 def _sound(batch: Batch, counted: Bool[Tensor, "batch time"]) -> bool:
     """Whether what the strategies read is finite: else the model or a reward is to blame."""
     read = (batch.logps.detach(), batch.entropy, batch.advantages)
-    return not bool(batch.rewards.isinf().any()) and not any(bool(_bad(x, counted, False).any()) for x in read)
+    wrong = torch.stack([batch.rewards.isinf().sum(), *(_bad(x, counted, False).sum() for x in read)])
+    return not bool(batch.world.total(wrong).any())

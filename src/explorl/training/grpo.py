@@ -2,8 +2,9 @@
 
     sample ─► reward ─► advantage ─► record ─► strategies ─► micro-batches ─► loss ─► update
 
-TRL samples (through our engine), rewards and normalises; the whole generation batch of all processes then becomes a
-`Batch`, the strategies act on it, and per-token tensors go back into the micro-batches for the loss:
+TRL samples (through our engine), rewards and normalises; the generation batch of all processes then becomes a `Batch`
+(the whole of it, or each process's part), the strategies act on it, and per-token tensors go back into the
+micro-batches for the loss:
 
     loss_t = −min(r·A, clip(r, 1 − low, 1 + high)·A)·weight + β·k3(π_ref, π_θ)·kl_weight + penalties
     r = exp(log π − log π_old),   k3 = exp(log π_ref − log π) − (log π_ref − log π) − 1
@@ -31,11 +32,11 @@ from trl import GRPOConfig
 
 from explorl.rollout.tool_use import ToolUse
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
-from explorl.strategies.base import overrides
+from explorl.strategies.base import act_on_parts, overrides
 from explorl.strategies.validate import title
 from explorl.training import checkpoints, options
 from explorl.training.answers import AnswerFunction, answers_of, check_answers
-from explorl.training.batch import Recorded, by_engine, by_pass, gathered, padded_to, put_back
+from explorl.training.batch import Recorded, by_engine, by_pass, generation_batch, padded_to, put_back
 from explorl.training.correct import Correct
 from explorl.training.correct import Spec as CorrectSpec
 from explorl.training.dealing import dealt
@@ -235,7 +236,7 @@ class ExplorationTrainer(RefillingTrainer):
 
     def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> None:
         assert self.reward_parts is not None
-        batch = gathered(
+        batch = generation_batch(
             self.accelerator,
             recorded,
             output,
@@ -250,6 +251,7 @@ class ExplorationTrainer(RefillingTrainer):
             step=self.now,
             answers=self._answers(),
             max_length=self.max_completion_length,
+            gathered=self.accelerator.num_processes == 1 or not act_on_parts(self.strategies),
         )
         shaped = shape(self.strategies, batch, self.normalised)
         put_back(shaped, output, batch, process=self.accelerator.process_index, penalties=self.has_penalties)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from explorl.strategies import Batch, Strategy
 from explorl.strategies.base import overrides
+from explorl.strategies.stats import double
 from explorl.strategies.validate import title
 from explorl.training.checked import finite, number, per_row, per_token
 
@@ -40,15 +41,16 @@ class Shaped:
 
 @torch.no_grad()
 def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[PerRow], PerRow] | None = None) -> Shaped:
-    """Calls the hooks of all strategies in their order, on the whole batch.
+    """Calls the hooks of all strategies in their order, on the whole batch, or on this process's part of it where
+    `Batch.world` knows of others: then what comes back is of these rows, and metrics are still of all.
 
     First every `rewards`, from whose last word `normalised` makes advantages, one per row; then every `advantages`,
     each on what the one before it left; then `select`, `weights`, `clip` and `keep`, which see the final advantages.
     Weights multiply, masks multiply, and of several clips the last one counts.
     """
     metrics: dict[str, float] = {}
-    counted = batch.mask > 0
-    tokens = max(int(counted.sum()), 1)
+    counted, world = batch.mask > 0, batch.world
+    tokens = max(int(world.total(counted.sum())), 1)
 
     def prefix(strategy: Strategy) -> str:
         return f"strategy/{title(strategy)}"
@@ -58,8 +60,9 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
 
     def log(strategy: Strategy, what: str, before: Tensor, after: Tensor) -> None:
         change = (after - before).abs()[counted].float()
-        metrics[f"{prefix(strategy)}/{what}_change"] = (change.sum() / tokens).item()
-        metrics[f"{prefix(strategy)}/{what}_tokens"] = float((change > 0).sum().item())
+        total, touched = world.total(torch.stack([double(change.sum()), double((change > 0).sum())])).tolist()
+        metrics[f"{prefix(strategy)}/{what}_change"] = total / tokens
+        metrics[f"{prefix(strategy)}/{what}_tokens"] = touched
 
     rewarding = [strategy for strategy in strategies if overrides(strategy, "rewards")]
     changed = False
@@ -67,13 +70,13 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
         rewards = strategy.rewards(batch)
         if rewards is not None:
             rewards = per_row(strategy, "rewards", rewards, batch)
-            change = (rewards - batch.rewards).abs()
+            change = world.everywhere((rewards - batch.rewards).abs())
             metrics[f"{prefix(strategy)}/reward_change"] = change.nanmean().item()
             metrics[f"{prefix(strategy)}/reward_rows"] = float((change > 0).sum().item())
             batch, changed = batch.with_(rewards=rewards), True
     if changed:
         assert normalised is not None, "nobody said how rewards become advantages"
-        anew = normalised(batch.rewards).unsqueeze(1) * batch.mask
+        anew = world.by_row(normalised, batch.rewards).unsqueeze(1) * batch.mask
         batch = batch.with_(advantages=anew.to(batch.advantages.dtype))
 
     for strategy in strategies:
