@@ -13,6 +13,7 @@ import torch
 from explorl.rollout import Engine, Rollout, SamplingParams, pages, plan, schedule
 from explorl.rollout.decoder import Decoder
 from explorl.rollout.schedule import Schedule
+from explorl.rollout.stop_tokens import StopTokens
 
 from .models import build, prompts
 
@@ -34,7 +35,13 @@ def stopping(tokenizer: Any, tokens: list[int]) -> SamplingParams:
 # Stop strings
 
 
-@pytest.mark.usefixtures("place")
+@pytest.fixture
+def found_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token tells that a string may be complete, as on a GPU: texts are searched every few tokens."""
+    monkeypatch.setattr(StopTokens, "among", lambda _, requests, tokens: tokens < 0)
+
+
+@pytest.mark.usefixtures("place", "found_late")
 @pytest.mark.parametrize("move", ["more records", "longer rows", "cancelled"])
 def test_a_stop_string_is_found_where_it_is_though_the_row_moved(policy: Any, tokenizer: Any, move: str) -> None:
     """It is looked for every few tokens; here the row loses its seat in between."""
@@ -55,7 +62,7 @@ def test_a_stop_string_is_found_where_it_is_though_the_row_moved(policy: Any, to
     assert (rollout.token_ids, rollout.stop, len(rollout)) == (want.token_ids, want.stop, 3)
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("place", "found_late")
 @pytest.mark.parametrize("looked", [False, True])
 def test_a_row_is_never_seen_beyond_its_stop_string(policy: Any, tokenizer: Any, looked: bool) -> None:
     tokens = free(policy, tokenizer)
@@ -72,7 +79,7 @@ def test_a_row_is_never_seen_beyond_its_stop_string(policy: Any, tokenizer: Any,
     assert len(session.rollout(0)) == 7
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("place", "found_late")
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_higher_limit_alone_hides_no_stop_string(policy: Any, tokenizer: Any, ended: bool) -> None:
     """Half of the string was there before, and half comes after."""
@@ -259,6 +266,7 @@ def test_a_session_that_nobody_closed_leaves_nothing_behind() -> None:
     assert lines(engine, [7, 8, 9, 10, 11, 12]) == lines(written(model), [7, 8, 9, 10, 11, 12])
 
 
+@pytest.mark.usefixtures("found_late")
 def test_a_row_that_ended_while_it_was_looked_at_is_still_reported(policy: Any, tokenizer: Any) -> None:
     session = written(policy, tokenizer).open(PROMPT, 1, stopping(tokenizer, free(policy, tokenizer)[1:3]))
     session.step(tokens=5)

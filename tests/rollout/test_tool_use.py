@@ -257,11 +257,11 @@ def test_calls_have_processors_of_their_own(monkeypatch: pytest.MonkeyPatch, thr
     monkeypatch.setattr(torch, "set_num_threads", lambda count: held.append(count))
     held, seen, step = [threads], list[tuple[bool, int]](), Session.step
 
-    def watched(session: Session, tokens: int | None = None) -> list[Rollout]:
+    def watched(session: Session, tokens: int | None = None, **how: bool) -> list[Rollout]:
         seen.append((any(not call.done for call in desk.calls), held[-1]))
         if broken:
             raise KeyboardInterrupt
-        return step(session, tokens)
+        return step(session, tokens, **how)
 
     monkeypatch.setattr(Session, "step", watched)
     model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
