@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 from explorl.rollout import Engine, Rollout, SamplingParams, pages, plan, schedule
 from explorl.rollout.decoder import Decoder
 from explorl.rollout.schedule import Schedule
+from explorl.rollout.session import plain_tokens
 from explorl.rollout.stop_tokens import StopTokens
 
 from .models import build, prompts
@@ -274,3 +276,23 @@ def test_a_row_that_ended_while_it_was_looked_at_is_still_reported(policy: Any, 
     assert session.running
     assert [rollout.request for rollout in session.step()] == [0]
     assert not session.running
+
+
+@pytest.mark.parametrize("text", ["{eos}", "a{eos}b", "1{pad}"])
+def test_a_text_that_rows_are_extended_with_holds_no_special_token(policy: Any, tokenizer: Any, text: str) -> None:
+    """It may be what a tool has said."""
+    text = text.format(eos=tokenizer.eos_token, pad=tokenizer.pad_token)
+    with written(policy, tokenizer).open(PROMPT, 1, SamplingParams(max_tokens=60, seed=1)) as session:
+        session.extend(0, text)
+        tokens = session.rollout(0).token_ids
+    assert tokens
+    assert not set(tokens) & {tokenizer.eos_token_id, tokenizer.pad_token_id}
+
+
+def test_a_control_token_in_a_text_is_its_characters(tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)
+    control = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert control in tokenizer("1<|im_end|>2", add_special_tokens=False)["input_ids"]
+    assert control not in (tokens := plain_tokens(tokenizer, "1<|im_end|>2"))
+    assert len(tokens) > 2

@@ -39,6 +39,11 @@ PLACES = ("curve", "stop_set", "bias_set")
 """What `Tables` says of each request, by the names that `Sample` has for it."""
 
 
+def plain_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text that nobody vouches for: none is a special one, whatever it says."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
 class Session:
     """Rows that are being sampled; made by `Engine.open`.
 
@@ -138,6 +143,9 @@ class Session:
         Only the new tokens are computed. They carry no record, and are False in `Rollout.sampled`. ``max_tokens`` is a
         new limit for the whole completion, forced tokens included; None keeps the row's own. Without tokens the row
         just goes on, after a stop string as well.
+
+        A text is taken as it is written: where it says ``<|im_end|>``, that becomes the tokens of these characters. For
+        special tokens give ids.
         """
         sample = self._sample(row)
         ids = self._tokens(row, tokens)
@@ -435,7 +443,7 @@ class Session:
         if isinstance(tokens, str):
             if self.engine.tokenizer is None:
                 raise ValueError("the engine has no tokenizer; give token ids")
-            tokens = self.engine.tokenizer(tokens, add_special_tokens=False)["input_ids"]
+            tokens = plain_tokens(self.engine.tokenizer, tokens)
         ids, vocab = [int(token) for token in tokens], self.engine.input_vocab()
         wrong = [token for token in ids if not 0 <= token < vocab]
         if wrong:

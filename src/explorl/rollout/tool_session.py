@@ -17,6 +17,7 @@ from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.session import plain_tokens
 from explorl.rollout.tools import ToolSpec, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -382,7 +383,7 @@ class ToolSession:
         return self._text([*self._encoded("a"), *self._encoded("b")]) == "ab"
 
     def _encoded(self, text: str) -> list[int]:
-        return list(self.engine.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return plain_tokens(self.engine.tokenizer, text)
 
 
 def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
