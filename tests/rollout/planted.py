@@ -22,6 +22,8 @@ class Desk:
         self.answer, self.patience = answer, patience
         self.opened: list[Desk.Worker] = []
         self.calls: list[Desk.Ticket] = []
+        self.expected: list[int] = []
+        self.starting = False
 
     class Ticket:
         def __init__(self, result: Result, patience: int) -> None:
@@ -58,6 +60,9 @@ class Desk:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def expect(self, interpreters: int) -> None:
+        self.expected.append(interpreters)
 
     def poll(self, seconds: float = 0.0) -> int:
         if threading.current_thread() is threading.main_thread():  # the others are no clock

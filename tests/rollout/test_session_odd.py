@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,8 @@ import torch
 from explorl.rollout import Engine, Rollout, SamplingParams, pages, plan, schedule
 from explorl.rollout.decoder import Decoder
 from explorl.rollout.schedule import Schedule
+from explorl.rollout.session import plain_tokens
+from explorl.rollout.stop_tokens import StopTokens
 
 from .models import build, prompts
 
@@ -34,7 +37,13 @@ def stopping(tokenizer: Any, tokens: list[int]) -> SamplingParams:
 # Stop strings
 
 
-@pytest.mark.usefixtures("place")
+@pytest.fixture
+def found_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token tells that a string may be complete, as on a GPU: texts are searched every few tokens."""
+    monkeypatch.setattr(StopTokens, "among", lambda _, requests, tokens: tokens < 0)
+
+
+@pytest.mark.usefixtures("place", "found_late")
 @pytest.mark.parametrize("move", ["more records", "longer rows", "cancelled"])
 def test_a_stop_string_is_found_where_it_is_though_the_row_moved(policy: Any, tokenizer: Any, move: str) -> None:
     """It is looked for every few tokens; here the row loses its seat in between."""
@@ -55,7 +64,7 @@ def test_a_stop_string_is_found_where_it_is_though_the_row_moved(policy: Any, to
     assert (rollout.token_ids, rollout.stop, len(rollout)) == (want.token_ids, want.stop, 3)
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("place", "found_late")
 @pytest.mark.parametrize("looked", [False, True])
 def test_a_row_is_never_seen_beyond_its_stop_string(policy: Any, tokenizer: Any, looked: bool) -> None:
     tokens = free(policy, tokenizer)
@@ -72,7 +81,7 @@ def test_a_row_is_never_seen_beyond_its_stop_string(policy: Any, tokenizer: Any,
     assert len(session.rollout(0)) == 7
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("place", "found_late")
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_higher_limit_alone_hides_no_stop_string(policy: Any, tokenizer: Any, ended: bool) -> None:
     """Half of the string was there before, and half comes after."""
@@ -259,6 +268,7 @@ def test_a_session_that_nobody_closed_leaves_nothing_behind() -> None:
     assert lines(engine, [7, 8, 9, 10, 11, 12]) == lines(written(model), [7, 8, 9, 10, 11, 12])
 
 
+@pytest.mark.usefixtures("found_late")
 def test_a_row_that_ended_while_it_was_looked_at_is_still_reported(policy: Any, tokenizer: Any) -> None:
     session = written(policy, tokenizer).open(PROMPT, 1, stopping(tokenizer, free(policy, tokenizer)[1:3]))
     session.step(tokens=5)
@@ -266,3 +276,23 @@ def test_a_row_that_ended_while_it_was_looked_at_is_still_reported(policy: Any, 
     assert session.running
     assert [rollout.request for rollout in session.step()] == [0]
     assert not session.running
+
+
+@pytest.mark.parametrize("text", ["{eos}", "a{eos}b", "1{pad}"])
+def test_a_text_that_rows_are_extended_with_holds_no_special_token(policy: Any, tokenizer: Any, text: str) -> None:
+    """It may be what a tool has said."""
+    text = text.format(eos=tokenizer.eos_token, pad=tokenizer.pad_token)
+    with written(policy, tokenizer).open(PROMPT, 1, SamplingParams(max_tokens=60, seed=1)) as session:
+        session.extend(0, text)
+        tokens = session.rollout(0).token_ids
+    assert tokens
+    assert not set(tokens) & {tokenizer.eos_token_id, tokenizer.pad_token_id}
+
+
+def test_a_control_token_in_a_text_is_its_characters(tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<|im_end|>"], special_tokens=True)
+    control = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert control in tokenizer("1<|im_end|>2", add_special_tokens=False)["input_ids"]
+    assert control not in (tokens := plain_tokens(tokenizer, "1<|im_end|>2"))
+    assert len(tokens) > 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -257,11 +258,11 @@ def test_calls_have_processors_of_their_own(monkeypatch: pytest.MonkeyPatch, thr
     monkeypatch.setattr(torch, "set_num_threads", lambda count: held.append(count))
     held, seen, step = [threads], list[tuple[bool, int]](), Session.step
 
-    def watched(session: Session, tokens: int | None = None) -> list[Rollout]:
+    def watched(session: Session, tokens: int | None = None, **how: bool) -> list[Rollout]:
         seen.append((any(not call.done for call in desk.calls), held[-1]))
         if broken:
             raise KeyboardInterrupt
-        return step(session, tokens)
+        return step(session, tokens, **how)
 
     monkeypatch.setattr(Session, "step", watched)
     model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
@@ -450,3 +451,62 @@ def test_a_pool_of_its_own_is_closed(monkeypatch: pytest.MonkeyPatch, policy: An
     for pool in made:
         with pytest.raises(ValueError, match="this pool is closed"):
             pool.open()
+
+
+class Slow(Desk):
+    """Answers one call a poll; ``gap``: after which nobody hears of it in time."""
+
+    def __init__(self, gap: int) -> None:
+        super().__init__(echo, patience=10**9)
+        self.gap, self.polls = gap, 0
+
+    def turn(self) -> None:
+        open_calls = [ticket for ticket in self.calls if not ticket.done]
+        if open_calls:
+            open_calls[0].patience = 0
+
+    def poll(self, seconds: float = 0.0) -> int:
+        if threading.current_thread() is not threading.main_thread() or not seconds:
+            return 0
+        self.polls += 1
+        self.turn()
+        return int(self.polls != self.gap)
+
+
+@pytest.mark.parametrize(("gap", "together"), [(0, 3), (3, 3), (2, 2)])
+def test_where_no_row_goes_on_outputs_that_follow_each_other_are_taken_together(
+    monkeypatch: pytest.MonkeyPatch, gap: int, together: int
+) -> None:
+    """Twelve rows call at the same step: a quarter of them goes on at once, or what there is when one is late."""
+    from explorl.rollout.session import Session
+
+    went_on, step, extend = [0], Session.step, Session.extend
+
+    def stepped(session: Session, *args: Any, **how: Any) -> list[Rollout]:
+        went_on.append(0)
+        return step(session, *args, **how)
+
+    def extended(session: Session, *args: Any) -> None:
+        went_on[-1] += 1
+        extend(session, *args)
+
+    monkeypatch.setattr(Session, "step", stepped)
+    monkeypatch.setattr(Session, "extend", extended)
+    model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
+    start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=20)
+    found = generate_with_tools(
+        Engine(model, tokenizer), start, 12, params, use(calculator_tool()), pool=standing_in(Slow(gap))
+    )
+    assert {rollout.text for rollout in found} == {found[0].text}
+    assert found[0].text.startswith("<<6*7=36*7>>z")
+    assert next(filter(None, went_on)) == together
+
+
+def test_interpreters_are_expected_for_rows_that_may_call() -> None:
+    model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
+    start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=20)
+    desk = Desk(echo)
+    generate_with_tools(
+        Engine(model, tokenizer), start, 3, params, use(calculator_tool()), uses=[1, 0, 3], pool=standing_in(desk)
+    )
+    assert desk.expected == [2, 0]

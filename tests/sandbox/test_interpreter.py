@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.sandbox import interpreter_process, programs
+from explorl.sandbox import interpreter_pool, interpreter_process, programs
 from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.interpreter_results import RESTARTED
@@ -224,6 +224,35 @@ def test_closed_output_is_open_again(python: Interpreter, closing: str) -> None:
     assert python.run(f"import os, sys\n{closing}").status == "ok"
     result = python.run("print(1); print(2, file=sys.stderr); 3")
     assert (result.status, result.text) == ("ok", "1\n2\n3\n")
+
+
+def test_expected_interpreters_start_before_they_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter_pool, "_AHEAD", 3)
+    with InterpreterPool(warm=0, unisolated=True) as pool:
+        monkeypatch.setattr(pool, "_cores", 1)
+        pool.expect(50)
+        assert pool.starting
+        eventually(lambda: pool.poll() == 0 and not pool.starting)
+        ready = set(pool._processes.values())
+        assert len(ready) == 3
+        opened = [pool.open() for _ in range(3)]
+        assert {python._process for python in opened} == ready
+        assert [python.run("6 * 7").text for python in opened] == ["42\n"] * 3
+        pool.expect(0)
+        fourth = pool.open()
+        assert fourth._process not in ready
+        assert fourth.run("1").text == "1\n"
+
+
+def test_who_is_late_is_found_though_nobody_looks_all_the_time() -> None:
+    with InterpreterPool(warm=0, unisolated=True) as pool:
+        python = pool.open()
+        assert python.run("1").status == "ok"
+        call = python.submit("import time; time.sleep(100)")
+        assert python._process is not None
+        python._process.deadline = 0.0
+        eventually(lambda: pool.poll() >= 0 and call.done)
+        assert call.result().status == "timeout"
 
 
 def test_calls_run_while_others_do(pool: InterpreterPool) -> None:

@@ -20,8 +20,12 @@ from explorl.modeling.attention import attending, sampling_mode
 from explorl.rollout.attention import Grouping, causal_attention, masked_attention, shared_attention
 from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
+NOWHERE = 1 << 40
+"""A position that no token sees."""
 COPY_BYTES = 64 << 20
 """Most memory that a copy of rows takes on its way."""
+ROW_BYTES = 32 << 10
+"""Bytes of a slot from which a CPU copies slots one by one faster than all at once by their numbers."""
 FEW_COLUMNS = 1024
 """Columns, counted once for each key/value head, up to which one product serves all heads of a row."""
 
@@ -349,9 +353,27 @@ class SlotCache(_Slots):
         """Copies the first columns of slots to others; no slot is both source and target."""
         columns = self.prefix + length
         for block in self.blocks:
-            layer = len(source) * columns * block.shape[3] * block.shape[4] * block.dtype.itemsize
-            for part in block.split(max(1, COPY_BYTES // max(1, layer))):
+            layer = columns * block.shape[3] * block.shape[4] * block.dtype.itemsize
+            if block.device.type == "cpu" and len(block) * layer >= ROW_BYTES:
+                for here, there in zip(source.tolist(), target.tolist(), strict=True):
+                    block[:, there, :columns] = block[:, here, :columns]
+                continue
+            for part in block.split(max(1, COPY_BYTES // max(1, len(source) * layer))):
                 part[:, target, :columns] = part[:, source, :columns]
+
+    def prompt_positions(self, offsets: Tensor, columns: int) -> Tensor:
+        """The position in each of the prompt columns that `stretch` gives rows with prompts of ``offsets`` tokens."""
+        column = torch.arange(columns, device=offsets.device)
+        return torch.where(column < offsets[:, None], column, NOWHERE)
+
+    def stretch(self, layer: int, slots: Tensor, entries: Tensor, prompt: int, own: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (rows, columns, heads, size) of so many prompt columns and columns of their own."""
+        mine, prompts = (self.keys[layer], self.values[layer]), (self.prompts.keys[layer], self.prompts.values[layer])
+        keys, values = (
+            torch.cat([shared[entries, :prompt], slot[slots, self.prefix : self.prefix + own]], 1)
+            for shared, slot in zip(prompts, mine, strict=True)
+        )
+        return keys, values
 
 
 class Extension(_Base):
@@ -372,13 +394,11 @@ class Extension(_Base):
         self._row, self._step = torch.nonzero(step < lengths[:, None], as_tuple=True)
         self._column = column[self._row, self._step] + cache.prefix
         self._prompt, self._own = max(1, int(offsets.max())), int((starts + lengths).max())
-        prompt, own = torch.arange(self._prompt, device=device), torch.arange(self._own, device=device)
-        at = torch.cat([prompt.expand(len(slots), -1), offsets[:, None] + own], 1)[:, None]
+        own = offsets[:, None] + torch.arange(self._own, device=device)
+        at = torch.cat([cache.prompt_positions(offsets, self._prompt), own], 1)[:, None]
         """The position of each column that is read."""
         self._distance = (offsets[:, None] + column)[:, :, None] - at
-        self._seen = (self._distance >= 0) & torch.cat(
-            [prompt < offsets[:, None], torch.ones(len(slots), self._own, dtype=torch.bool, device=device)], 1
-        )[:, None]
+        self._seen = self._distance >= 0
         self._layer = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
@@ -391,13 +411,7 @@ class Extension(_Base):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        cache, prompts = self.cache, self.cache.prompts
-        columns = slice(cache.prefix, cache.prefix + self._own)
-        key, value = (
-            torch.cat([prompt[self._layer][self.entries, : self._prompt], own[self._layer][self.slots, columns]], 1)
-            .transpose(1, 2)
-            .to(query.dtype)
-            for prompt, own in ((prompts.keys, cache.keys), (prompts.values, cache.values))
-        )
+        stretch = self.cache.stretch(self._layer, self.slots, self.entries, self._prompt, self._own)
+        key, value = (part.transpose(1, 2).to(query.dtype) for part in stretch)
         seen = self._seen if window is None else self._seen & (self._distance < window)
         return masked_attention(query, key, value, seen[:, None], scale, cap)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
+from explorl.rollout.cache import NOWHERE, LayerShape, PromptCache, SlotCache
 from explorl.rollout.state import OFFSET, POSITION, State
 
 SHORT_PROMPT = 32
@@ -39,6 +40,18 @@ class JoinedCache(SlotCache):
         source = source.clamp(min=0)  # what stands before a prompt is hidden
         for block, stored in zip(self.blocks, self.prompts.blocks, strict=True):
             block[:, there, : self.prefix] = stored[:, here, source]
+
+    def prompt_positions(self, offsets: Tensor, columns: int) -> Tensor:
+        position = offsets[:, None] - columns + torch.arange(columns, device=offsets.device)
+        return torch.where(position >= 0, position, NOWHERE)
+
+    def stretch(self, layer: int, slots: Tensor, entries: Tensor, prompt: int, own: int) -> tuple[Tensor, Tensor]:
+        columns = slice(self.prefix - prompt, self.prefix + own)
+        first, last = int(slots[0]), int(slots[-1])
+        rows: Any = slots
+        if bool((slots == torch.arange(first, first + len(slots))).all()):
+            rows = slice(first, last + 1)
+        return self.keys[layer][rows, columns], self.values[layer][rows, columns]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None

@@ -35,6 +35,7 @@ from explorl.rollout.state import (
     TOKEN,
     TOP_K,
 )
+from explorl.rollout.stop_tokens import StopTokens
 from explorl.rollout.stops import EVERY, StopStrings
 from explorl.rollout.transfer import Download
 
@@ -99,6 +100,7 @@ class Schedule:
         self.crowded = False
         """Whether somebody had to give way since the last sample ended."""
         self.stops = StopStrings(self.strings, self.tokenizer, slots)
+        self.stop_tokens = StopTokens(self.strings, self.tokenizer, decoder.state.vocab) if self.kind == "cpu" else None
         if memory is None or not memory.rehouse(decoder, slots):
             self.abandon()
             memory = PageMemory(decoder, slots) if decoder.plan.pages else SpanMemory(decoder, slots)
@@ -297,7 +299,7 @@ class Schedule:
         busy = (owner >= 0) & (owner == self.owner[:seats])  # others have come since
         ended = np.flatnonzero(busy & (status != RUNNING))
         self.steps[ended] = steps[ended]
-        cut = self.stops.find(np.flatnonzero(busy), self.owner, self.steps, status, state.out_ints[0], every)
+        cut = self._find_stops(np.flatnonzero(busy), status, every)
         done = np.flatnonzero(busy & (status != RUNNING))
         if len(done) == 0:
             return
@@ -317,6 +319,16 @@ class Schedule:
         state.idle(done[looked[-1, done] == RUNNING])
         self._free(done, done[broken])
         self.crowded = False
+
+    def _find_stops(self, busy: np.ndarray, status: np.ndarray, every: int) -> dict[int, tuple[int, str]]:
+        """`StopStrings.find`, and at once where the newest token may complete a string, if that is free to know."""
+        found: dict[int, tuple[int, str]] = {}
+        state = self.decoder.state
+        if self.stop_tokens is not None and any(self.strings):
+            newest = state.ints[TOKEN].numpy()[busy]
+            likely = busy[self.stop_tokens.among(self.owner[busy], newest)]
+            found = self.stops.find(likely, self.owner, self.steps, status, state.out_ints[0], every=1)
+        return found | self.stops.find(busy, self.owner, self.steps, status, state.out_ints[0], every)
 
     def read(self, sample: Sample) -> None:
         """Brings what a seated sample has sampled so far to the host; up to a stop string, where there is one."""

@@ -39,6 +39,11 @@ PLACES = ("curve", "stop_set", "bias_set")
 """What `Tables` says of each request, by the names that `Sample` has for it."""
 
 
+def plain_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text that nobody vouches for: none is a special one, whatever it says."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
 class Session:
     """Rows that are being sampled; made by `Engine.open`.
 
@@ -62,6 +67,8 @@ class Session:
         self._rows: int | None = None
         """Most rows together, once an allocation has failed."""
         self._closed = ""
+        self.steps = 0
+        """Steps that were decoded so far, each of up to one token per row."""
         self.sampling = False
         """Whether it is in the middle of `step` or `run`, as when ``on_finish`` is called."""
         self.prompt_ids: list[list[int]] = []
@@ -136,6 +143,9 @@ class Session:
         Only the new tokens are computed. They carry no record, and are False in `Rollout.sampled`. ``max_tokens`` is a
         new limit for the whole completion, forced tokens included; None keeps the row's own. Without tokens the row
         just goes on, after a stop string as well.
+
+        A text is taken as it is written: where it says ``<|im_end|>``, that becomes the tokens of these characters. For
+        special tokens give ids.
         """
         sample = self._sample(row)
         ids = self._tokens(row, tokens)
@@ -242,11 +252,17 @@ class Session:
     def _going_on(self) -> bool:
         return not self._closed and any(s.reason is None and not s.cancelled for s in self._samples)
 
-    def step(self, tokens: int | None = None) -> list[Rollout]:
-        """Samples until a row ends, or so many tokens per row; what has ended."""
+    def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
+        """Samples until a row ends, or so many tokens per row; what has ended.
+
+        ``same_weights``: the caller knows that nobody has touched the model since the last step, and it need not be
+        looked at.
+        """
         self._check_open()
         if tokens is not None and tokens < 1:
             raise ValueError(f"tokens is {tokens}; use at least 1, or None to go on until a row ends")
+        if not same_weights:
+            self._check_weights()
         self._run(lambda done: bool(self._ended) or (tokens is not None and done >= tokens), tokens)
         ended, self._ended = self._ended, []
         return [sample.rollout(self.engine.tokenizer) for sample in ended if not sample.cancelled]
@@ -254,6 +270,7 @@ class Session:
     def run(self) -> None:
         """Samples until every row has ended."""
         self._check_open()
+        self._check_weights()
         self._run(lambda _: False, None, ahead=True)
         self._ended = []
 
@@ -293,7 +310,9 @@ class Session:
                 schedule = self._settled()
                 with self.engine.weights(), sampling_mode(self.engine.model), schedule.decoder.fused():
                     while schedule.busy and not enough(done):
-                        done += schedule.advance(None if most is None else most - done, ahead)
+                        steps = schedule.advance(None if most is None else most - done, ahead)
+                        done += steps
+                        self.steps += steps
             except BaseException as error:
                 if not self._halve(error):
                     self._lose()
@@ -326,11 +345,6 @@ class Session:
     def _settled(self) -> Schedule:
         """The schedule, in memory that is large enough for all rows that go on."""
         engine, live = self.engine, [s for s in self._samples if s.reason is None and not s.cancelled]
-        version = engine.version()
-        if self._weights is not None and version != self._weights:
-            self.close("the model's weights changed while it was open")
-            self._check_open()
-        self._weights = version
         schedule = self._schedule
         needs = {
             "requests": len(live),
@@ -389,6 +403,16 @@ class Session:
         if self._closed:
             raise RuntimeError(f"this session is no longer open: {self._closed}; open another with Engine.open")
 
+    def _check_weights(self) -> None:
+        """Closes a session whose rows began with other weights."""
+        if not self._going_on:
+            return
+        version = self.engine.version()
+        if self._weights is not None and version != self._weights:
+            self.close("the model's weights changed while it was open")
+            self._check_open()
+        self._weights = version
+
     def _known(self, row: int) -> Sample:
         if not 0 <= row < len(self._samples):
             raise ValueError(f"row {row} is unknown; the session has rows 0 to {len(self._samples) - 1}")
@@ -419,7 +443,7 @@ class Session:
         if isinstance(tokens, str):
             if self.engine.tokenizer is None:
                 raise ValueError("the engine has no tokenizer; give token ids")
-            tokens = self.engine.tokenizer(tokens, add_special_tokens=False)["input_ids"]
+            tokens = plain_tokens(self.engine.tokenizer, tokens)
         ids, vocab = [int(token) for token in tokens], self.engine.input_vocab()
         wrong = [token for token in ids if not 0 <= token < vocab]
         if wrong:

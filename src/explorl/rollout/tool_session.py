@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Event, Thread
@@ -17,6 +17,7 @@ from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.session import plain_tokens
 from explorl.rollout.tools import ToolSpec, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -25,11 +26,19 @@ if TYPE_CHECKING:
     from explorl.rollout.tool_use import ToolUse
 
 STEPS = 8
-"""Tokens per row between two looks at calls that are running."""
+"""Tokens per row between two looks at calls that are running: rows whose outputs came go on together, as computing one
+output costs nearly as much time as computing several."""
+_SHARE = 4
+"""Where no row goes on: of the rows that wait, the part of one in so many that is waited for, so that few rows are not
+sampled at the cost of many while calls need the processors…"""
+_NEXT = 0.02
+"""… as long as one output follows the other in so many seconds."""
 _LONGEST_CLOSING = 20
 """Times that the text which every call ends with may follow upon itself at the end of one."""
 _BEFORE = ("\n", "a", "=")
 """Texts to try as a beginning, since one of them may be in one token with what follows."""
+_REST = 0.005
+"""Seconds in which the listener leaves the interpreter of Python to whoever samples."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
 
@@ -125,6 +134,10 @@ class ToolSession:
         """By row: calls that run."""
         self._ended: list[int] = []
         """Rows that have ended since somebody asked."""
+        self._looked = 0
+        """`Session.steps` when the calls were last looked at."""
+        self._pool.expect(sum(map(bool, allowed)))
+        self._listener.wanted.set()
 
     def _limits(self, params: SamplingParams, n: int) -> list[int]:
         """Most tokens of each row."""
@@ -140,16 +153,17 @@ class ToolSession:
 
     def run(self) -> None:
         """Samples until every row has ended."""
+        self._pass(None)
         while self.running:
-            self._pass(None)
+            self._pass(None, same_weights=True)
 
     def step(self, tokens: int | None = None) -> list[Rollout]:
         """Samples until a row has ended, calls and all, or up to so many tokens per row; what has ended."""
-        while True:
-            self._pass(tokens)
-            if self._ended or tokens is not None or not self.running:
-                ended, self._ended = self._ended, []
-                return [self.rollout(index) for index in ended]
+        self._pass(tokens)
+        while not self._ended and tokens is None and self.running:
+            self._pass(None, same_weights=True)
+        ended, self._ended = self._ended, []
+        return [self.rollout(index) for index in ended]
 
     def rollout(self, index: int) -> Rollout:
         """A row as it stands."""
@@ -215,6 +229,8 @@ class ToolSession:
             if row.interpreter is not None:
                 row.interpreter.close()
         self._waiting.clear()
+        with suppress(ValueError):  # somebody has closed it
+            self._pool.expect(0)
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -227,20 +243,43 @@ class ToolSession:
 
     # One pass: sample, look for calls, take what calls have said
 
-    def _pass(self, tokens: int | None) -> None:
+    def _pass(self, tokens: int | None, same_weights: bool = False) -> None:
+        most = tokens
+        if self._waiting:
+            most = max(1, min(tokens or STEPS, self._looked + STEPS - self._session.steps))
         with _processors_left(len(self._waiting)):
-            stopped = self._session.step(min(tokens or STEPS, STEPS) if self._waiting else tokens)
+            stopped = self._session.step(most, same_weights=same_weights)
         index = {row.row: index for index, row in enumerate(self._rows)}
         for rollout in stopped:
             if rollout.request in index:
                 self._look(index[rollout.request], rollout)
-        idle = not self._session.running and not any(call.done for _, call in self._waiting.values())
-        self._pool.poll(_WAIT if idle and self._waiting else 0.0)
-        for place in [place for place, (_, call) in self._waiting.items() if call.done]:
+        if self._waiting and not self._session.running:
+            self._await()
+        if not self._session.running or self._session.steps >= self._looked + STEPS:
+            self._take()
+
+    def _await(self) -> None:
+        """Waits for outputs, as no row goes on: for the first, and for others that follow it quickly."""
+        self._listener.wanted.clear()
+        if not self._done():
+            self._pool.poll(_WAIT)
+        while 0 < len(self._done()) < len(self._waiting) // _SHARE and self._pool.poll(_NEXT):
+            pass
+        self._listener.wanted.set()
+
+    def _take(self) -> None:
+        """Lets rows go on whose calls are done."""
+        self._looked = self._session.steps
+        self._pool.poll(0.0)  # the listener may be behind, or have failed
+        for place in self._done():
             stop, call = self._waiting.pop(place)
             self._go_on(place, stop, call.result())
-        if not self._waiting:
+        if not self._waiting and not self._pool.starting:
             self._listener.wanted.clear()
+
+    def _done(self) -> list[int]:
+        """Rows whose calls are done."""
+        return [place for place, (_, call) in self._waiting.items() if call.done]
 
     def _look(self, index: int, rollout: Rollout) -> None:
         """A row that has stopped calls, goes on or has ended.
@@ -344,7 +383,7 @@ class ToolSession:
         return self._text([*self._encoded("a"), *self._encoded("b")]) == "ab"
 
     def _encoded(self, text: str) -> list[int]:
-        return list(self.engine.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return plain_tokens(self.engine.tokenizer, text)
 
 
 def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
@@ -392,7 +431,7 @@ class _Listener:
                 self._pool.poll(0.05)
             except (ValueError, OSError):  # the pool was closed
                 return
-            self._over.wait(0.001)
+            self._over.wait(_REST)
 
     def __enter__(self) -> Self:
         self._thread.start()

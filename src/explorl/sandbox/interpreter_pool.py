@@ -27,6 +27,10 @@ _GRACE = 5.0
 _START_LIMIT = 60.0
 _STARTS = 3
 _LONGEST_WAIT = 3600.0
+_LOOK = 0.02
+"""Seconds between two looks at who is late: there may be hundreds, and a poll should cost what has happened."""
+_AHEAD = 32
+"""Processes, for each processor, that are started at most for calls that are only expected."""
 
 
 class InterpreterPool:
@@ -46,10 +50,13 @@ class InterpreterPool:
         self._processes: dict[int, Process] = {}
         """By descriptor: all that were started."""
         self._to_start: deque[Process] = deque()
+        self._starting: set[Process] = set()
         self._spare: deque[Process] = deque()
         self._open: weakref.WeakSet[Interpreter] = weakref.WeakSet()
         self._pending = 0
         self._finished = 0
+        self._expected = 0
+        self._next_look = 0.0
         self._cores = len(os.sched_getaffinity(0))
         self._owner_process = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._processes, self._epoll)
@@ -62,9 +69,21 @@ class InterpreterPool:
         with self._usable():
             interpreter = Interpreter(self)
             self._open.add(interpreter)
+            self._expected = max(0, self._expected - 1)
             self._seat(interpreter)
             self._refill()
         return interpreter
+
+    def expect(self, interpreters: int) -> None:
+        """About so many will be opened soon: have processes for them start meanwhile, as far as that is sensible."""
+        with self._usable():
+            self._expected = min(interpreters, _AHEAD * self._cores)
+            self._refill()
+
+    @property
+    def starting(self) -> bool:
+        """Whether there are processes that start, or are to, while somebody polls."""
+        return bool(self._starting or self._to_start)
 
     def poll(self, seconds: float = 0.0) -> int:
         """Take what interpreters have said, waiting so long for a call to finish; how many have finished meanwhile."""
@@ -74,10 +93,10 @@ class InterpreterPool:
         while True:
             with self._usable():
                 self._take(self._epoll.poll(0))
-                finished = self._finished - before
-                wait = min(deadline, self._next_deadline()) - time.monotonic()
-                if finished or not self._pending or time.monotonic() >= deadline:
+                finished, now = self._finished - before, time.monotonic()
+                if finished or not self._pending or now >= deadline:
                     return finished
+                wait = min(deadline, self._next_deadline()) - now
             self._epoll.poll(min(max(0.0, wait), _LONGEST_WAIT))  # another thread may take what it finds
 
     def close(self) -> None:
@@ -87,6 +106,7 @@ class InterpreterPool:
                 interpreter.close()
             self._spare.clear()
             self._to_start.clear()
+            self._starting.clear()
             self._finalizer()
 
     def __enter__(self) -> InterpreterPool:
@@ -122,7 +142,7 @@ class InterpreterPool:
 
     def _refill(self) -> None:
         """Have spare processes ready; those that interpreters wait for come first."""
-        while len(self._spare) < self.warm:
+        while len(self._spare) < max(self.warm, self._expected):
             process = Process()
             self._spare.append(process)
             self._to_start.append(process)
@@ -130,7 +150,7 @@ class InterpreterPool:
 
     def _start_some(self) -> None:
         """Start processes, not so many at once that they take the processors from each other and from us."""
-        while self._to_start and self._starting() < 2 * self._cores:
+        while self._to_start and len(self._starting) < 2 * self._cores:
             process = self._to_start.popleft()
             try:
                 process.start(self.limits.for_keeper(), self._layers, _START_LIMIT)
@@ -138,10 +158,8 @@ class InterpreterPool:
                 self._not_started(process, str(error))
                 continue
             self._processes[process.fileno()] = process
+            self._starting.add(process)
             self._epoll.register(process.fileno(), select.EPOLLIN)
-
-    def _starting(self) -> int:
-        return sum(process.state == "starting" for process in self._processes.values())
 
     def _queue(self, call: Call) -> None:
         self._pending += 1
@@ -175,13 +193,18 @@ class InterpreterPool:
                     self._epoll.modify(descriptor, select.EPOLLIN)
             if event & ~select.EPOLLOUT:
                 self._hear(process)
+        if time.monotonic() >= self._next_look:
+            self._look_for_late()
+        self._start_some()
+
+    def _look_for_late(self) -> None:
         now = time.monotonic()
+        self._next_look = now + _LOOK
         for process in list(self._processes.values()):
             if process.deadline <= now:
                 self._gone(process, "timeout")
             elif process.is_abandoned:
                 self._end(process)
-        self._start_some()
 
     def _hear(self, process: Process) -> None:
         try:
@@ -195,6 +218,7 @@ class InterpreterPool:
         if status == "setup":
             self._gone(process, "killed", clean(message["error"]))
         elif status == "ready":
+            self._starting.discard(process)
             process.rest()
             if interpreter is not None:
                 interpreter._failed_starts = 0
@@ -278,19 +302,23 @@ class InterpreterPool:
             self._settle(call, Result("killed", "the interpreter was closed\n"))
 
     def _end(self, process: Process) -> None:
+        self._starting.discard(process)
         if process.state not in ("waiting", "ended"):
             self._processes.pop(process.fileno(), None)
             self._epoll.unregister(process.fileno())
         process.close()
 
     def _next_deadline(self) -> float:
-        return min((process.deadline for process in self._processes.values()), default=math.inf)
+        """When to look again whether somebody is late."""
+        late = min((process.deadline for process in self._processes.values()), default=math.inf)
+        return max(late, self._next_look)
 
     def _forget(self) -> None:
         """In a fork of this process."""
         for process in self._processes.values():
             process.forget()
         self._processes.clear()
+        self._starting.clear()
         self._finalizer.detach()
         self._epoll.close()
 
