@@ -443,6 +443,7 @@ def study(
         Path | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/NAME-PROFILE.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and run nothing.")] = False,
+    launch: LaunchFile = None,
     json_file: TableFile = None,
 ) -> None:
     """Run arms × seeds on one budget; compare them with intervals.
@@ -458,6 +459,8 @@ def study(
         return
     if len(what) != 1:
         raise ConfigError(f"`explorl study` takes one study; {len(what)} words were given: {' '.join(what)}")
+    if processes.count() > 1:
+        raise ConfigError("`explorl study` starts the processes of its runs; use --launch FILE in place of a launcher")
     find_study(what[0])  # first, since what follows imports torch
     if plan:
         _say_plan(load_study(what[0], profile=profile, seeds=seeds), run, only)
@@ -465,7 +468,7 @@ def study(
     from explorl.study.run import run_study
 
     outcome = run_study(
-        what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, console=console
+        what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, launch=launch, console=console
     )
     console.print(literal(outcome.results["verdict"]))
     console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)

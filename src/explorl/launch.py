@@ -71,8 +71,11 @@ def launch(path: Path, module: str, arguments: Sequence[str]) -> None:
     if not said.get("main_process_port") and int(said.get("num_machines") or 1) < 2:
         how += ["--main_process_port", "0"]  # any that is free
     given = launch_command_parser().parse_args(["--config_file", str(path), *how, "--module", module, *arguments])
+    told = {processes.QUIET: "1", "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+    if cpus:
+        told["ACCELERATE_USE_CPU"] = "true"
     try:
-        with _environment({processes.QUIET: "1", **({"ACCELERATE_USE_CPU": "true"} if cpus else {})}), _silent():
+        with _environment(told), _silent():
             launch_command(given)
     except ChildFailedError as error:
         raise _first_of(error.failures) from None

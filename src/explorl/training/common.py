@@ -62,11 +62,7 @@ def accumulated(rows: int, micro_batch: int, key: str) -> int:
     if rows % (micro_batch * number) == 0:
         return rows // (micro_batch * number)
     share = rows // number
-    good = (
-        f"use {math.gcd(micro_batch, share)}"
-        if rows % number == 0
-        else f"use a number of processes that divides {rows}"
-    )
+    good = f"use {math.gcd(micro_batch, share)}" if rows % number == 0 else f"use as many processes as divide {rows}"
     raise ConfigError(f"{key} is {micro_batch}, and {number} processes share {rows} rows a step; {good}")
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -295,13 +296,15 @@ class ExplorationTrainer(RefillingTrainer):
             assert entropy is not None
             return Recorded(logps, entropy, None, None)
         rows = self.args.per_device_train_batch_size
-        return by_pass(
-            self.model,
-            output,
-            temperature=self.temperature,
-            rows=rows,
-            autocast=self.accelerator.autocast,
-        )
+        # ZeRO-3 does not survive passes of two kinds between its steps.
+        with self.whole_weights() if self.sharded else nullcontext():
+            return by_pass(
+                self.model,
+                output,
+                temperature=self.temperature,
+                rows=rows,
+                autocast=self.accelerator.autocast,
+            )
 
     # ---------------------------------------------------------------- micro-batches
 

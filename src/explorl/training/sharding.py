@@ -135,7 +135,7 @@ def spread_devices(model: nn.Module) -> list[str]:
 
 
 def _device(place: Any) -> str:
-    return "meta" if place == "disk" else str(torch.device(place))
+    return "meta" if place == "disk" else f"cuda:{place}" if isinstance(place, int) else str(place)
 
 
 def ignored_sharding(args: Any, accelerator: Any) -> str:

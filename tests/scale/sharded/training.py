@@ -22,6 +22,7 @@ from trl import GRPOConfig
 
 from explorl.models import load_policy
 from explorl.rollout import Rollouts, SamplingParams
+from explorl.training.batch import padded_to
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.sharding import at_hand
 
@@ -66,6 +67,8 @@ class Outcome:
     """The sum of each parameter at the end, and of each one's squares."""
     reference: list[float]
     """The same of the reference."""
+    drift: list[float]
+    """Of each batch: the largest difference between log-probabilities that the engine recorded and the model's own."""
     sampled_by_engine: bool
     packed: bool
     said: list[str]
@@ -149,6 +152,28 @@ def with_fixed_seeds(trainer: Any) -> None:
     trainer._engine.generate = drawn
 
 
+def with_drift(trainer: Any, drift: list[float]) -> None:
+    """Compares what the engine recorded with the model's own pass, before anything is learnt."""
+    scored = trainer.scored
+
+    def compared(inputs: Any) -> Any:
+        output = scored(inputs)
+        if trainer._records is not None:
+            with torch.no_grad(), trainer.whole_weights():
+                own = trainer.padded_log_probabilities(
+                    trainer.model,
+                    torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                    torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                    output["completion_ids"].size(1),
+                    rows=len(output["completion_ids"]),
+                )[0]
+            off = (own - padded_to(trainer._records.logps, own.size(1))) * output["completion_mask"]
+            drift.append(float(off.abs().max()))
+        return output
+
+    trainer.scored = compared
+
+
 def sums(model: Any) -> list[float]:
     if model is None:
         return []
@@ -163,6 +188,7 @@ def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
         warnings.simplefilter("always")
         trainer: Any = trainer_of(policy, folder, backend, case, kept)
         with_fixed_seeds(trainer)
+        with_drift(trainer, drift := [])
         resumed = str(folder / f"{backend}-kept" / "checkpoint-2") if name == "resumed" else None
         trainer.train(resume_from_checkpoint=resumed)
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -173,6 +199,7 @@ def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
         completions=kept,
         weights=sums(model),
         reference=sums(reference),
+        drift=drift,
         sampled_by_engine=trainer._engine is not None,
         packed=trainer._packed is not False,
         said=[str(one.message) for one in said if issubclass(one.category, UserWarning)],
