@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 
-from explorl import __version__
+from explorl import __version__, processes
 from explorl.config import (
     Config,
     ConfigError,
@@ -40,6 +41,8 @@ from explorl.config import (
     resumed_config,
 )
 from explorl.evaluation.judge import JudgeError
+from explorl.launch import WorkerFailed, command_line
+from explorl.launch import launch as launched
 from explorl.models import ModelError
 from explorl.store import RunStore, StoreError, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, study_names
@@ -107,6 +110,10 @@ RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="FOLDER", help="Folder of the run; by default a new one under runs/.")
 ]
 Resume = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run from where it stopped.")]
+LaunchFile = Annotated[
+    Path | None,
+    typer.Option("--launch", metavar="FILE", help="Train with several processes, as this file of accelerate's says."),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(metavar="N", help="Runs side by side; by default one per GPU or, without a GPU, one per core.", min=1),
@@ -157,18 +164,23 @@ def train(
     overrides: Overrides = [],  # noqa: B006 (typer's way)
     run: RunFolder = None,
     resume: Resume = None,
+    launch: LaunchFile = None,
 ) -> None:
     """Train a policy with GRPO and the strategies you choose.
 
     To go on with a run, use --resume FOLDER; with --set training.steps=400, it also makes a finished run longer.
     """
-    store, settings = _start(config, preset, overrides, run, resume, kind="grpo")
-    if _is_finished(store, settings, "grpo"):
+    if launch is not None:
+        _launch(launch, "train", config, preset, overrides, run, resume)
         return
+    begun = _begun(config, preset, overrides, run, resume, kind="grpo")
+    if begun is None:
+        return
+    store, settings = begun
     from explorl.training.run import run_grpo
 
     with _going_on(store):
-        model = run_grpo(settings, store, console=console, alone=_is_first_process())
+        model = run_grpo(settings, store, console=console, alone=processes.is_first())
     _say_scores(store)
     asked = ["--task", settings.task.name]
     for key, value in settings.task.options.items():
@@ -184,15 +196,20 @@ def sft(
     overrides: Overrides = [],  # noqa: B006
     run: RunFolder = None,
     resume: Resume = None,
+    launch: LaunchFile = None,
 ) -> None:
     """Fine-tune a policy on reference solutions before RL."""
-    store, settings = _start(config, preset, overrides, run, resume, kind="sft")
-    if _is_finished(store, settings, "sft"):
+    if launch is not None:
+        _launch(launch, "sft", config, preset, overrides, run, resume)
         return
+    begun = _begun(config, preset, overrides, run, resume, kind="sft")
+    if begun is None:
+        return
+    store, settings = begun
     from explorl.training.sft import run_sft
 
     with _going_on(store):
-        model = run_sft(settings, store, console=console, alone=_is_first_process())
+        model = run_sft(settings, store, console=console, alone=processes.is_first())
     _say_end(model, ["explorl", "train", "--config", str(store.config_path), "--set", f"model.name={model}"])
 
 
@@ -209,10 +226,15 @@ def rft(
     Sample, filter, select, fit, and again. To go on with a run, use --resume FOLDER; with --set rft.iterations=8, it
     also makes a finished run longer.
     """
+    if processes.count() > 1:
+        raise ConfigError(
+            f"`explorl rft` is one of {processes.count()} processes, and it samples and fits in one; start it without "
+            "a launcher, or run arms of kind rft side by side in a study"
+        )
     store, settings = _start(config, preset, overrides, run, resume, kind="rft")
     from explorl.rft import rft_command
 
-    model = rft_command(settings, store, console=console, alone=_is_first_process())
+    model = rft_command(settings, store, console=console, alone=True)
     if model is not None:
         _say_end(model, ["explorl", "report", str(store.folder)])
 
@@ -421,6 +443,7 @@ def study(
         Path | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/NAME-PROFILE.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and run nothing.")] = False,
+    launch: LaunchFile = None,
     json_file: TableFile = None,
 ) -> None:
     """Run arms × seeds on one budget; compare them with intervals.
@@ -436,6 +459,8 @@ def study(
         return
     if len(what) != 1:
         raise ConfigError(f"`explorl study` takes one study; {len(what)} words were given: {' '.join(what)}")
+    if processes.count() > 1:
+        raise ConfigError("`explorl study` starts the processes of its runs; use --launch FILE in place of a launcher")
     find_study(what[0])  # first, since what follows imports torch
     if plan:
         _say_plan(load_study(what[0], profile=profile, seeds=seeds), run, only)
@@ -443,7 +468,7 @@ def study(
     from explorl.study.run import run_study
 
     outcome = run_study(
-        what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, console=console
+        what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, launch=launch, console=console
     )
     console.print(literal(outcome.results["verdict"]))
     console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
@@ -744,6 +769,37 @@ def _start(
     return store, config
 
 
+def _begun(
+    path: Path | None, preset: str | None, overrides: list[str], run: Path | None, resume: Path | None, *, kind: str
+) -> tuple[RunStore, Config] | None:
+    """What `_start` finds, on all processes of the run; None where it is finished, which is said."""
+    if not processes.is_first():
+        console.quiet = True
+        warnings.simplefilter("ignore")  # the first process has the same to say
+
+    def decide() -> tuple[Path, Config] | None:
+        store, settings = _start(path, preset, overrides, run, resume, kind=kind)
+        return None if _is_finished(store, settings, kind) else (store.folder, settings)
+
+    begun = processes.agreed(decide)
+    return None if begun is None else (RunStore(begun[0]), begun[1])
+
+
+def _launch(
+    file: Path,
+    command: str,
+    config: Path | None,
+    preset: str | None,
+    overrides: list[str],
+    run: Path | None,
+    resume: Path | None,
+) -> None:
+    """The same command in several processes."""
+    changes = [("--set", change) for change in overrides]
+    given = (("--config", config), ("--preset", preset), *changes, ("--run", run), ("--resume", resume))
+    launched(file, "explorl", command_line(command, *given))
+
+
 def _check_extension(store: RunStore, held: Config, config: Config) -> None:
     """That a run is made longer, not shorter; says where it will not be what a long run would have been."""
     changed = changed_keys(held.dump(), config.dump())
@@ -771,10 +827,6 @@ def _is_finished(store: RunStore, config: Config, kind: str) -> bool:
     more = f"{key}={2 * (config.training.steps if kind == 'grpo' else config.sft.epochs):g}"
     console.print(literal(f"go on with it: {go_on(store.folder)} --set {more}"), soft_wrap=True)
     return True
-
-
-def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
@@ -821,16 +873,28 @@ def main(argv: list[str] | None = None) -> Any:
         with _terminable():
             code = app(argv, prog_name="explorl", standalone_mode=False)
     except Interrupted as interrupt:
+        if not processes.is_first():
+            sys.exit(interrupt.code)
         how = str(interrupt).replace("{command}", shlex.join(["explorl", *(sys.argv[1:] if argv is None else argv)]))
         print(f"explorl: interrupted; {clean(how)}", file=sys.stderr)
         sys.exit(interrupt.code)
+    except processes.EndedElsewhere:
+        sys.exit(2)
     except Exception as error:
+        if isinstance(error, WorkerFailed):
+            print("\n".join(clean_lines(str(error))), file=sys.stderr)
+            sys.exit(error.code)
         text = usage(error) or in_words(error)
         if text is None:
+            if processes.leave_word(traceback.format_exc().rstrip()):
+                sys.exit(1)
             raise
+        said = text if text.startswith("Usage: ") else f"explorl: {text}"
+        if processes.leave_word(said):
+            sys.exit(2)
         if os.environ.get("EXPLORL_DEBUG"):
             print(clean(traceback.format_exc()), file=sys.stderr)
-        print(text if text.startswith("Usage: ") else f"explorl: {text}", file=sys.stderr)
+        print(said, file=sys.stderr)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -17,12 +17,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from explorl import processes
 from explorl.config import Config, changed_keys
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.file import Study
@@ -57,17 +58,23 @@ def run_arm(folder: Path, slug: str, seed: int) -> None:
     arm = study.arm(slug)
     config = study.arm_config(arm, seed, folder)
     place = run_folder(folder, slug, seed)
-    with locked(place):
+
+    def is_left() -> bool:
         store = _store(place, config)
         (place / "error.txt").unlink(missing_ok=True)
-        if not finished(store) and arm.kind == "rft":
+        return not finished(store)
+
+    with locked(place) if processes.is_first() else nullcontext():
+        left, store = processes.agreed(is_left), RunStore(place)
+        if left and arm.kind == "rft":
             run_rft(config, store, console=Console(quiet=True))
-        elif not finished(store):
+        elif left:
             budget = {key: value for key, value in study.budget.items() if key in ("tokens", "minutes")}
             stop = spent(store, budget) if budget else None
             run_grpo(config, store, console=Console(quiet=True), on_step=stop)
-        _evaluate_end(config, store)
-        shutil.rmtree(store.checkpoints, ignore_errors=True)  # a finished run resumes no more
+        if processes.is_first():
+            _evaluate_end(config, store)
+            shutil.rmtree(store.checkpoints, ignore_errors=True)  # a finished run resumes no more
 
 
 def spent(store: RunStore, budget: Mapping[str, float]) -> Callable[[int], bool]:
@@ -200,10 +207,13 @@ def main(argv: list[str] | None = None) -> int:
     place = given.study if given.prepare else run_folder(given.study, given.arm, given.seed)
     try:
         prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
+    except processes.EndedElsewhere:
+        return 1
     except Exception:
         lines = clean(traceback.format_exc()).strip().splitlines()
         print(*lines, sep="\n", file=sys.stderr)
-        write_text(place / "error.txt", "\n".join(lines[-ERROR_LINES:]) + "\n")
+        if processes.count() == 1 or not (place / "error.txt").exists():  # the first to fail has the reason
+            write_text(place / "error.txt", "\n".join(lines[-ERROR_LINES:]) + "\n")
         return 1
     return 0
 

@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from explorl.analysis.looks import EFFICACY, FAILED, FUTILITY, ON
 from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_precision, check_trackers, completed
+from explorl.launch import check_file, python_command
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
@@ -66,18 +67,30 @@ def run_study(
     jobs: int | None = None,
     folder: str | Path | None = None,
     only: Sequence[str] | None = None,
+    launch: Path | None = None,
     console: Console,
 ) -> Outcome:
     """Runs what is missing of a study, `jobs` processes side by side, and writes results.json.
 
     Without a number of jobs there is one per GPU; where there is none, one per core, each with 4 GiB.
-    `only` names the arms to run now; the results still have all that is there.
+    `only` names the arms to run now; the results still have all that is there. `launch` is a file of accelerate's: each
+    run has all the processes that it names, and one run follows another.
     """
+    if launch is not None:
+        check_file(launch)
+        if jobs not in (None, 1):
+            raise ConfigError(f"--jobs is {jobs}, and with --launch each run has all processes; leave out one of them")
+        jobs = 1
     jobs = default_jobs() if jobs is None else jobs
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}; ask for 1 or more")
     study = load_study(path, profile=profile, seeds=seeds)
     wanted = [study.arm(name) for name in only] if only else list(study.arms)
+    if launch is not None and (alone := [arm.name for arm in wanted if arm.kind == "rft"]):
+        raise ConfigError(
+            f"arm {alone[0]!r} is of kind rft, which samples and fits in one process; leave out --launch, or name the "
+            "other arms with --only"
+        )
     check_parts(study)
     place = Path(folder) if folder is not None else default_folder(study)
     before = [arm["name"] for arm in read_record(place)["arms"]] if (place / "study.json").exists() else None
@@ -87,10 +100,10 @@ def run_study(
         _print_plan(study, place, console)
         _prepare(study, place, console)
         first = study.seeds if study.sequential is None else study.seeds[: study.sequential["first"]]
-        runs = [_Run(place, arm, seed) for seed in first for arm in wanted]
+        runs = [_Run(place, arm, seed, launch) for seed in first for arm in wanted]
         _Runner([run for run in runs if not run.done], jobs, console).run()
         if study.sequential is not None:
-            later = _after_first_look(study, place, wanted, console)
+            later = _after_first_look(study, place, wanted, console, launch)
             _Runner([run for run in later if not run.done], jobs, console).run()
             runs += later
         results = write_results(place)
@@ -233,6 +246,8 @@ class _Run:
     study: Path
     arm: Arm
     seed: int
+    launch: Path | None = None
+    """accelerate's file, where a run has several processes."""
     process: subprocess.Popen[bytes] | None = None
     bar: TaskID | None = None
     slot: int = 0
@@ -280,10 +295,9 @@ class _Run:
         return "stopped" if (self.folder / "config.yaml").exists() else "waiting"
 
     def command(self) -> list[str]:
-        return [
-            sys.executable, "-m", "explorl.study.arm", str(self.study),
-            "--arm", self.arm.slug, "--seed", str(self.seed), "--supervised",
-        ]  # fmt: skip
+        module = "explorl.study.arm"
+        start = [sys.executable, "-m", module] if self.launch is None else python_command(self.launch, module)
+        return [*start, str(self.study), "--arm", self.arm.slug, "--seed", str(self.seed), "--supervised"]
 
 
 @dataclass
@@ -344,7 +358,8 @@ class _Runner:
             run = self.waiting.pop(0)
             run.slot = min(set(range(self.jobs)) - {other.slot for other in self.running})
             run.folder.mkdir(parents=True, exist_ok=True)
-            run.process = _process(run.command(), run.folder / "log.txt", environment(self.jobs, run.slot))
+            env = environment(self.jobs, run.slot) if run.launch is None else dict(os.environ)
+            run.process = _process(run.command(), run.folder / "log.txt", env)
             steps = run.arm.config["training"]["steps"]
             run.bar = progress.add_task(clean(run.label, 80), total=steps, note="")
             self.running.append(run)
@@ -366,7 +381,9 @@ class _Runner:
             self.console.print(literal(f"{run.label}: failed: {last}"))
 
 
-def _after_first_look(study: Study, folder: Path, wanted: Sequence[Arm], console: Console) -> list[_Run]:
+def _after_first_look(
+    study: Study, folder: Path, wanted: Sequence[Arm], console: Console, launch: Path | None
+) -> list[_Run]:
     """The runs that follow the first look; none while other arms of the study have not come to it."""
     told = study_results(folder)["sequential"]
     if told["waiting"]:
@@ -381,7 +398,8 @@ def _after_first_look(study: Study, folder: Path, wanted: Sequence[Arm], console
     on = {study.baseline, *(name for name, what in decided.items() if what == ON)}
     if len(on) == 1:
         return []
-    return [_Run(folder, arm, seed) for seed in study.seeds[told["first"] :] for arm in wanted if arm.name in on]
+    seeds = study.seeds[told["first"] :]
+    return [_Run(folder, arm, seed, launch) for seed in seeds for arm in wanted if arm.name in on]
 
 
 def _prepare(study: Study, folder: Path, console: Console) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from explorl import processes
 from explorl.config import Config, ConfigError
 from explorl.evaluation import Evaluation, evaluate, protocol
 from explorl.models import Policy
@@ -49,10 +51,19 @@ def check_one_gpu(args: Any) -> None:
         return
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     raise ConfigError(
-        f"{args.n_gpu} GPUs are visible, and this command trains on one; choose it with CUDA_VISIBLE_DEVICES={first}\n"
-        f"for all of them, train in a script: accelerate launch --num_processes {args.n_gpu} train.py "
-        "(docs/several-gpus.md)"
+        f"{args.n_gpu} GPUs are visible, and one process trains on one; choose it with CUDA_VISIBLE_DEVICES={first}\n"
+        f"for all of them, add --launch FILE with num_processes: {args.n_gpu} (docs/scale.md)"
     )
+
+
+def accumulated(rows: int, micro_batch: int, key: str) -> int:
+    """Micro-batches of each process in an optimizer step on so many rows; `ConfigError` where they cannot be so."""
+    number = processes.count()
+    if rows % (micro_batch * number) == 0:
+        return rows // (micro_batch * number)
+    share = rows // number
+    good = f"use {math.gcd(micro_batch, share)}" if rows % number == 0 else f"use as many processes as divide {rows}"
+    raise ConfigError(f"{key} is {micro_batch}, and {number} processes share {rows} rows a step; {good}")
 
 
 def schedule_type(name: str) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +48,7 @@ from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.refilling import RefillingTrainer, refuse
 from explorl.training.shaping import shape
+from explorl.training.sharding import at_hand, emptied, fsdp_version, ignored_sharding, zero_stage
 from explorl.training.solved import SkipSolved
 from explorl.training.trl_trainer import IMAGES
 from explorl.training.watching import RolloutListener
@@ -150,6 +152,7 @@ class ExplorationTrainer(RefillingTrainer):
         self._mean_reward = math.nan
         self._reference_moved = bool(args.sync_ref_model)
         self._say_what_is_inert()
+        self._check_sharding()
         if any(overrides(strategy, "after_step") for strategy in self.strategies):
             self.add_callback(_AfterStep(self))
 
@@ -191,6 +194,21 @@ class ExplorationTrainer(RefillingTrainer):
         asked = self.skip_solved is not None or (self.dynamic_sampling and self.dynamic_sampling.by == "correct")
         if self.correct.guessed and (asked or any(strategy.needs_correct for strategy in self.strategies)):
             self.warn_once(self.correct.guess)
+
+    def _check_sharding(self) -> None:
+        if ignored := ignored_sharding(self.args, self.accelerator):
+            self.warn_once(
+                f"{ignored} is asked for, and accelerate leaves it out on a {self.accelerator.device.type} device: "
+                "every process holds all weights, gradients and optimizer states"
+            )
+        zero3 = zero_stage(self.accelerator) == 3
+        apart = "FSDP" if fsdp_version(self.accelerator) else "ZeRO-3" if zero3 and self.ref_model is None else ""
+        for strategy in self.strategies:
+            if isinstance(strategy, ReferenceReset) and self.beta != 0.0 and apart:
+                raise ValueError(
+                    f"{title(strategy)} moves the reference, which cannot be done where {apart} shards "
+                    f"{'it' if apart == 'FSDP' else 'the model that it is an adapter of'}; use ZeRO-2, or beta=0"
+                )
 
     # ---------------------------------------------------------------- record, shape
 
@@ -280,13 +298,15 @@ class ExplorationTrainer(RefillingTrainer):
             assert entropy is not None
             return Recorded(logps, entropy, None, None)
         rows = self.args.per_device_train_batch_size
-        return by_pass(
-            self.model,
-            output,
-            temperature=self.temperature,
-            rows=rows,
-            autocast=self.accelerator.autocast,
-        )
+        # ZeRO-3 does not survive passes of two kinds between its steps.
+        with self.whole_weights() if self.sharded else nullcontext():
+            return by_pass(
+                self.model,
+                output,
+                temperature=self.temperature,
+                rows=rows,
+                autocast=self.accelerator.autocast,
+            )
 
     # ---------------------------------------------------------------- micro-batches
 
@@ -339,7 +359,8 @@ class ExplorationTrainer(RefillingTrainer):
         if self.beta == 0.0:  # no reference is in use
             return
         model, reference = self._models()
-        load_reference(model, reference, model.state_dict() if reference is not None else adapter_weights(model))
+        with at_hand(model), at_hand(*self._of_reference(), change=True):
+            load_reference(model, reference, model.state_dict() if reference is not None else adapter_weights(model))
         self._reference_moved = True
 
     def _models(self) -> tuple[Any, Any]:
@@ -347,10 +368,13 @@ class ExplorationTrainer(RefillingTrainer):
         reference = None if self.ref_model is None else self.accelerator.unwrap_model(self.ref_model)
         return self.accelerator.unwrap_model(self.model), reference
 
+    def _of_reference(self) -> list[Any]:
+        """The model of the reference, where it has one of its own."""
+        return [model for model in self._models()[1:] if model is not None]
+
     def reset_optimizer(self) -> None:
         """Empties the optimizer's moments."""
-        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
-        optimizer.state.clear()
+        emptied(self.optimizer)
 
     def after_step(self) -> None:
         """Lets the strategies act once an optimizer step is done."""
@@ -365,13 +389,15 @@ class ExplorationTrainer(RefillingTrainer):
             checkpoints.write_batches(folder, self.accelerator.process_index, self.waiting)
         if self.accelerator.is_main_process:
             self._write_looks(folder)
+        if self._reference_moved:
+            with at_hand(*self._of_reference()):  # on every process
+                if self.args.should_save:
+                    checkpoints.write_reference(folder, reference_weights(*self._models()))
         if not self.args.should_save:
             return
         progress = checkpoints.Progress(self.micro_step, self._mean_reward)
         checkpoints.write_progress(folder, progress, self.strategies)
         self._write_streaks(folder)
-        if self._reference_moved:
-            checkpoints.write_reference(folder, reference_weights(*self._models()))
 
     def read_state(self, folder: Path) -> None:
         self._read_looks(folder)
@@ -382,7 +408,8 @@ class ExplorationTrainer(RefillingTrainer):
         self.micro_step, self._mean_reward = progress.micro_step, progress.reward
         reference = checkpoints.read_reference(folder)
         if reference is not None:
-            load_reference(*self._models(), reference)
+            with at_hand(*self._of_reference(), change=True):
+                load_reference(*self._models(), reference)
             self._reference_moved = True
         batches = checkpoints.read_batches(folder, self.accelerator.process_index, self.accelerator.device)
         if batches is not None:

@@ -13,6 +13,7 @@ from explorl.modeling import passes
 from explorl.modeling.packed import by_place, is_linear, packed_logps, scaled_states
 from explorl.training.batch import padded_to
 from explorl.training.sampling import SamplingTrainer
+from explorl.training.sharding import spread_devices
 from explorl.training.trl_trainer import IMAGES
 
 
@@ -28,7 +29,8 @@ class LogProbabilityTrainer(SamplingTrainer):
     _packed: bool | None
 
     def _only_padded(self) -> bool:
-        if self.sees_images or self.aux_loss_enabled or self.args.torch_compile or self.sharded:
+        apart = self.sharded or bool(spread_devices(self.model))
+        if self.sees_images or self.aux_loss_enabled or self.args.torch_compile or apart:
             if self.aux_loss_enabled:
                 self.warn_once(
                     f"router_aux_loss_coef is {self.router_aux_loss_coef}: the router's loss counts the tokens of "

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig
 
+from explorl import processes
 from explorl.config import Config, Section, check_engine, check_precision
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy, lora_config
@@ -19,6 +20,7 @@ from explorl.tasks import Task, get_task
 from explorl.tasks.base import json_text
 from explorl.terminal import NOT_FINITE, literal
 from explorl.training.common import (
+    accumulated,
     check_one_gpu,
     disabled_progress,
     evaluate_holdout,
@@ -30,6 +32,7 @@ from explorl.training.common import (
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.lens import Lens, build_observers
 from explorl.training.observers import statistics
+from explorl.training.sharding import gathered_weights, why_not_gathered
 from explorl.training.stored import (
     Periodically,
     Recorder,
@@ -53,7 +56,9 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         output_dir=output_dir,
         max_steps=training.steps * training.iterations,
         per_device_train_batch_size=training.micro_batch,
-        gradient_accumulation_steps=training.prompts_per_step * training.generations // training.micro_batch,
+        gradient_accumulation_steps=accumulated(
+            training.prompts_per_step * training.generations, training.micro_batch, "training.micro_batch"
+        ),
         num_generations=training.generations,
         num_iterations=training.iterations,
         learning_rate=training.learning_rate,
@@ -85,6 +90,7 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         report_to=training.report_to or "none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        ddp_timeout=processes.WAIT,
     )
 
 
@@ -175,7 +181,7 @@ def run_grpo(
                 callback.logging_dir = str(store.folder / "tensorboard")
         evaluation = _Evaluation(config, store, trainer, policy, console)
         if config.evaluation.every:
-            trainer.add_callback(Periodically(config.evaluation.every, evaluation))
+            trainer.add_callback(Periodically(config.evaluation.every, evaluation, everywhere=True))
         try:
             if checkpoint is None and evaluation.ends:
                 evaluation(0)
@@ -212,12 +218,21 @@ class _Evaluation:
 
     @property
     def ends(self) -> bool:
-        """Whether the policy is scored before the first step and after the last one, by this process."""
-        settings = self.config.evaluation
-        asked = bool(settings.every or settings.ends)
-        return asked and self.trainer.accelerator.is_main_process and not self.trainer.sharded
+        """Whether the policy is scored before the first step and after the last one."""
+        return bool(self.config.evaluation.every or self.config.evaluation.ends)
 
     def __call__(self, step: int) -> None:
+        """Called on every process: the main one scores, with weights that all of them have to gather."""
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        if trainer.sharded and (why := why_not_gathered(trainer.model, accelerator)):
+            trainer.warn_once(f"the policy is not scored during training: {why}")
+            return
+        with gathered_weights(trainer.model_wrapped, accelerator):
+            if accelerator.is_main_process:
+                self._score(step)
+            accelerator.wait_for_everyone()
+
+    def _score(self, step: int) -> None:
         if step in {record["step"] for record in self.store.metrics() if record.get("kind") == "evaluation"}:
             return
         settings = self.config.evaluation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from numbers import Real
 from typing import Any
 
@@ -24,6 +25,7 @@ from explorl.training.conversations import Conversation
 from explorl.training.draws import Draw, beyond_the_engine, by_position, sampling_options
 from explorl.training.interpreting import Said
 from explorl.training.records import prompt_text
+from explorl.training.sharding import fsdp_modules, spread_devices, why_not_gathered, zero_stage
 from explorl.training.trl_trainer import NamedGRPOTrainer
 
 ENGINE_OPTIONS = ("batch_size", "memory_budget")
@@ -35,6 +37,8 @@ _GENERATE = GenerationMixin.generate
 def _has_own_generate(model: Any) -> bool:
     """Whether somebody has written another `generate` for this model, which the engine would pass by."""
     inner = inner_model(model)
+    if fsdp_modules(inner):  # transformers registers it with FSDP2, which puts it into the instance
+        return getattr(type(inner), "generate", None) is not _GENERATE
     return "generate" in inner.__dict__ or getattr(type(inner), "generate", None) is not _GENERATE
 
 
@@ -73,7 +77,8 @@ class SamplingTrainer(NamedGRPOTrainer):
             for dtype in dict.fromkeys((self._engine_dtype(), None)):
                 found = Engine(self.model, self.tokenizer, dtype=dtype, **options)
                 try:
-                    found.check(self.max_completion_length)
+                    with self.whole_weights() if self.sharded else nullcontext():
+                        found.check(self.max_completion_length)
                 except UnsupportedModel as error:
                     why = error.reason
                 else:
@@ -153,8 +158,10 @@ class SamplingTrainer(NamedGRPOTrainer):
             return "use_transformers_continuous_batching is set"
         if self.rollout_func is not None:
             return "a rollout_func samples"
-        if self.sharded:
-            return "weights are sharded over processes (FSDP or DeepSpeed)"
+        if self.sharded and (why := self._why_not_whole()):
+            return why
+        if devices := spread_devices(self.model):
+            return f"its weights are spread over {', '.join(devices)} (device_map)"
         if self.sees_images:
             return "it sees images"
         if _has_own_generate(self.model):
@@ -165,6 +172,16 @@ class SamplingTrainer(NamedGRPOTrainer):
         if beyond:
             return "the engine has no " + ", ".join(f"{name}={value!r}" for name, value in beyond.items())
         return ""
+
+    def _why_not_whole(self) -> str:
+        """What keeps sharded weights from being gathered for sampling; empty where nothing does."""
+        if zero_stage(self.accelerator) == 3 and not self.args.ds3_gather_for_generation:
+            return "weights are sharded by ZeRO-3 and ds3_gather_for_generation is False"
+        return why_not_gathered(self.model, self.accelerator)
+
+    @property
+    def samples_whole(self) -> bool:
+        return self._engine is not None and self.sharded
 
     def _engine_dtype(self) -> torch.dtype | None:
         """Half precision where the run computes in it and the device can; else that of the weights."""

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from trl import SFTConfig
 
+from explorl import processes
 from explorl.config import Config, ConfigError
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy, lora_config, tiny_model, tiny_tokenizer, tiny_tools_model
@@ -83,7 +84,7 @@ def run_sft(
         args = SFTConfig(
             output_dir=nowhere,  # the trainer makes its folder at once
             max_steps=math.ceil(steps),
-            per_device_train_batch_size=settings.batch_size,
+            per_device_train_batch_size=rows_of_process(settings.batch_size),
             learning_rate=settings.learning_rate,
             lr_scheduler_type=schedule_type(settings.schedule),
             warmup_steps=settings.warmup_steps,
@@ -101,6 +102,7 @@ def run_sft(
             report_to="none",
             disable_tqdm=True,
             dataloader_pin_memory=False,
+            ddp_timeout=processes.WAIT,
         )
         check_one_gpu(args)
         try:
@@ -131,8 +133,19 @@ def run_sft(
         finally:
             shown.close()
         folder = save_model(store, trainer, policy.tokenizer)
-    write_recipe(config, folder, console=console)
+    if trainer.accelerator.is_main_process:
+        write_recipe(config, folder, console=console)
+    trainer.accelerator.wait_for_everyone()
     return folder
+
+
+def rows_of_process(batch_size: int) -> int:
+    """Rows of each process in an optimizer step; `ConfigError` where they cannot share them equally."""
+    number = processes.count()
+    if batch_size % number:
+        good = number * max(round(batch_size / number), 1)
+        raise ConfigError(f"sft.batch_size is {batch_size}, which {number} processes cannot share; use {good}")
+    return batch_size // number
 
 
 def conversational(example: Mapping[str, Any]) -> dict[str, Any]:

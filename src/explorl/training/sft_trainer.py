@@ -30,6 +30,7 @@ from explorl.modeling.packed import causal, packed_rows
 from explorl.training.sft_data import tokenised
 from explorl.training.sft_pass import add_scores, tokens_that_fit
 from explorl.training.sft_rows import TokenRows
+from explorl.training.sharding import is_spread, spread_devices
 
 
 class NothingToLearn(ValueError):
@@ -149,10 +150,10 @@ class PackedSFTTrainer(SFTTrainer):
             "torch_compile is set": args.torch_compile,
             "use_liger_kernel is set": args.use_liger_kernel,
             "neftune_noise_alpha is set, whose noise depends on a row's length": args.neftune_noise_alpha is not None,
-            "weights are sharded": self.is_fsdp_enabled or self.is_deepspeed_enabled,
+            "weights are sharded": is_spread(self.model, self.accelerator),
+            "DeepSpeed counts backward passes, and packed rows may need several": self.is_deepspeed_enabled,
             "parallelism_config is set": self.accelerator.parallelism_config is not None,
-            "the model is on several devices": len(set((getattr(self.model, "hf_device_map", None) or {}).values()))
-            > 1,
+            "the model is on several devices": bool(spread_devices(self.model)),
             "dispatch_batches is set": args.accelerator_config.dispatch_batches is True,
             "the adapter adds virtual tokens": getattr(adapter, "is_prompt_learning", False),
             "the model's loss is a mean over each micro-batch": not self.model_accepts_loss_kwargs,

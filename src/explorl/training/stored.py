@@ -18,6 +18,7 @@ from explorl.config import Config, changed_keys
 from explorl.store import RunStore, StoreError, atomic_folder, checkpoint_step
 from explorl.terminal import ProgressLines, duration, literal
 from explorl.training.checkpoints import fault
+from explorl.training.sharding import fsdp_version, gathered_weights
 
 
 class Diverged(ValueError):
@@ -171,14 +172,19 @@ def progress_bar(console: Console) -> Progress:
 
 
 class Periodically(TrainerCallback):
-    """Calls a function each so many steps; where it returns True, training ends."""
+    """Calls a function each so many steps, on the main process or on all; where it returns True, training ends."""
 
-    def __init__(self, every: int, function: Callable[[int], bool | None]) -> None:
-        self.every, self.function = every, function
+    def __init__(self, every: int, function: Callable[[int], bool | None], *, everywhere: bool = False) -> None:
+        self.every, self.function, self.everywhere = every, function, everywhere
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        due = self.every and state.global_step % self.every == 0 and state.is_world_process_zero
-        if due and self.function(state.global_step):
+        if not self.every or state.global_step % self.every != 0:
+            return
+        asked = self.everywhere or state.is_world_process_zero
+        ends = self.function(state.global_step) if asked else None
+        if args.world_size > 1:  # all end, or none
+            ends = broadcast_object_list([ends])[0]
+        if ends:
             control.should_training_stop = True
 
 
@@ -215,9 +221,14 @@ def _begin(store: RunStore, config: Config, kind: str, say: Callable[[str], None
 
 
 def save_model(store: RunStore, trainer: Any, tokenizer: Any) -> Path:
-    """Writes the trained policy to `model/` in the run's folder, whole."""
-    target = store.folder / "model"
-    with atomic_folder(target) as folder:
-        trainer.model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    """Writes the trained policy to `model/` in the run's folder, whole; called on every process."""
+    target, accelerator = store.folder / "model", trainer.accelerator
+    fsdp = fsdp_version(accelerator) > 0
+    weights = {"state_dict": accelerator.get_state_dict(trainer.model_wrapped)} if fsdp else {}
+    with nullcontext() if fsdp else gathered_weights(trainer.model_wrapped, accelerator):
+        if accelerator.is_main_process:
+            with atomic_folder(target) as folder:
+                accelerator.unwrap_model(trainer.model).save_pretrained(folder, **weights)
+                tokenizer.save_pretrained(folder)
+    accelerator.wait_for_everyone()
     return target

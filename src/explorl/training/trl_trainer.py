@@ -4,7 +4,7 @@ What is overridden, and what a subclass finds in its place:
 
     _generate_single_turn                 sample(prompt_ids, rows)
     _tool_call_loop                       conversed(completion_ids)
-    _generate                             interprets, said
+    _generate                             interprets, said; samples_whole
     _get_per_token_logps_and_entropies    log_probabilities(model, ids, mask, completion, ...)
     _calculate_rewards                    reward_parts, rewarded; known_rewards()
     _generate_and_score_completions       scored(inputs)
@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,6 +44,7 @@ from trl.trainer.utils import (
 from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
+from explorl.training.sharding import gathered_weights, is_spread
 
 IMAGES = (
     "pixel_values",
@@ -157,7 +159,17 @@ class NamedGRPOTrainer(GRPOTrainer):
     @property
     def sharded(self) -> bool:
         """Whether no process holds all weights."""
-        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        return is_spread(self.model, self.accelerator)
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Every process holds all weights, whoever samples; called on all of them."""
+        gathers, self.args.ds3_gather_for_generation = self.args.ds3_gather_for_generation, False
+        try:
+            with gathered_weights(self.model_wrapped, self.accelerator):
+                yield
+        finally:
+            self.args.ds3_gather_for_generation = gathers
 
     @property
     def now(self) -> int:
@@ -210,7 +222,16 @@ class NamedGRPOTrainer(GRPOTrainer):
     said: list[Said] | None = None
     """What the rows of this process have said in the latest generation batch."""
 
+    @property
+    def samples_whole(self) -> bool:
+        """Whether `sample` needs all weights of a model that is sharded."""
+        return False
+
     def _generate(self, prompts: list[Any]) -> Any:
+        with self.whole_weights() if self.samples_whole else nullcontext():
+            return self._generated(prompts)
+
+    def _generated(self, prompts: list[Any]) -> Any:
         if not self.interprets:
             return super()._generate(prompts)
         self.rollout_func = self._rolled_out  # TRL counts tokens by its mask, and leaves the rest to it

@@ -135,7 +135,7 @@ class WatchingTrainer(ObjectiveTrainer):
     def _rows_to_look_at(self, output: Mapping[str, Any], number: int) -> list[int]:
         rows = self.lens.chosen(len(output["completion_ids"]), number)
         why = "it sees images" if any(name in output for name in IMAGES) else ""
-        why = "weights are sharded over processes (FSDP or DeepSpeed)" if self.sharded else why
+        why = "weights are sharded over processes (ZeRO-3 or FSDP)" if self.sharded else why
         if rows and why:
             self.warn_once(f"the lens looks at no answer closely, and records no change of probabilities: {why}")
             return []

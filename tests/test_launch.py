@@ -1,0 +1,227 @@
+"""`--launch FILE`: several processes with one voice, and files that are not what it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from explorl import processes
+from explorl.cli import main
+from explorl.launch import _first_of, check_file, command_line
+
+TWO = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "MULTI_CPU",
+    "use_cpu": True,
+    "num_machines": 1,
+    "num_processes": 2,
+    "mixed_precision": "no",
+}
+"""accelerate's file for two processes on a CPU."""
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(TWO))
+    return path
+
+
+# ---------------------------------------------------------------- what a user can get wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "which is no file"),
+        ("training: {steps: 4}\n", "is no configuration of accelerate"),
+        ("- 1\n", "is no configuration of accelerate"),
+        ("", "is no configuration of accelerate"),
+        ("a: [", "is not YAML"),
+        (yaml.safe_dump({**TWO, "num_processes": 1}), "num_processes is 1"),
+        (yaml.safe_dump({**TWO, "num_processes": "two"}), "num_processes is 'two'"),
+        (yaml.safe_dump({"distributed_type": "MULTI_GPU"}), "num_processes is None"),
+        (yaml.safe_dump({**TWO, "num_procesess": 3}), "num_procesess"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_files_that_it_does_not_take(
+    command: str, text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "accelerate.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--preset", "tiny", "--launch", str(path), "--run", str(tmp_path / "run")])
+    lines = capsys.readouterr().err.splitlines()
+    assert exit_.value.code == 2
+    assert len(lines) <= 3, lines
+    assert lines[0].startswith("explorl: ")
+    assert said in lines[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_of_several_processes_launches_none(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_file(two)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(Exception, match="one of 2 processes already"):
+        check_file(two)
+
+
+@pytest.mark.parametrize(("command", "said"), [(["rft"], "in one"), (["study", "deng"], "--launch FILE")])
+def test_what_has_one_process(
+    command: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit) as exit_:
+        main(command)
+    assert exit_.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_study_has_jobs_or_processes(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "deng", "--profile", "tiny", "--jobs", "2", "--launch", str(two), "--run", str(tmp_path / "s")])
+    assert "--jobs is 2, and with --launch each run has all processes" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_command_line() -> None:
+    parts = ("train", ("--config", Path("a b.yaml")), ("--preset", None), ("--set", "x=1"))
+    assert command_line(*parts) == ["train", "--config", "a b.yaml", "--set", "x=1"]
+
+
+def failure(code: int, at: float, text: str | None = None) -> Any:
+    message = {"message": text, "extraInfo": {"timestamp": str(int(at)), "exact": at}}
+    said = {} if text is None else {"message": message}
+    return SimpleNamespace(exitcode=code, timestamp=int(at), error_file_data=said)
+
+
+@pytest.mark.parametrize(
+    ("failures", "said", "code"),
+    [
+        ({0: failure(2, 5.2, "explorl: no"), 1: failure(2, 5.9, "explorl: connection closed")}, "explorl: no", 2),
+        ({0: failure(1, 5.9, "closed"), 1: failure(2, 5.2, "explorl: no")}, "process 1: explorl: no", 2),
+        ({0: failure(-15, 5.0), 1: failure(2, 5.4, "explorl: no")}, "process 1: explorl: no", 2),
+        ({1: failure(-9, 5.0)}, "process 1 was ended by SIGKILL; it may have run out of memory", 1),
+        ({1: failure(3, 5.0)}, "process 1 ended with exit code 3", 3),
+    ],
+)
+def test_the_first_failure_is_told(failures: dict[int, Any], said: str, code: int) -> None:
+    found = _first_of(failures)
+    assert (str(found), found.code) == (said, code)
+
+
+def test_a_word_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the form that torchrun reads; nobody else is told where `--launch` will tell it."""
+    assert not processes.leave_word("no")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "a" / "error.json"))
+    assert not processes.leave_word("no")
+    monkeypatch.setenv(processes.QUIET, "1")
+    assert processes.leave_word("no")
+    left = json.loads((tmp_path / "a" / "error.json").read_text())["message"]
+    assert left["message"] == "no"
+    assert abs(left["extraInfo"]["exact"] - time.time()) < 60
+
+
+# ---------------------------------------------------------------- end to end
+
+SMALL = {
+    "task.train_problems": 8,
+    "training.steps": 2,
+    "training.prompts_per_step": 4,
+    "training.generations": 4,
+    "training.micro_batch": 4,
+    "training.checkpoint_every": 1,
+    "rollout.max_tokens": 12,
+    "evaluation.every": 1,
+    "evaluation.problems": 4,
+    "evaluation.samples": 2,
+    "sft.from_scratch": "false",
+    "sft.examples": 16,
+    "sft.batch_size": 8,
+    "sft.epochs": 1,
+    "sft.checkpoint_every": 1,
+    "sft.max_length": 128,
+}
+
+
+def explorl(*arguments: str | Path, model: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
+    sets = [f"{key}={value}" for key, value in {**SMALL, "model.name": model, **changes}.items()]
+    command = [sys.executable, "-m", "explorl", *map(str, arguments)]
+    command += [part for change in sets for part in ("--set", change)] if "--resume" not in command else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_grpo_on_two_processes(two: Path, small_policy: Path, tmp_path: Path) -> None:
+    """One folder, one voice, the scores of one process; longer afterwards; and as many rows as with one process."""
+    run = tmp_path / "run"
+    ended = explorl("train", "--preset", "tiny", "--launch", two, "--run", run, model=small_policy)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("policy: ") == 1
+    lines = metrics(run)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [0, 1, 2]
+    assert (run / "model" / "model.safetensors").exists()
+
+    import pyarrow.parquet as parquet
+
+    assert len(parquet.read_table(run / "rollouts" / "step-000001.parquet")) == 16
+    again = explorl("train", "--launch", two, "--resume", run, "--set", "training.steps=3", model=small_policy)
+    assert again.returncode == 0, again.stderr
+    assert [line["step"] for line in metrics(run) if line["kind"] == "train"] == [1, 2, 3]
+    done = explorl("train", "--launch", two, "--resume", run, model=small_policy)
+    assert done.stdout.count("is finished") == 1
+
+
+@pytest.mark.slow
+def test_sft_on_two_processes(two: Path, small_policy: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ended = explorl("sft", "--preset", "tiny", "--launch", two, "--run", run, model=small_policy)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("policy: ") == 1
+    assert (run / "model" / "recipe.json").exists()
+
+
+BAD_TASK = """
+import os
+from explorl.tasks.countdown import CountdownMini
+
+class Failing(CountdownMini):
+    def verify_many(self, *given, **options):
+        if os.environ.get("RANK") == "{rank}":
+            raise ValueError("the judge has gone home")
+        return super().verify_many(*given, **options)
+"""
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_once(two: Path, small_policy: Path, tmp_path: Path) -> None:
+    """What all processes would say."""
+    run = tmp_path / "run"
+    changes = {"training.micro_batch": 16}
+    ended = explorl("train", "--preset", "tiny", "--launch", two, "--run", run, model=small_policy, **changes)
+    assert ended.returncode == 2
+    assert ended.stderr.count("training.micro_batch is 16, and 2 processes share 16 rows a step; use 8") == 1
+    assert "Traceback" not in ended.stderr
+    taken = explorl("train", "--preset", "tiny", "--launch", two, "--run", small_policy, model=tmp_path / "none")
+    assert taken.returncode == 2
+    assert len(taken.stderr.strip().splitlines()) == 1, taken.stderr
