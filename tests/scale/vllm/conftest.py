@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +50,14 @@ def policy(policy_folder: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def llm(policy_folder: Path) -> Iterator[Any]:
+def llm(policy_folder: Path) -> Any:
     pytest.importorskip("vllm")
     from vllm import LLM
 
     from explorl.rollout.backends.vllm import keep_weights_in_place
 
     keep_weights_in_place()
-    yield LLM(
+    return LLM(
         str(policy_folder),
         dtype="float32",
         max_model_len=256,

@@ -4,8 +4,8 @@
 
 A request carries its `Chain` as plain numbers under names that begin with ``explorl_`` (vLLM's ``extra_args``, or
 ``vllm_xargs`` of a server). `Rows` are the chains of a batch as tensors: `Rows.removed` says which tokens may not be
-drawn, `Rows.log_q` how likely a drawn token was. Cuts follow the rule of `explorl.rollout.ranking`, and whether bottom-p
-is applied is read from the request's own stream of random numbers (`explorl.rollout.rng`), as in our engine.
+drawn, `Rows.log_q` how likely a drawn token was. Cuts follow the rule of `explorl.rollout.ranking`, and whether
+bottom-p is applied is read from the request's own stream of random numbers (`explorl.rollout.rng`), as in our engine.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class Rows(NamedTuple):
 
     def take(self, index: Int[Tensor, " some"]) -> Rows:
         """Some of the rows, or some of them several times."""
-        return Rows(*(column[index] for column in self[:-2]), self.curves, self.active)
+        taken = {name: column[index] for name, column in self._asdict().items() if name not in ("curves", "active")}
+        return self._replace(**taken)
 
     def temperatures(self, positions: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
         """By position; 1 where a row has none."""

@@ -3,9 +3,9 @@
     VllmEngine(model, tokenizer, LLM("my-model"))
     VllmEngine(model, tokenizer, "http://localhost:8000")
 
-vLLM draws the tokens: each request with its own temperature, penalties, stops and seed, and with top-k, top-p, min-p and
-bottom-p in our order by `explorl.rollout.backends.vllm_processor`, which has to be installed beside that vLLM (it is
-where Explorl is). ``model`` is the same policy in transformers, whose pass gives the records. What differs from our
+vLLM draws the tokens: each request with its own temperature, penalties, stops and seed, and with top-k, top-p, min-p
+and bottom-p in our order by `explorl.rollout.backends.vllm_processor`, which has to be installed beside that vLLM (it
+is where Explorl is). ``model`` is the same policy in transformers, whose pass gives the records. What differs from our
 engine: tokens are drawn by vLLM's own random numbers, so the same seed gives other tokens than there.
 """
 
@@ -52,7 +52,7 @@ def keep_weights_in_place() -> None:
 
     To be called before a `vllm.LLM` whose weights are to change is made; elsewhere it does nothing.
     """
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or importlib.util.find_spec("vllm") is None:
         return
     ops: Any = importlib.import_module("vllm._custom_ops")
     ops._supports_onednn = False
@@ -152,8 +152,8 @@ def check_processor(sampler: Sampler, token: int) -> None:
 
 
 def sampler_of(backend: Any) -> Sampler:
-    """From a `vllm.LLM`, a `VLLMClient` of TRL's or the address of a server."""
-    if isinstance(backend, Colocated | Served):
+    """From a `vllm.LLM`, a `VLLMClient` of TRL's or the address of a server; a `Sampler` is one."""
+    if hasattr(backend, "draw"):
         return backend
     if isinstance(backend, str):
         return Served.at(backend)

@@ -68,7 +68,7 @@ class ExplorlLogitsProcessor(*_BASES):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, device_or_states: Any, is_pin_memory: bool = False) -> None:
         states = device_or_states if hasattr(device_or_states, "prompt_len") else None
-        self._states = states
+        self._states: Any = states
         self.device: torch.device = device_or_states if states is None else states.device
         self._seed = int(getattr(vllm_config.model_config, "seed", None) or 0)
         self._seen = 0
@@ -135,7 +135,7 @@ class ExplorlLogitsProcessor(*_BASES):  # type: ignore[misc]
     def apply_staged_writes(self) -> None:
         if self._rows is not None or not self._of:
             return
-        nothing = Chain(), 1.0, []
+        nothing: tuple[Chain, float, list[int]] = (Chain(), 1.0, [])
         slots = [self._of.get(slot, nothing) for slot in range(len(self._on))]
         self._rows = Rows.of([chain for chain, _, _ in slots], self.device)
         self._rate = torch.tensor([1 / warm for _, warm, _ in slots], dtype=torch.float32, device=self.device)

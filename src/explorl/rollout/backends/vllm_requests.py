@@ -32,8 +32,8 @@ def refuse(params: SamplingParams) -> None:
         raise ValueError(f"min_p_mass is {params.min_p_mass}, which vLLM does not record; sample with engine='explorl'")
     if params.logprobs:
         raise ValueError(
-            f"logprobs is {params.logprobs}, and beside vLLM only the drawn token is recorded; leave it None, or sample "
-            "with engine='explorl'"
+            f"logprobs is {params.logprobs}, and beside vLLM only the drawn token is recorded; leave it None, or "
+            "sample with engine='explorl'"
         )
     if params.banned_tokens:
         raise ValueError("banned_tokens is set, which vLLM cannot do; give allowed_tokens, or use engine='explorl'")
