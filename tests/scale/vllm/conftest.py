@@ -29,7 +29,7 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=256,
+        max_position_embeddings=1024,
         initializer_range=0.15,
         tie_word_embeddings=False,
         bos_token_id=None,

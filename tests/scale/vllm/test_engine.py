@@ -236,3 +236,16 @@ def test_a_vllm_without_the_processor_is_noticed(engine: VllmEngine) -> None:
 
     with pytest.raises(VllmError, match="install explorl where vLLM runs"):
         check_processor(Deaf(), 5)
+
+
+def test_both_interfaces_of_vllm_take_the_processor() -> None:
+    from vllm.v1.sample.logits_processor import LogitsProcessor as First
+    from vllm.v1.sample.logits_processor import _load_logitsprocs_plugins
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as Second
+    from vllm.v1.worker.gpu.sample.logits_processor.loader import _load_v2_logitsprocs_plugins
+
+    first, second = _load_logitsprocs_plugins(), _load_v2_logitsprocs_plugins()
+    assert [one.__name__ for one in first] == [one.__name__ for one in second] == ["ExplorlLogitsProcessor"]
+    assert issubclass(first[0], First)
+    assert issubclass(first[0], Second)
+    assert not getattr(first[0], "__abstractmethods__", ())

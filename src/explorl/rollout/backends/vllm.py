@@ -11,10 +11,13 @@ engine: tokens are drawn by vLLM's own random numbers, so the same seed gives ot
 
 from __future__ import annotations
 
+import copy
 import importlib.util
-import logging
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,13 +34,11 @@ from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.stops import StopStrings
 
-logger = logging.getLogger(__name__)
-
 AT_ONCE = 64
 """Requests that are open at a server at the same time, as many as TRL has."""
 
 
-class VllmError(RuntimeError):
+class VllmError(ValueError):
     """vLLM cannot be used as asked; the message says why and what to do."""
 
 
@@ -174,7 +175,38 @@ class VllmEngine:
         self.model, self.tokenizer = model, tokenizer
         self.sampler = sampler_of(backend)
         self.records = records or RecordPass(model)
-        self._checked = False
+        self._checked = self._owns = False
+
+    @classmethod
+    def colocated(cls, model: Any, tokenizer: Any, *, source: str | None = None, **options: Any) -> VllmEngine:
+        """With a `vllm.LLM` of its own in this process; `release` lets go of it.
+
+        Args:
+            source: A folder or hub id with the weights of ``model``; None writes them to a folder that vLLM reads.
+            options: Arguments of `vllm.LLM`, such as ``max_num_seqs=64`` or ``max_model_len=4096``.
+        """
+        need_vllm()
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it has a hundred lines to say
+        device = next(model.parameters()).device
+        given: dict[str, Any] = {"dtype": str(model.dtype).removeprefix("torch."), "seed": 0}
+        if device.type == "cuda":  # the model is there too
+            free, total = torch.cuda.mem_get_info(device)
+            given["gpu_memory_utilization"] = 0.85 * free / total
+        else:
+            given["enforce_eager"] = True  # compiling takes minutes
+        with tempfile.TemporaryDirectory(prefix="explorl-vllm-") as folder:
+            path = source or _written(model, tokenizer, Path(folder))
+            try:
+                from vllm import LLM
+
+                llm = LLM(path, **{**given, **options})
+            except Exception as error:  # of any kind: from its configuration, its workers, torch
+                said = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
+                raise VllmError(f"vLLM cannot load {path}: {said or type(error).__name__}") from error
+        engine = cls(model, tokenizer, llm)
+        engine._owns = True
+        return engine
 
     def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
         """The requests of a call; `ValueError` for what cannot be run."""
@@ -272,7 +304,22 @@ class VllmEngine:
         )
 
     def release(self) -> None:
-        """Lets go of vLLM's memory, where it is in this process."""
-        if isinstance(self.sampler, Colocated):
-            self.sampler.llm.llm_engine.engine_core.shutdown()
-            del self.sampler.llm
+        """Lets go of a vLLM that `colocated` has made, and of its memory."""
+        if not self._owns:
+            return
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        assert isinstance(self.sampler, Colocated)
+        self.sampler.llm.llm_engine.engine_core.shutdown()
+        del self.sampler.llm
+        self._owns = False
+        cleanup_dist_env_and_memory()
+
+
+def _written(model: Any, tokenizer: Any, folder: Path) -> str:
+    """The weights as they are now, with adapters merged into them."""
+    if hasattr(model, "merge_and_unload"):
+        model = copy.deepcopy(model).merge_and_unload()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
