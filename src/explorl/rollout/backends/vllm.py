@@ -108,7 +108,7 @@ class Served:
 
         try:
             return cls(VLLMClient(base_url=url))
-        except ConnectionError as error:
+        except OSError as error:  # requests' ConnectionError is one
             raise VllmError(f"no vLLM server answers at {url}; start one with vllm serve, see docs/vllm.md") from error
 
     @property
