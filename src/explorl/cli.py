@@ -93,6 +93,7 @@ app.add_typer(config_app, name="config")
 console = Console()
 
 DTYPES = ["float32", "bfloat16", "float16"]
+SAMPLERS = ["explorl", "vllm"]
 
 ConfigFile = Annotated[
     Path | None,
@@ -294,6 +295,14 @@ def evaluate(
         str,
         typer.Option(metavar="TYPE", help="float32, bfloat16 or float16.", autocompletion=lambda: DTYPES),
     ] = "float32",
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What samples: explorl, or vllm where it is installed.",
+            autocompletion=lambda: SAMPLERS,
+        ),
+    ] = "explorl",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the samples.")] = 0,
     shard: Annotated[
         str | None,
@@ -330,6 +339,8 @@ def evaluate(
 
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
+    if engine not in SAMPLERS:
+        raise ConfigError(f"--engine is {engine!r}; use explorl or vllm")
     if tools is None and tool_calls is not None:
         raise ConfigError(f"--tool-calls is {tool_calls}, but no tool is named; add --tools python, or leave it out")
     limits = {} if tool_calls is None else {"max_calls": tool_calls}
@@ -358,6 +369,7 @@ def evaluate(
         token_records=token_records,
         batch_size=batch_size,
         dtype=dtype,
+        engine=engine,
         task_options={**parse_options(option), **({} if data_dir is None else {"data_dir": data_dir})},
         tools=None if tools is None else get_tool(tools, **limits),
     )

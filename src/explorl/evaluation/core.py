@@ -15,7 +15,8 @@ from explorl.evaluation.completions import TOOL_COLUMNS, answer_text, mean_of, s
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel, reference
+from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel, reference
+from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
 from explorl.store import write_json, write_parquet
@@ -156,7 +157,7 @@ def evaluate(
     template: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
-    engine: Literal["explorl", "generate"] | None = None,
+    engine: Literal["explorl", "generate", "vllm"] | None = None,
     dtype: torch.dtype | None = None,
     tools: ToolUse | ToolSpec | str | None = None,
     on_progress: Callable[[int], None] | None = None,
@@ -164,8 +165,9 @@ def evaluate(
     """Draws the protocol's number of completions of each problem, `batch_size` at a time, and verifies them.
 
     `engine="generate"` samples by `model.generate`, the reference; it records neither entropy nor branching factor.
-    None takes it, with a warning, where the engine would not compute what the model computes. `dtype` is that in which
-    the engine samples; None is that of the weights.
+    None takes it, with a warning, where the engine would not compute what the model computes. `engine="vllm"` samples
+    by a vLLM that is started for it and reads the policy's weights, and records by a pass of the policy. `dtype` is
+    that in which the engine samples; None is that of the weights.
 
     `tools`: a tool that completions may call, such as "python" or ``python_tool(max_calls=3)``. Answers are then read
     from what the model said, not from what a program printed, and only sampled tokens are counted and measured.
@@ -173,8 +175,8 @@ def evaluate(
     used = None if tools is None else ToolUse.of(tools)
     if used is not None:
         used.check(policy.tokenizer, policy.name)
-        if engine == "generate":
-            raise ValueError(f"engine is 'generate', which cannot call tool {used.tool.name!r}; use 'explorl' or None")
+        if engine in ("generate", "vllm"):
+            raise ValueError(f"engine is {engine!r}, which cannot call tool {used.tool.name!r}; use 'explorl' or None")
     samples = how.samples_for(task)
     if not problems:
         raise ValueError(f"there are no problems to evaluate {policy.name} on; ask task {task.name} for 1 or more")
@@ -196,6 +198,8 @@ def evaluate(
     tick = None if on_progress is None else lambda _: on_progress(1)
     if used is not None:
         completions = generate_with_tools(sampler, prompts, samples, params, used, on_finish=tick).check()
+    elif engine == "vllm":
+        completions = _by_vllm(policy, prompts, samples, params, batch_size, tick)
     elif engine == "explorl":
         completions = sampler.generate(prompts, samples, params, on_finish=tick).check()
     else:
@@ -239,6 +243,17 @@ def evaluate(
     ids = [problem.id for problem in problems]
     tool = "" if used is None else used.tool.name
     return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool)
+
+
+def _by_vllm(
+    policy: Policy, prompts: Sequence[Any], n: int, params: SamplingParams, batch_size: int | None, tick: Any
+) -> Rollouts:
+    options: dict[str, Any] = {} if batch_size is None else {"max_num_seqs": batch_size}
+    sampler = VllmEngine.colocated(policy.model, policy.tokenizer, **options)
+    try:
+        return sampler.generate(prompts, n, params, on_finish=tick)
+    finally:
+        sampler.release()
 
 
 def _fitting_engine(sampler: Engine, longest: int) -> Literal["explorl", "generate"]:

@@ -23,6 +23,7 @@ from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, reference
+from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
@@ -43,7 +44,7 @@ class Job:
     def __init__(
         self,
         policy: Policy,
-        engine: Engine,
+        engine: Engine | VllmEngine,
         task: Task,
         problems: Sequence[Problem],
         how: Protocol,
@@ -103,6 +104,7 @@ class Job:
     ) -> Rollouts:
         if self.tools is None:
             return self.engine.generate(prompts, WIDTH, params, on_finish=finish)
+        assert isinstance(self.engine, Engine)
         uses = (live.ravel() * self.tools.tool.max_calls).tolist()
         return generate_with_tools(
             self.engine, prompts, WIDTH, params, self.tools, uses=uses, pool=self.pool, on_finish=finish

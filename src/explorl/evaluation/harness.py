@@ -34,6 +34,7 @@ from explorl.evaluation.side_by_side import side_by_side
 from explorl.metrics import Cell, Interval, Table
 from explorl.models import ModelError, Policy, load_policy, resolve_model
 from explorl.rollout import Engine, UnsupportedModel
+from explorl.rollout.backends.vllm import VllmEngine, need_vllm
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -100,6 +101,7 @@ def run_evaluation(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     task_options: Mapping[str, Any] | None = None,
     tools: ToolUse | ToolSpec | str | None = None,
+    engine: Literal["explorl", "vllm"] = "explorl",
     on_progress: Callable[[Progress], None] | None = None,
     on_failure: Callable[[Failed], None] | None = None,
 ) -> list[Evaluated]:
@@ -115,6 +117,7 @@ def run_evaluation(
         token_records: Keep ids, entropy, branching factor and log-probability of every token; None is yes up to 2 GiB.
         tools: A tool, such as "python": every model is evaluated without it and with it, text and code side by side
             (Deng et al. 2025, Figure 2). With it, a model is called ``<model>+<tool>``.
+        engine: "vllm" samples with vLLM, which is started for each model; other samples, the same protocol.
 
     In several processes, the one that finishes last scores them all; an earlier one reports what is still missing.
     """
@@ -127,14 +130,20 @@ def run_evaluation(
         if isinstance(model, str):
             resolve_model(model)
     used = None if tools is None else ToolUse.of(tools)
+    if engine not in ("explorl", "vllm"):
+        raise ValueError(f"engine is {engine!r}; use 'explorl' or 'vllm'")
+    if engine == "vllm":
+        need_vllm()
+        if used is not None:
+            raise ValueError(f"engine is 'vllm', which cannot call tool {used.tool.name!r}; use 'explorl'")
     kinds = [None] if used is None else [None, used]
     results = []
     with _pool(used) as pool:
         for label, model in labelled.items():
             failed = partial(_failed, on_failure)
-            policy = engine = None
+            policy = sampler = None
             try:
-                policy, engine = _opened(label, model, how, batch_size, dtype)
+                policy, sampler = _opened(label, model, how, batch_size, dtype, engine)
                 if used is not None:
                     used.check(policy.tokenizer, label)
             except Exception as error:
@@ -147,7 +156,7 @@ def run_evaluation(
                     problems = problems_of(task, split, limit)
                     fitting = fitting_template(task, policy.tokenizer, template)
                     check_prompts([task.prompt(one, fitting) for one in problems], policy, task, fitting, "--template")
-                    job = Job(policy, engine, task, problems, how, fitting, seed, tool, pool)
+                    job = Job(policy, sampler, task, problems, how, fitting, seed, tool, pool)
                     # a colon as in gym:chain_sum is part of a folder's name
                     asked = ":".join(map(file_name, task_label(task).split(":")))
                     folder = f"{file_name(_called(label, tool))}-{asked}-{file_name(name)}"
@@ -166,14 +175,16 @@ def run_evaluation(
                     }
                     if judged_by := {key: value for key, value in given.items() if key not in ("data_dir", "path")}:
                         identity["task_options"] = judged_by
+                    if engine == "vllm":
+                        identity["engine"] = engine
                     if tool is not None:
                         identity["tool"] = {**vars(tool.tool), "fence": repr(tool.tool.fence)}
                     store.claim(identity)
                     results.append(_fill(store, job, job.chunks(chunk)[index::count], how, on_progress))
                 except Exception as error:
                     failed(_called(label, tool), task, error)
-            engine.release()
-            del policy, engine  # the next model needs the memory
+            sampler.release()
+            del policy, sampler  # the next model needs the memory
     return results
 
 
@@ -200,9 +211,13 @@ def _opened(
     how: Protocol,
     batch_size: int | None,
     dtype: Literal["float32", "bfloat16", "float16"],
-) -> tuple[Policy, Engine]:
+    kind: Literal["explorl", "vllm"],
+) -> tuple[Policy, Engine | VllmEngine]:
     """A policy, and an engine that can sample it."""
     policy = load_policy(model, dtype=dtype, device=_device()) if isinstance(model, str) else model
+    if kind == "vllm":
+        options: dict[str, Any] = {} if batch_size is None else {"max_num_seqs": batch_size}
+        return policy, VllmEngine.colocated(policy.model, policy.tokenizer, source=_source(model), **options)
     engine = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
     try:
         engine.check(int(np.max(how.sampling.max_tokens)))
@@ -212,6 +227,14 @@ def _opened(
             "explorl.evaluation.evaluate(..., engine='generate') samples it with model.generate"
         ) from error
     return policy, engine
+
+
+def _source(model: str | Policy) -> str | None:
+    """Where another sampler can read a model's weights; None where they have to be written out for it."""
+    if not isinstance(model, str):
+        return None
+    path = resolve_model(model)
+    return path if not Path(path).is_dir() or any(Path(path).glob("model*.safetensors")) else None
 
 
 def _tasks(tasks: Sequence[str | Task], options: Mapping[str, Any]) -> list[tuple[Task, dict[str, Any]]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,10 @@ from explorl.modeling.answer_states import (
     unwrapped,
 )
 from explorl.modeling.logit_blocks import DTYPES, TokenRecords, block_bytes, by_blocks
+
+Visit = Callable[[Tensor, Tensor, Tensor], None]
+"""Is shown blocks of logits: the row of each, its column in the completion, and the (tokens, vocab) logits, which are
+only there during the call and not to be changed."""
 
 __all__ = ["AnswerRecords", "TokenRecords", "answer_records", "coefficient", "token_records", "update_size"]
 
@@ -61,6 +66,7 @@ def token_records(
     softcap: float | None = None,
     mass: float = 0.95,
     block: int | None = None,
+    visit: Callable[[slice, Tensor], None] | None = None,
 ) -> TokenRecords:
     """Records of the tokens `targets` under softmax(logits), logits = states · weightᵀ + bias.
 
@@ -71,6 +77,7 @@ def token_records(
         temperature: One for all tokens or one per token, for all but entropy and branching factor.
         mass: Of the branching factor.
         block: Bytes of the largest tensor over the vocabulary, such as 2**26.
+        visit: Is shown each block of logits, which it must not change.
     """
     _check(states, weight, targets)
     device = states.device.type
@@ -93,7 +100,21 @@ def token_records(
         return adjusted(out, 1.0, softcap)
 
     with torch.autocast(device, enabled=False):
-        return by_blocks(logits, targets, vocab, dtype, temperature, mass, block)
+        return by_blocks(_shown(logits, visit), targets, vocab, dtype, temperature, mass, block)
+
+
+def _shown(
+    logits: Callable[[slice], Tensor], visit: Callable[[slice, Tensor], None] | None
+) -> Callable[[slice], Tensor]:
+    if visit is None:
+        return logits
+
+    def shown(some: slice) -> Tensor:
+        found = logits(some)
+        visit(some, found)
+        return found
+
+    return shown
 
 
 def _check(states: Tensor, weight: Tensor, targets: Tensor) -> None:
@@ -153,6 +174,7 @@ def answer_records(
     mass: float = 0.95,
     block: int | None = None,
     packed: bool = True,
+    visit: Visit | None = None,
 ) -> AnswerRecords:
     """Records of the last `completion` positions of each row, under a causal language model of transformers.
 
@@ -165,6 +187,7 @@ def answer_records(
         temperature: One for all rows, one per row, or one per position.
         autocast: Makes the context in which the model is called.
         packed: False calls the model on padded rows, also where a packed pass is right.
+        visit: Is shown the logits of every token, a block at a time.
     """
     if not 0 < completion <= input_ids.size(1):
         raise ValueError(f"completion is {completion}; rows have {input_ids.size(1)} tokens, so use 1 to that many")
@@ -191,16 +214,21 @@ def answer_records(
         own: float | Tensor = temperature
         if isinstance(temperature, Tensor):
             own = temperature.to(device)[row] if temperature.dim() == 1 else temperature.to(device)[row, column]
+        look = None if visit is None else partial(_visited, visit, row, column)
         with autocast():
             if found.kind == "own logits":
-                records, norms = _from_own_logits(model, aligned, own, mass, block)
+                records, norms = _from_own_logits(model, aligned, own, mass, block, look)
             else:
                 read = states(model, aligned, found.kind)
-                records = _from_head(head_of(model), read, aligned.targets, found, own, mass, block)
+                records = _from_head(head_of(model), read, aligned.targets, found, own, mass, block, look)
                 norms = torch.linalg.vector_norm(read, dim=-1, dtype=torch.float32)
         for value, part in zip(values, (*records, norms), strict=True):
             value[row, column] = part.to(device)
     return AnswerRecords(*values)
+
+
+def _visited(visit: Visit, row: Tensor, column: Tensor, some: slice, logits: Tensor) -> None:
+    visit(row[some], column[some], logits)
 
 
 def _from_head(
@@ -211,28 +239,34 @@ def _from_head(
     temperature: float | Tensor,
     mass: float,
     block: int | None,
+    visit: Callable[[slice, Tensor], None] | None = None,
 ) -> TokenRecords:
     """By the head's weight, or by the head itself where more than a weight acts in it."""
     device = next(head.parameters()).device
     read, targets = read.to(device), targets.to(device)
     if type(head) is nn.Linear and proof.touched(head) == (0, 0, id(None)) and found.scale == 1:
         given: Any = {"bias": head.bias, "temperature": temperature, "softcap": found.softcap}
-        return token_records(read, head.weight, targets, mass=mass, block=block, **given)
+        return token_records(read, head.weight, targets, mass=mass, block=block, visit=visit, **given)
     sample = head(read[:1])
 
     def logits(some: slice) -> Tensor:
         return adjusted(head(read[some]), found.scale, found.softcap)
 
-    return by_blocks(logits, targets, sample.shape[-1], sample.dtype, temperature, mass, block)
+    vocab, dtype = sample.shape[-1], sample.dtype
+    return by_blocks(_shown(logits, visit), targets, vocab, dtype, temperature, mass, block)
 
 
 def _from_own_logits(
-    model: Any, rows: AlignedRows, temperature: float | Tensor, mass: float, block: int | None
+    model: Any,
+    rows: AlignedRows,
+    temperature: float | Tensor,
+    mass: float,
+    block: int | None,
+    visit: Callable[[slice, Tensor], None] | None = None,
 ) -> tuple[TokenRecords, Float[Tensor, " tokens"]]:
     logits, norms, scored = own_logits(model, rows)
     row, column = scored.to(logits.device).nonzero().unbind(1)
     targets, vocab = rows.targets.to(logits.device), logits.shape[-1]
-    records = by_blocks(
-        lambda some: logits[row[some], column[some]], targets, vocab, logits.dtype, temperature, mass, block
-    )
+    some_logits = _shown(lambda some: logits[row[some], column[some]], visit)
+    records = by_blocks(some_logits, targets, vocab, logits.dtype, temperature, mass, block)
     return records, norms[:, : scored.size(1)][scored.to(norms.device)]

@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
+from explorl.rollout.backends.vllm import keep_weights_in_place
 from explorl.rollout.tool_use import ToolUse
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import act_on_parts, overrides
@@ -136,6 +137,8 @@ class ExplorationTrainer(RefillingTrainer):
         self._answer_function = answers
         if engine == "vllm":
             args.use_vllm = True
+        if args.use_vllm and args.vllm_mode == "colocate":
+            keep_weights_in_place()
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
         refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)

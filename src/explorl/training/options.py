@@ -38,7 +38,7 @@ ARGUMENTS: Mapping[str, str] = {
 """Arguments of `GRPOTrainer`."""
 
 STEPS_ASIDE: Mapping[str, str] = {
-    "use_vllm": "vLLM samples instead of the engine",
+    "use_vllm": "vLLM samples instead of the engine, each row as the strategies say (docs/vllm.md)",
     "use_transformers_continuous_batching": "transformers samples instead of the engine",
     "generation_kwargs": (
         "temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, do_sample and eos_token_id go to the "
@@ -242,7 +242,11 @@ HONOURED: frozenset[str] = frozenset(
 
 
 REFUSED: Mapping[str, str] = {
-    "a strategy that sets sampling per row, without the engine": "`generate` and vLLM sample all rows alike",
+    "a strategy that sets sampling per row, with `generate`": "it samples all rows alike; the engine and vLLM do not",
+    "with vLLM, beside such a strategy": (
+        "answers that branch, tools, images, `vllm_structured_outputs_regex`, and keys of `generation_kwargs` other "
+        "than temperature, top_p, top_k, min_p, repetition_penalty, max_tokens, stop and stop_token_ids"
+    ),
     "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
     "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from any place of the data set",
     "`interpreter`, with tools, environments, a `rollout_func` or without the engine": (

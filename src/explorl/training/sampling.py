@@ -20,6 +20,7 @@ from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
+from explorl.training import vllm_rows
 from explorl.training.branches import branch_numbers, branching_of, sets_rows, told
 from explorl.training.conversations import Conversation
 from explorl.training.draws import Draw, beyond_the_engine, by_position, sampling_options
@@ -56,6 +57,8 @@ class SamplingTrainer(NamedGRPOTrainer):
     _row_temperature: Tensor | None
     """That at which the loss looks at each row, or at each of its tokens."""
     _prompts: list[Any]
+    _vllm: vllm_rows.VllmRows | None = None
+    """Where vLLM samples and a strategy says how each row is."""
     _interpreter: ToolUse | None = None
     """The tool that answers may call in text."""
     _conversation: tuple[Conversation, Draw] | None = None
@@ -69,6 +72,11 @@ class SamplingTrainer(NamedGRPOTrainer):
         needing = [title(strategy) for strategy in self.strategies if sets_rows(strategy)]
         self._check_recorded(engine)
         self._check_interpreter(engine)
+        self._vllm = None
+        if self.use_vllm and engine in (None, "vllm") and needing:
+            vllm_rows.refuse(self, [strategy for strategy in self.strategies if sets_rows(strategy)])
+            self._vllm = vllm_rows.VllmRows(self)
+            return None
         why = self._why_not_engine()
         if engine == "explorl" and why:
             raise ValueError(f"engine='explorl' cannot sample here: {why}; use engine=None")
@@ -194,6 +202,8 @@ class SamplingTrainer(NamedGRPOTrainer):
         if rows is not None:
             return None if self._conversation is None else self._conversation[0].go_on(rows, prompt_ids)
         self._conversation = None
+        if self._vllm is not None:
+            return self._sampled_by_vllm(self._vllm, prompt_ids)
         if self._engine is None:
             return None
         per_row = any(sets_rows(strategy) or strategy.needs_min_p_mass is not None for strategy in self.strategies)
@@ -226,6 +236,17 @@ class SamplingTrainer(NamedGRPOTrainer):
         rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
         if self._interpreter is not None:
             self.said = [Said.of(rollout) for rollout in rollouts]
+        self._remember(rollouts, draw)
+        return [rollout.token_ids for rollout in rollouts]
+
+    def _sampled_by_vllm(self, rows: vllm_rows.VllmRows, prompt_ids: list[list[int]]) -> list[list[int]] | None:
+        """As strategies say; an evaluation is sampled as TRL does it."""
+        if self.mode != "train" or len(prompt_ids) != len(self._prompts):
+            return None
+        texts = [prompt_text(prompt) for prompt in self._prompts]
+        draw = Draw(vllm_rows.options(self), self.strategies, texts, self.now)
+        self.load_vllm_weights()
+        rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
         self._remember(rollouts, draw)
         return [rollout.token_ids for rollout in rollouts]
 
@@ -266,8 +287,8 @@ class SamplingTrainer(NamedGRPOTrainer):
         return int(self.accelerator.gather(here).max().item())
 
     def _remember(self, rollouts: Rollouts, draw: Draw) -> None:
-        assert self._engine is not None
-        self._engine.rest()  # the backward pass needs memory too
+        if self._engine is not None:
+            self._engine.rest()  # the backward pass needs memory too
         records = rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device)
 
         def rows(values: Sequence[Any] | None) -> Tensor | None:

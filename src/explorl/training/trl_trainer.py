@@ -14,8 +14,8 @@ What is overridden, and what a subclass finds in its place:
     _save_checkpoint, _load_from_checkpoint, _load_optimizer_and_scheduler    write_state(folder), read_state(folder)
 
 What is read: _step, _buffered_inputs, _metrics, _logs, _pending_extra_logs, _tokenizer, _is_vlm,
-_entropy_bonus_enabled, _last_world_entropy, _entropy_window_stats, _get_output_dir; and called: _generate,
-_calculate_rewards, _tokenize_prompts, _set_signature_columns_if_needed.
+_entropy_bonus_enabled, _last_world_entropy, _entropy_window_stats, _get_output_dir, _last_loaded_step; and called:
+_generate, _calculate_rewards, _tokenize_prompts, _set_signature_columns_if_needed.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class NamedGRPOTrainer(GRPOTrainer):
     rewarded: Mapping[str, Any]
     """What the reward functions of this process were called with, by name: prompts, completions and columns."""
     _warned: set[str]
+    _last_loaded_step: int
     _last_world_entropy: float
     _entropy_window_stats: Tensor | None
     _buffered_inputs: list[dict[str, Any]] | None
@@ -195,6 +196,15 @@ class NamedGRPOTrainer(GRPOTrainer):
         """
         return None
 
+    sampled_logps: list[list[float]] | None = None
+    """What `sample` leaves for TRL's correction of what vLLM sampled: log q of every token, as vLLM computed it."""
+
+    def load_vllm_weights(self) -> None:
+        """Gives vLLM the weights of this step, where it has older ones."""
+        if self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+
     def conversed(self, completion_ids: list[list[int]]) -> None:
         """Called when the last turn of a batch of conversations is over."""
 
@@ -209,9 +219,10 @@ class NamedGRPOTrainer(GRPOTrainer):
     ) -> Any:
         if images is None and not multimodal_fields:
             rows, ids = rows_of(prompt_ids), [list(ids) for ids in prompt_ids]
+            self.sampled_logps = None
             completion_ids = self.sample(ids) if rows is None else self.sample(ids, rows)
             if completion_ids is not None:
-                return completion_ids, None
+                return completion_ids, self.sampled_logps
         return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *more, **options)
 
     @property

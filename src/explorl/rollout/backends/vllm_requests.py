@@ -1,0 +1,107 @@
+"""A request of ours in vLLM's words, and what vLLM answers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from explorl.rollout import rng
+from explorl.rollout.backends.chain import Chain
+from explorl.rollout.constraints import is_per_request
+from explorl.rollout.requests import Requests
+from explorl.rollout.sampling import SamplingParams
+
+LARGEST_BIAS = 100.0
+"""vLLM cuts a larger one down to this."""
+TEMPERATURES = 1e-2, 2.0
+"""What vLLM divides by; outside of this (but for 0, which is greedy) the logits processor does."""
+
+
+class Drawn(NamedTuple):
+    """A completion as vLLM gives it."""
+
+    token_ids: list[int]
+    logps: list[float]
+    """Of each token, of what distribution ``logprobs_mode`` says."""
+    reason: str
+
+
+def refuse(params: SamplingParams) -> None:
+    """Raises for what vLLM cannot do, and says what to use instead."""
+    if params.min_p_mass is not None:
+        raise ValueError(f"min_p_mass is {params.min_p_mass}, which vLLM does not record; sample with engine='explorl'")
+    if params.logprobs:
+        raise ValueError(
+            f"logprobs is {params.logprobs}, and beside vLLM only the drawn token is recorded; leave it None, or "
+            "sample with engine='explorl'"
+        )
+    if params.banned_tokens:
+        raise ValueError("banned_tokens is set, which vLLM cannot do; give allowed_tokens, or use engine='explorl'")
+    biases: Any = params.logit_bias if is_per_request(params.logit_bias) else [params.logit_bias or {}]
+    strong = [amount for bias in biases for amount in bias.values() if abs(amount) > LARGEST_BIAS]
+    if strong:
+        raise ValueError(f"logit_bias holds {strong[0]}, and vLLM goes up to {LARGEST_BIAS:g}; give allowed_tokens")
+
+
+def chains_of(requests: Requests, params: SamplingParams) -> list[Chain]:
+    """What the logits processor does for each request; nothing where one is greedy."""
+    rows, keys = requests.rows, rng.request_keys(requests.seed, range(len(requests)))
+    per_sequence = int(params.bottom_p_per == "sequence")
+    chains = []
+    for i in range(len(requests)):
+        if not requests.curves and rows["temperature"][i] == 0:
+            chains.append(Chain())
+            continue
+        warm = float(rows["temperature"][i])
+        own = () if TEMPERATURES[0] <= warm <= TEMPERATURES[1] else (warm,)
+        coin = bool(rows["bottom_p"][i] < 1 and rows["bottom_p_frequency"][i] < 1)
+        chain = Chain(
+            top_k=int(rows["top_k"][i]),
+            top_p=float(rows["top_p"][i]),
+            min_p=float(rows["min_p"][i]),
+            bottom_p=float(rows["bottom_p"][i]),
+            bottom_p_frequency=float(rows["bottom_p_frequency"][i]) if coin else 1.0,
+            bottom_p_per_sequence=per_sequence if coin else 0,
+            temperatures=tuple(requests.curves[int(rows["curve"][i])]) if requests.curves else own,
+            key=int(keys[i]) if coin else None,
+        )
+        chains.append(chain)
+    return chains
+
+
+def options_of(
+    requests: Requests, params: SamplingParams, chains: Sequence[Chain], allowed: Sequence[Any], biases: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Arguments of vLLM's `SamplingParams` for each request.
+
+    Where `SamplingParams.seed` is set, vLLM draws each request by a stream of its own, and the same call gives the same
+    tokens; where it is None, vLLM draws by its own stream, which is faster.
+    """
+    rows, keys = requests.rows, rng.request_keys(requests.seed, range(len(requests)))
+    found = []
+    for i, chain in enumerate(chains):
+        options: dict[str, Any] = {
+            "n": 1,
+            "temperature": 1.0 if chain.temperatures else float(rows["temperature"][i]),
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": float(rows["repetition_penalty"][i]),
+            "max_tokens": int(rows["max_tokens"][i]),
+            "stop": list(requests.stops[i]),
+            "include_stop_str_in_output": True,
+            "stop_token_ids": list(requests.stop_sets[int(requests.stop_set[i])]),
+            "ignore_eos": True,  # the stop tokens say it all
+            "logprobs": 0,
+            "detokenize": bool(requests.stops[i]),
+        }
+        if params.seed is not None:
+            options["seed"] = int(keys[i]) & (2**62 - 1)
+        if allowed[i] is not None:
+            options["allowed_token_ids"] = list(allowed[i])
+        if biases[i]:
+            options["logit_bias"] = dict(biases[i])
+        if extra := chain.extra_args():
+            options["extra_args"] = extra
+        found.append(options)
+    return found
