@@ -1,0 +1,392 @@
+"""verl's synchronous trainer with exploration strategies.
+
+    sample ─► old log-probabilities, entropy ─► reference ─► advantages ─► strategies ─► update
+
+verl's driver runs these steps one after the other, on a batch that lies in TransferQueue; each is a method of its
+trainer. Here the strategies speak before the first (`sampling`), after the advantages (everything else), and in the
+workers' loss, which gets their columns with the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf, open_dict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch import Tensor
+from verl.protocol import DataProto
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+from explorl.integrations.verl import sampling
+from explorl.integrations.verl.agent_loop import loop_for
+from explorl.integrations.verl.batch import (
+    answers_of,
+    batch_of,
+    carried,
+    correct_of,
+    groups_of,
+    numbers_of,
+    order_of,
+    parts_of,
+    spread,
+    truncated_rows,
+)
+from explorl.integrations.verl.check import checked, in_loss
+from explorl.integrations.verl.policy_loss import STEP, ExplorlLoss
+from explorl.integrations.verl.recording import Recorder
+from explorl.integrations.verl.settings import SECTION, Settings
+from explorl.strategies import Batch
+from explorl.strategies.base import overrides
+from explorl.training.records import prompt_text
+from explorl.training.shaping import Shaped, shape
+
+READ = (
+    "uid", "prompts", "responses", "response_mask", "rm_scores", "old_log_probs", "ref_log_prob", "rollout_log_probs",
+    "entropy", "advantages", "token_level_rewards", "raw_prompt", "extra_fields",
+)  # fmt: skip
+"""Columns of verl's batch that a `Batch` is made from."""
+MEMORY = "explorl_strategies.json"
+"""File of a checkpoint: what the strategies remember."""
+
+
+@register_trainer(SECTION)
+class ExplorlTrainer(PPOTrainerSync):
+    """`PPOTrainerSync` with the strategies of the section `explorl`."""
+
+    actor_rollout_wg: Any
+    ref_policy_wg: Any
+
+    def __init__(self, config: Any) -> None:
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        self.settings = checked(plain) or Settings()
+        self.strategies = list(self.settings.strategies)
+        self.recorder = None if self.settings.run is None else Recorder(self.settings, plain)
+        self._in_loss = in_loss(self.strategies)
+        self._selecting = any(overrides(one, "select") for one in self.strategies)
+        self._sampling = any(overrides(one, "sampling") for one in self.strategies)
+        self._penalties = any(overrides(one, "penalty") for one in self.strategies)
+        self._asked: list[str] = []
+        """Prompts of the step, by verl's identifiers, in the order in which they were asked."""
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+        """What the strategies said of the sampling of each answer, by prompt."""
+        self._masks: tuple[Any, Any] | None = None
+        """The tokens in the loss and those that count, as columns of verl's batch."""
+        self._warned: set[str] = set()
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # verl asks for this name where it means this trainer
+            if self._in_loss:
+                config.actor_rollout_ref.actor.policy_loss.loss_mode = SECTION
+            for strategy in self.strategies:
+                if "entropy_coef" in strategy.arguments():
+                    config.actor_rollout_ref.actor.entropy_coeff = strategy.arguments()["entropy_coef"]
+        super().__init__(config)
+
+    # ---------------------------------------------------------------- beginning, checkpoints
+
+    def _setup(self) -> None:
+        super()._setup()
+        if self._in_loss or self._selecting:
+            actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+            self.actor_rollout_wg.set_loss_fn(ExplorlLoss(actor, self.strategies))
+        self._whole_group = self.actor_rollout_wg
+        if self._sampling:
+            groups = {id(group): _RowTemperature(group) for group in self._groups()}
+            self.actor_rollout_wg = groups[id(self.actor_rollout_wg)]
+            if self.use_reference_policy:
+                self.ref_policy_wg = groups[id(self.ref_policy_wg)]
+        if self.recorder is not None:
+            self.recorder.begin(self.global_steps)
+
+    def _groups(self) -> list[Any]:
+        return [self.actor_rollout_wg, *([self.ref_policy_wg] if self.use_reference_policy else [])]
+
+    def _save_checkpoint(self) -> None:
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder.mkdir(parents=True, exist_ok=True)
+        memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in self.strategies]
+        (folder / MEMORY).write_text(json.dumps(memories), encoding="utf-8")
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if not self.global_steps:
+            return
+        given = self.config.trainer.resume_from_path if self.config.trainer.resume_mode == "resume_path" else None
+        folder = Path(given or Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
+        restore(folder, self.strategies)
+
+    # ---------------------------------------------------------------- sampling
+
+    def prepare_step(self) -> dict[str, Any]:
+        self._asked, self._rows = [], {}
+        return super().prepare_step()
+
+    def _submit_batch_to_rollout(self, batch: Any) -> int:
+        uids = [str(uid) for uid in _list(batch["uid"])]
+        self._asked += uids
+        if self._sampling:
+            answers = int(self.config.actor_rollout_ref.rollout.n)
+            prompts = [prompt_text(prompt) for prompt in _list(batch["raw_prompt"]) for _ in range(answers)]
+            said = sampling.rows_of(sampling.said(self.strategies, prompts, self.step_now), len(prompts))
+            own = [said[row * answers : (row + 1) * answers] for row in range(len(uids))]
+            self._rows |= dict(zip(uids, own, strict=True))
+            batch[sampling.FIELD] = NonTensorStack(*[NonTensorData(json.dumps(rows)) for rows in own])
+            named = _list(batch["agent_name"]) if "agent_name" in batch else None
+            default = str(self.config.actor_rollout_ref.rollout.agent.default_agent_loop)
+            loops = [loop_for(str(name)) for name in named or [default] * len(uids)]
+            batch["agent_name"] = NonTensorStack(*[NonTensorData(loop) for loop in loops])
+        return super()._submit_batch_to_rollout(batch)
+
+    @property
+    def step_now(self) -> int:
+        """verl's steps taken before this batch; each has as many updates as the actor's mini-batches and epochs say."""
+        return int(self.global_steps) - 1
+
+    def _temperatures(self, keys: Sequence[str], of: Any) -> Tensor:
+        """One value per row; the run's temperature where nobody spoke of the row."""
+        default = float(self.config.actor_rollout_ref.rollout.temperature)
+        found = []
+        for key in keys:
+            prompt, answer, _ = key.rsplit("_", 2)
+            rows = self._rows.get(prompt)
+            found.append(default if rows is None else of(rows[int(answer)], default))
+        return torch.tensor(found, dtype=torch.float32)
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """log π_old at each row's own temperature, and the entropy at temperature 1."""
+        if self._sampling:
+            own = TensorDict({"temperature": self._temperatures(batch.keys, sampling.training_temperature)}, len(batch))
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=own)
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if self.strategies and (self._sampling or float(self.config.actor_rollout_ref.rollout.temperature) != 1.0):
+            self._record_entropy(batch)
+        return batch
+
+    def _record_entropy(self, batch: Any) -> None:
+        batch.extra_info.update({"calculate_entropy": True, "compute_loss": False, "temperature": 1.0})
+        self._whole_group.compute_log_prob(batch)
+        data = self._read(batch, "entropy", "response_mask")
+        entropy = response_from_nested(data["entropy"], data["response_mask"])
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict({"entropy": entropy}, len(batch))
+        )
+
+    # ---------------------------------------------------------------- shaping
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """verl's advantages, and what the strategies make of the batch."""
+        batch = super()._compute_advantage(batch, metrics)
+        self._masks = None
+        if not self.strategies and self.recorder is None:
+            return batch
+        data = self._read(batch, *READ)
+        order = order_of(batch.keys, [bool(tag.get("is_padding", False)) for tag in batch.tags], self._asked)
+        seen, columns, extras = self._seen(batch, data, order)
+        metrics["explorl/correct"] = float(seen.correct.float().mean())
+        if not self.strategies:
+            self._keep(seen, seen.advantages, columns, extras)
+            return batch
+        shaped = self.shaped(seen, self._normalised(columns, seen))
+        metrics.update(shaped.metrics)
+        self._put_back(batch, data, shaped, seen, order)
+        self._keep(seen, shaped.advantages, columns, extras)
+        return batch
+
+    def shaped(self, batch: Batch, normalised: Any) -> Shaped:
+        """What the strategies say of the whole batch."""
+        return shape(self.strategies, batch, normalised)
+
+    def _seen(self, batch: Any, data: Any, order: list[int]) -> tuple[Batch, dict[str, Any], list[Mapping[str, Any]]]:
+        """The batch that the strategies see, verl's columns in its order, and what the reward function returned."""
+        places = torch.tensor(order, dtype=torch.long)
+        raw = {name: _list(data[name]) for name in ("uid", "raw_prompt", "extra_fields") if name in data}
+        uids, prompts = ([raw[name][row] for row in order] for name in ("uid", "raw_prompt"))
+        extras = [_extra(raw["extra_fields"][row]) if "extra_fields" in raw else {} for row in order]
+        lengths = data["responses"].offsets().diff()[places]
+        tensors = data.select(*[name for name in READ if name not in raw and name in data])
+        columns: dict[str, Any] = {name: value[places] for name, value in tensors.to_padded_tensor().items()}
+        rewards = columns["rm_scores"].sum(1)
+        correct = correct_of(self.settings, extras)
+        if correct.guessed and any(one.needs_correct for one in self.strategies):
+            self._warn_once(
+                f"an answer is taken to be correct where {correct.name!r} is at least 1; say which number decides, "
+                f"such as explorl.correct=[{correct.name},1.0]"
+            )
+        names = numbers_of(extras)
+        asked = self.settings.answers is not None and any(one.needs_answers for one in self.strategies)
+        columns["uid"] = uids
+        keys = [batch.keys[row] for row in order]
+        seen = batch_of(
+            columns,
+            group=groups_of(uids),
+            rewards=rewards,
+            parts=parts_of(names, rewards, extras),
+            correct=correct,
+            truncated=truncated_rows(columns["responses"], lengths, self._ends()),
+            temperature=self._temperatures(keys, lambda row, default: row.get("temperature", default)),
+            step=self.step_now,
+            prompts=[prompt_text(prompt) for prompt in prompts],
+            answers=answers_of(str(self.settings.answers), extras) if asked else (),
+            max_length=int(self.config.actor_rollout_ref.rollout.response_length),
+        )
+        return seen, columns, extras
+
+    def _ends(self) -> list[int]:
+        """Tokens that end an answer."""
+        own = getattr(self, "_end_tokens", None)
+        if own is None:
+            model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
+            given = [getattr(model, "generation_config", None), getattr(model, "hf_config", None), self.tokenizer]
+            found = [getattr(one, "eos_token_id", None) for one in given] + [self.tokenizer.pad_token_id]
+            flat = [token for one in found for token in (one if isinstance(one, list | tuple) else [one])]
+            own = self._end_tokens = sorted({int(token) for token in flat if token is not None})
+        return own
+
+    def _normalised(self, columns: Mapping[str, Any], seen: Batch) -> Any:
+        """From new rewards to advantages, one per row, by verl's own estimator."""
+
+        def normalised(rewards: Tensor) -> Tensor:
+            mask = columns["response_mask"]
+            given = columns["token_level_rewards"] if "token_level_rewards" in columns else columns["rm_scores"]
+            last = (mask * torch.arange(1, mask.size(1) + 1)).argmax(1)
+            changed = given.clone().float()
+            changed[torch.arange(len(rewards)), last] += rewards - seen.rewards
+            data = DataProto.from_single_dict({"response_mask": mask, "token_level_rewards": changed})
+            data.non_tensor_batch["uid"] = _objects(columns["uid"])
+            algorithm = self.config.algorithm
+            found = compute_advantage_for_multi_trajectories(
+                data,
+                batch_keys=[f"{uid}_{row}_0" for row, uid in enumerate(columns["uid"])],
+                adv_estimator=algorithm.adv_estimator,
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                num_repeat=self.config.actor_rollout_ref.rollout.n,
+                norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+                config=algorithm,
+            ).batch["advantages"]
+            return found.gather(1, mask.long().argmax(1, keepdim=True)).squeeze(1)
+
+        return normalised
+
+    def _put_back(self, batch: Any, data: Any, shaped: Shaped, seen: Batch, order: Sequence[int]) -> None:
+        """Writes what the strategies said into verl's batch; empty rows get nothing to learn."""
+        rows, counted = len(batch), data["response_mask"]
+
+        def column(values: Tensor, fill: float = 0.0) -> Tensor:
+            whole = spread(values, order, rows, fill=fill)
+            return whole if whole.dim() == 1 else response_to_nested(whole, counted)
+
+        fields = {"advantages": column(shaped.advantages)}
+        if self._in_loss:
+            found = carried(shaped, seen, penalties=self._penalties)
+            fields |= {name: column(values, fill=float("weights" in name)) for name, values in found.items()}
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, rows))
+        if self._selecting:
+            self._masks = column(shaped.loss_mask.to(counted.dtype)), counted
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """The update; tokens that a strategy took out are out of the actor's loss, and of nothing else."""
+        batch.extra_info[STEP] = self.step_now
+        if self._masks is None:
+            return super()._update_actor(batch, metrics)
+        chosen, counted = self._masks
+        self._put_masks(batch, chosen)
+        try:
+            return super()._update_actor(batch, metrics)
+        finally:
+            self._put_masks(batch, counted)
+
+    def _put_masks(self, batch: Any, mask: Any) -> None:
+        fields = TensorDict({"response_mask": mask, "loss_mask": mask}, len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    # ---------------------------------------------------------------- telling
+
+    def _compute_metrics(self, batch: Any, metrics: Any, timing_raw: Any, global_steps: int, epoch: int) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        if self.recorder is not None:
+            self.recorder.log(int(global_steps), metrics)
+
+    def _keep(self, seen: Batch, advantages: Tensor, columns: Mapping[str, Any], extras: Sequence[Any]) -> None:
+        if self.recorder is None:
+            return
+        counted = columns["response_mask"].sum(1).clamp(min=1)
+        texts = self.tokenizer.batch_decode(columns["responses"], skip_special_tokens=True)
+        kept = {
+            "prompt": list(seen.prompts),
+            "completion": texts,
+            "advantage": (advantages.sum(1) / counted).tolist(),
+            "reward/score": columns["rm_scores"].sum(1).tolist(),
+        }
+        self.recorder.keep(int(self.global_steps), kept)
+
+    def _read(self, batch: Any, *names: str) -> Any:
+        return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names))
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            warnings.warn(message, stacklevel=3)
+        self._warned.add(message)
+
+
+class _RowTemperature:
+    """A worker group whose passes take the temperature from each row's column, not from the batch."""
+
+    PASSES = ("compute_log_prob", "compute_ref_log_prob", "update_actor")
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._group, name)
+        if name not in self.PASSES:
+            return found
+
+        def call(batch: Any) -> Any:
+            batch.extra_info.pop("temperature", None)
+            return found(batch)
+
+        return call
+
+
+def restore(folder: Path, strategies: Sequence[Any]) -> None:
+    """Gives the strategies the memory that a checkpoint holds; a checkpoint of plain verl holds none."""
+    path = folder / MEMORY
+    if not path.exists():
+        return
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    names, own = [entry["name"] for entry in saved], [strategy.name for strategy in strategies]
+    if names != own:
+        raise ValueError(f"{folder} was written with the strategies {names}, and explorl.strategies has {own}")
+    for strategy, entry in zip(strategies, saved, strict=True):
+        strategy.memory.clear()
+        strategy.memory.update(entry["memory"])
+
+
+def _list(column: Any) -> list[Any]:
+    """The values of a column that holds no tensor."""
+    return column.tolist() if hasattr(column, "tolist") else list(column)
+
+
+def _objects(values: Sequence[Any]) -> Any:
+    import numpy as np
+
+    out = np.empty(len(values), dtype=object)
+    out[:] = list(values)
+    return out
+
+
+def _extra(fields: Any) -> Mapping[str, Any]:
+    """What the reward function returned beside the score."""
+    found = fields.get("reward_extra_info") if isinstance(fields, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
