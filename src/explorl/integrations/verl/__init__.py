@@ -11,13 +11,15 @@ with its row to verl's workers. Modules, in the order of the data:
     support     which strategies run inside verl, and why the others do not
     check       what a configuration asks for and cannot have, said before Ray starts
     sampling    what strategies say of each row's sampling, for verl's agent loops (agent_loop)
-    batch       from verl's rows to the `Batch` that strategies see, and back
+    rows        the rows of a step as verl's driver holds them
+    batch       from these to the `Batch` that strategies see, and back
     loss        verl's clipped loss with bounds, weights and penalties of each token (policy_loss)
     trainer     verl's synchronous trainer with all of this
+    memory      what strategies remember, beside verl's checkpoints
     recording   a run's folder, for `explorl report`
     plugin      what verl loads
 
-`settings` to `batch` need no verl; the others do.
+`agent_loop`, `policy_loss`, `trainer` and `plugin` import verl; the others need none.
 """
 
 from explorl.integrations.verl.support import support

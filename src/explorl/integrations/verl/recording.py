@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from torch import Tensor
+
 from explorl.integrations.verl.settings import Settings, at
 from explorl.store import RunStore, StoreError
+from explorl.strategies import Batch
+from explorl.strategies.base import masked_mean
 
 NAMES = {
     "critic/score/mean": "reward",
@@ -29,8 +33,8 @@ def line_of(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """A line of metrics.jsonl from what verl logs of a step: its numbers, under Explorl's names where it has some."""
     numbers = {name: _number(value) for name, value in metrics.items()}
     found = {NAMES.get(name, name): value for name, value in numbers.items() if value is not None}
-    if not any(name in found for name in ("loss",)) and "actor/pg_loss" in found:
-        found["loss"] = found["actor/pg_loss"]
+    if "actor/pg_loss" in found:
+        found.setdefault("loss", found["actor/pg_loss"])
     return {"step": step, "kind": "train", **found}
 
 
@@ -56,6 +60,17 @@ def run_config(settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:
         "evaluation": None,
         "seed": int(at(config, "data.seed", 0)),
         "verl": _plain(config),
+    }
+
+
+def answer_columns(seen: Batch, advantages: Tensor, texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The answers of a step as columns; the advantage is the mean over an answer's tokens."""
+    return {
+        "prompt": list(seen.prompts),
+        "completion": list(texts),
+        "advantage": masked_mean(advantages, seen.mask, dim=1).tolist(),
+        "reward/correctness": seen.correctness.tolist(),
+        "reward/score": seen.rewards.tolist(),
     }
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
@@ -27,7 +28,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from explorl.integrations.verl import sampling
+from explorl.integrations.verl import memory, sampling
 from explorl.integrations.verl.agent_loop import loop_for
 from explorl.integrations.verl.batch import (
     answers_of,
@@ -36,27 +37,19 @@ from explorl.integrations.verl.batch import (
     correct_of,
     groups_of,
     numbers_of,
-    order_of,
     parts_of,
     spread,
     truncated_rows,
 )
 from explorl.integrations.verl.check import checked, in_loss
 from explorl.integrations.verl.policy_loss import STEP, ExplorlLoss
-from explorl.integrations.verl.recording import Recorder
+from explorl.integrations.verl.recording import Recorder, answer_columns
+from explorl.integrations.verl.rows import READ, Rows, listed
 from explorl.integrations.verl.settings import SECTION, Settings
 from explorl.strategies import Batch
 from explorl.strategies.base import overrides
 from explorl.training.records import prompt_text
 from explorl.training.shaping import Shaped, shape
-
-READ = (
-    "uid", "prompts", "responses", "response_mask", "rm_scores", "old_log_probs", "ref_log_prob", "rollout_log_probs",
-    "entropy", "advantages", "token_level_rewards", "raw_prompt", "extra_fields",
-)  # fmt: skip
-"""Columns of verl's batch that a `Batch` is made from."""
-MEMORY = "explorl_strategies.json"
-"""File of a checkpoint: what the strategies remember."""
 
 
 @register_trainer(SECTION)
@@ -81,6 +74,7 @@ class ExplorlTrainer(PPOTrainerSync):
         """What the strategies said of the sampling of each answer, by prompt."""
         self._masks: tuple[Any, Any] | None = None
         """The tokens in the loss and those that count, as columns of verl's batch."""
+        self._end_tokens: list[int] | None = None
         self._warned: set[str] = set()
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl asks for this name where it means this trainer
@@ -112,9 +106,7 @@ class ExplorlTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder.mkdir(parents=True, exist_ok=True)
-        memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in self.strategies]
-        (folder / MEMORY).write_text(json.dumps(memories), encoding="utf-8")
+        memory.keep(folder, self.strategies)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
@@ -123,7 +115,7 @@ class ExplorlTrainer(PPOTrainerSync):
             return
         given = self.config.trainer.resume_from_path if self.config.trainer.resume_mode == "resume_path" else None
         folder = Path(given or Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
-        restore(folder, self.strategies)
+        memory.restore(folder, self.strategies)
 
     # ---------------------------------------------------------------- sampling
 
@@ -132,16 +124,16 @@ class ExplorlTrainer(PPOTrainerSync):
         return super().prepare_step()
 
     def _submit_batch_to_rollout(self, batch: Any) -> int:
-        uids = [str(uid) for uid in _list(batch["uid"])]
+        uids = [str(uid) for uid in listed(batch["uid"])]
         self._asked += uids
         if self._sampling:
             answers = int(self.config.actor_rollout_ref.rollout.n)
-            prompts = [prompt_text(prompt) for prompt in _list(batch["raw_prompt"]) for _ in range(answers)]
+            prompts = [prompt_text(prompt) for prompt in listed(batch["raw_prompt"]) for _ in range(answers)]
             said = sampling.rows_of(sampling.said(self.strategies, prompts, self.step_now), len(prompts))
             own = [said[row * answers : (row + 1) * answers] for row in range(len(uids))]
             self._rows |= dict(zip(uids, own, strict=True))
             batch[sampling.FIELD] = NonTensorStack(*[NonTensorData(json.dumps(rows)) for rows in own])
-            named = _list(batch["agent_name"]) if "agent_name" in batch else None
+            named = listed(batch["agent_name"]) if "agent_name" in batch else None
             default = str(self.config.actor_rollout_ref.rollout.agent.default_agent_loop)
             loops = [loop_for(str(name)) for name in named or [default] * len(uids)]
             batch["agent_name"] = NonTensorStack(*[NonTensorData(loop) for loop in loops])
@@ -190,93 +182,77 @@ class ExplorlTrainer(PPOTrainerSync):
         if not self.strategies and self.recorder is None:
             return batch
         data = self._read(batch, *READ)
-        order = order_of(batch.keys, [bool(tag.get("is_padding", False)) for tag in batch.tags], self._asked)
-        seen, columns, extras = self._seen(batch, data, order)
+        rows = Rows.of(data, batch.keys, batch.tags, self._asked)
+        seen = self.seen(rows)
         metrics["explorl/correct"] = float(seen.correct.float().mean())
-        if not self.strategies:
-            self._keep(seen, seen.advantages, columns, extras)
-            return batch
-        shaped = self.shaped(seen, self._normalised(columns, seen))
-        metrics.update(shaped.metrics)
-        self._put_back(batch, data, shaped, seen, order)
-        self._keep(seen, shaped.advantages, columns, extras)
+        advantages = seen.advantages
+        if self.strategies:
+            shaped = self.shaped(seen, rows)
+            metrics.update(shaped.metrics)
+            self._put_back(batch, data, shaped, seen, rows.order)
+            advantages = shaped.advantages
+        if self.recorder is not None:
+            texts = self.tokenizer.batch_decode(rows.columns["responses"], skip_special_tokens=True)
+            self.recorder.keep(int(self.global_steps), answer_columns(seen, advantages, texts))
         return batch
 
-    def shaped(self, batch: Batch, normalised: Any) -> Shaped:
-        """What the strategies say of the whole batch."""
-        return shape(self.strategies, batch, normalised)
-
-    def _seen(self, batch: Any, data: Any, order: list[int]) -> tuple[Batch, dict[str, Any], list[Mapping[str, Any]]]:
-        """The batch that the strategies see, verl's columns in its order, and what the reward function returned."""
-        places = torch.tensor(order, dtype=torch.long)
-        raw = {name: _list(data[name]) for name in ("uid", "raw_prompt", "extra_fields") if name in data}
-        uids, prompts = ([raw[name][row] for row in order] for name in ("uid", "raw_prompt"))
-        extras = [_extra(raw["extra_fields"][row]) if "extra_fields" in raw else {} for row in order]
-        lengths = data["responses"].offsets().diff()[places]
-        tensors = data.select(*[name for name in READ if name not in raw and name in data])
-        columns: dict[str, Any] = {name: value[places] for name, value in tensors.to_padded_tensor().items()}
-        rewards = columns["rm_scores"].sum(1)
-        correct = correct_of(self.settings, extras)
+    def seen(self, rows: Rows) -> Batch:
+        """The batch that the strategies see."""
+        correct, names = correct_of(self.settings, rows.extras), numbers_of(rows.extras)
         if correct.guessed and any(one.needs_correct for one in self.strategies):
             self._warn_once(
                 f"an answer is taken to be correct where {correct.name!r} is at least 1; say which number decides, "
                 f"such as explorl.correct=[{correct.name},1.0]"
             )
-        names = numbers_of(extras)
-        asked = self.settings.answers is not None and any(one.needs_answers for one in self.strategies)
-        columns["uid"] = uids
-        keys = [batch.keys[row] for row in order]
-        seen = batch_of(
-            columns,
-            group=groups_of(uids),
-            rewards=rewards,
-            parts=parts_of(names, rewards, extras),
+        asked = any(one.needs_answers for one in self.strategies)
+        return batch_of(
+            rows.columns,
+            group=groups_of(rows.uids),
+            rewards=rows.rewards,
+            parts=parts_of(names, rows.rewards, rows.extras),
             correct=correct,
-            truncated=truncated_rows(columns["responses"], lengths, self._ends()),
-            temperature=self._temperatures(keys, lambda row, default: row.get("temperature", default)),
+            truncated=truncated_rows(rows.columns["responses"], rows.lengths, self._ends()),
+            temperature=self._temperatures(rows.keys, lambda row, default: row.get("temperature", default)),
             step=self.step_now,
-            prompts=[prompt_text(prompt) for prompt in prompts],
-            answers=answers_of(str(self.settings.answers), extras) if asked else (),
+            prompts=[prompt_text(prompt) for prompt in rows.prompts],
+            answers=answers_of(str(self.settings.answers), rows.extras) if asked else (),
             max_length=int(self.config.actor_rollout_ref.rollout.response_length),
         )
-        return seen, columns, extras
+
+    def shaped(self, batch: Batch, rows: Rows) -> Shaped:
+        """What the strategies say of the whole batch."""
+        return shape(self.strategies, batch, lambda rewards: self._normalised(rows, rewards))
 
     def _ends(self) -> list[int]:
         """Tokens that end an answer."""
-        own = getattr(self, "_end_tokens", None)
-        if own is None:
+        if self._end_tokens is None:
             model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
             given = [getattr(model, "generation_config", None), getattr(model, "hf_config", None), self.tokenizer]
             found = [getattr(one, "eos_token_id", None) for one in given] + [self.tokenizer.pad_token_id]
             flat = [token for one in found for token in (one if isinstance(one, list | tuple) else [one])]
-            own = self._end_tokens = sorted({int(token) for token in flat if token is not None})
-        return own
+            self._end_tokens = sorted({int(token) for token in flat if token is not None})
+        return self._end_tokens
 
-    def _normalised(self, columns: Mapping[str, Any], seen: Batch) -> Any:
-        """From new rewards to advantages, one per row, by verl's own estimator."""
-
-        def normalised(rewards: Tensor) -> Tensor:
-            mask = columns["response_mask"]
-            given = columns["token_level_rewards"] if "token_level_rewards" in columns else columns["rm_scores"]
-            last = (mask * torch.arange(1, mask.size(1) + 1)).argmax(1)
-            changed = given.clone().float()
-            changed[torch.arange(len(rewards)), last] += rewards - seen.rewards
-            data = DataProto.from_single_dict({"response_mask": mask, "token_level_rewards": changed})
-            data.non_tensor_batch["uid"] = _objects(columns["uid"])
-            algorithm = self.config.algorithm
-            found = compute_advantage_for_multi_trajectories(
-                data,
-                batch_keys=[f"{uid}_{row}_0" for row, uid in enumerate(columns["uid"])],
-                adv_estimator=algorithm.adv_estimator,
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                num_repeat=self.config.actor_rollout_ref.rollout.n,
-                norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
-                config=algorithm,
-            ).batch["advantages"]
-            return found.gather(1, mask.long().argmax(1, keepdim=True)).squeeze(1)
-
-        return normalised
+    def _normalised(self, rows: Rows, rewards: Tensor) -> Tensor:
+        """Advantages of new total rewards, one per row, by verl's own estimator."""
+        mask, algorithm = rows.columns["response_mask"], self.config.algorithm
+        uids = np.empty(len(rewards), dtype=object)
+        uids[:] = rows.uids
+        data = DataProto.from_dict(
+            tensors={"response_mask": mask, "token_level_rewards": rows.with_rewards(rewards)},
+            non_tensors={"uid": uids},
+        )
+        found = compute_advantage_for_multi_trajectories(
+            data,
+            batch_keys=rows.keys,
+            adv_estimator=algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            num_repeat=self.config.actor_rollout_ref.rollout.n,
+            norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+            config=algorithm,
+        ).batch["advantages"]
+        return found.gather(1, mask.long().argmax(1, keepdim=True)).squeeze(1)
 
     def _put_back(self, batch: Any, data: Any, shaped: Shaped, seen: Batch, order: Sequence[int]) -> None:
         """Writes what the strategies said into verl's batch; empty rows get nothing to learn."""
@@ -317,19 +293,6 @@ class ExplorlTrainer(PPOTrainerSync):
         if self.recorder is not None:
             self.recorder.log(int(global_steps), metrics)
 
-    def _keep(self, seen: Batch, advantages: Tensor, columns: Mapping[str, Any], extras: Sequence[Any]) -> None:
-        if self.recorder is None:
-            return
-        counted = columns["response_mask"].sum(1).clamp(min=1)
-        texts = self.tokenizer.batch_decode(columns["responses"], skip_special_tokens=True)
-        kept = {
-            "prompt": list(seen.prompts),
-            "completion": texts,
-            "advantage": (advantages.sum(1) / counted).tolist(),
-            "reward/score": columns["rm_scores"].sum(1).tolist(),
-        }
-        self.recorder.keep(int(self.global_steps), kept)
-
     def _read(self, batch: Any, *names: str) -> Any:
         return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(names))
 
@@ -357,36 +320,3 @@ class _RowTemperature:
             return found(batch)
 
         return call
-
-
-def restore(folder: Path, strategies: Sequence[Any]) -> None:
-    """Gives the strategies the memory that a checkpoint holds; a checkpoint of plain verl holds none."""
-    path = folder / MEMORY
-    if not path.exists():
-        return
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    names, own = [entry["name"] for entry in saved], [strategy.name for strategy in strategies]
-    if names != own:
-        raise ValueError(f"{folder} was written with the strategies {names}, and explorl.strategies has {own}")
-    for strategy, entry in zip(strategies, saved, strict=True):
-        strategy.memory.clear()
-        strategy.memory.update(entry["memory"])
-
-
-def _list(column: Any) -> list[Any]:
-    """The values of a column that holds no tensor."""
-    return column.tolist() if hasattr(column, "tolist") else list(column)
-
-
-def _objects(values: Sequence[Any]) -> Any:
-    import numpy as np
-
-    out = np.empty(len(values), dtype=object)
-    out[:] = list(values)
-    return out
-
-
-def _extra(fields: Any) -> Mapping[str, Any]:
-    """What the reward function returned beside the score."""
-    found = fields.get("reward_extra_info") if isinstance(fields, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
