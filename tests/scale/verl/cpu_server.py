@@ -54,7 +54,9 @@ class Server:
 
     def load(self, weights: dict[str, torch.Tensor], step: int) -> None:
         own = dict(self.model.named_parameters())
-        changes = [float((own[name] - value.view_as(own[name])).abs().max()) for name, value in weights.items()]
+        changes = [
+            float((own[name] - value.view_as(own[name])).abs().max()) for name, value in weights.items() if name in own
+        ]
         self.moved.append(max(changes))
         missing, unknown = self.model.load_state_dict(weights, strict=False)
         assert not unknown, unknown

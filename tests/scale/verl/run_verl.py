@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "WANDB_MODE": "disabled",
 }
 OVERRIDES = """
-trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[file] trainer.resume_mode=disable
+trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.resume_mode=disable
 trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_epochs=1
 trainer.project_name=scale trainer.v1.trainer_mode=explorl
 data.train_batch_size=4 data.max_prompt_length=96 data.max_response_length=64 data.dataloader_num_workers=0

@@ -136,6 +136,12 @@ def test_a_penalty_has_its_gradient() -> None:
         torch.testing.assert_close(gradient, expected / sum(LENGTHS), rtol=1e-4, atol=1e-6)
 
 
+def test_columns_that_did_not_arrive_are_an_error() -> None:
+    output, data = micro_batch()
+    with pytest.raises(RuntimeError, match="halves: what the strategies said of these rows did not reach"):
+        ExplorlLoss(actor("explorl"), [Halves()])(model_output=output, data=data)
+
+
 def test_a_mini_batch_without_a_token_in_the_loss_is_no_nan() -> None:
     output, data = micro_batch()
     data["response_mask"] = nested([torch.zeros(length, dtype=torch.long) for length in LENGTHS])

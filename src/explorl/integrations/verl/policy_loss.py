@@ -23,9 +23,11 @@ from verl.utils.torch_functional import masked_mean
 from verl.workers.utils.losses import ppo_loss
 
 from explorl.integrations.verl.batch import PREFIX, groups_of
+from explorl.integrations.verl.check import in_loss
 from explorl.integrations.verl.loss import Carried, carried_now, carrying, token_losses
 from explorl.integrations.verl.settings import ESTIMATOR, SECTION
 from explorl.strategies import Strategy, grpo_advantages
+from explorl.strategies.validate import title
 
 STEP = "explorl_step"
 """Key of a batch's extra information: the step that it is for."""
@@ -105,6 +107,11 @@ class ExplorlLoss:
         if data["batch_num_tokens"] == 0:  # the strategies took every token of a mini-batch out of the loss
             tu.assign_non_tensor(data, batch_num_tokens=1)
         names = [name for name in data.keys() if str(name).startswith(PREFIX)]  # noqa: SIM118 (a TensorDict)
+        if not names and in_loss(self.strategies):
+            raise RuntimeError(
+                f"{', '.join(map(title, self.strategies))}: what the strategies said of these rows did not reach the "
+                "worker; update the batch by verl's trainer mode explorl alone"
+            )
         more = ["ref_log_prob"] if "ref_log_prob" in data else []
         columns = dict(data.select(*names, *more).to_padded_tensor().items()) if names else {}
         if more and names:

@@ -13,7 +13,7 @@ from torch import Tensor
 from explorl.integrations.verl.batch import order_of
 
 TENSORS = (
-    "prompts", "responses", "response_mask", "rm_scores", "old_log_probs", "ref_log_prob", "rollout_log_probs",
+    "responses", "response_mask", "rm_scores", "old_log_probs", "ref_log_prob", "rollout_log_probs",
     "entropy", "advantages", "token_level_rewards",
 )  # fmt: skip
 OTHERS = ("uid", "raw_prompt", "extra_fields")

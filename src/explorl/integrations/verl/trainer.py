@@ -19,12 +19,13 @@ import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 from torch import Tensor
 from verl.protocol import DataProto
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
@@ -58,12 +59,24 @@ class ExplorlTrainer(PPOTrainerSync):
 
     actor_rollout_wg: Any
     ref_policy_wg: Any
+    recorder: Recorder | None = None
 
     def __init__(self, config: Any) -> None:
         plain: Any = OmegaConf.to_container(config, resolve=True)
-        self.settings = checked(plain) or Settings()
-        self.strategies = list(self.settings.strategies)
-        self.recorder = None if self.settings.run is None else Recorder(self.settings, plain)
+        settings = checked(plain) or Settings()
+        self._prepare(settings)
+        self.recorder = None if settings.run is None else Recorder(settings, plain)
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # verl asks for this name where it means this trainer
+            if self._in_loss:
+                config.actor_rollout_ref.actor.policy_loss.loss_mode = SECTION
+            for strategy in self.strategies:
+                if "entropy_coef" in strategy.arguments():
+                    config.actor_rollout_ref.actor.entropy_coeff = strategy.arguments()["entropy_coef"]
+        super().__init__(config)
+
+    def _prepare(self, settings: Settings) -> None:
+        self.settings, self.strategies = settings, list(settings.strategies)
         self._in_loss = in_loss(self.strategies)
         self._selecting = any(overrides(one, "select") for one in self.strategies)
         self._sampling = any(overrides(one, "sampling") for one in self.strategies)
@@ -76,14 +89,6 @@ class ExplorlTrainer(PPOTrainerSync):
         """The tokens in the loss and those that count, as columns of verl's batch."""
         self._end_tokens: list[int] | None = None
         self._warned: set[str] = set()
-        with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl asks for this name where it means this trainer
-            if self._in_loss:
-                config.actor_rollout_ref.actor.policy_loss.loss_mode = SECTION
-            for strategy in self.strategies:
-                if "entropy_coef" in strategy.arguments():
-                    config.actor_rollout_ref.actor.entropy_coeff = strategy.arguments()["entropy_coef"]
-        super().__init__(config)
 
     # ---------------------------------------------------------------- beginning, checkpoints
 
@@ -132,11 +137,11 @@ class ExplorlTrainer(PPOTrainerSync):
             said = sampling.rows_of(sampling.said(self.strategies, prompts, self.step_now), len(prompts))
             own = [said[row * answers : (row + 1) * answers] for row in range(len(uids))]
             self._rows |= dict(zip(uids, own, strict=True))
-            batch[sampling.FIELD] = NonTensorStack(*[NonTensorData(json.dumps(rows)) for rows in own])
+            tu.assign_non_tensor_stack(batch, sampling.FIELD, [json.dumps(rows) for rows in own])
             named = listed(batch["agent_name"]) if "agent_name" in batch else None
             default = str(self.config.actor_rollout_ref.rollout.agent.default_agent_loop)
             loops = [loop_for(str(name)) for name in named or [default] * len(uids)]
-            batch["agent_name"] = NonTensorStack(*[NonTensorData(loop) for loop in loops])
+            tu.assign_non_tensor_stack(batch, "agent_name", loops)
         return super()._submit_batch_to_rollout(batch)
 
     @property
@@ -157,21 +162,17 @@ class ExplorlTrainer(PPOTrainerSync):
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """log π_old at each row's own temperature, and the entropy at temperature 1."""
         if self._sampling:
-            own = TensorDict({"temperature": self._temperatures(batch.keys, sampling.training_temperature)}, len(batch))
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=own)
+            batch = _put(batch, {"temperature": self._temperatures(batch.keys, sampling.training_temperature)})
         batch = super()._compute_old_log_prob(batch, metrics)
         if self.strategies and (self._sampling or float(self.config.actor_rollout_ref.rollout.temperature) != 1.0):
-            self._record_entropy(batch)
+            batch = self._with_entropy(batch)
         return batch
 
-    def _record_entropy(self, batch: Any) -> None:
+    def _with_entropy(self, batch: Any) -> Any:
         batch.extra_info.update({"calculate_entropy": True, "compute_loss": False, "temperature": 1.0})
         self._whole_group.compute_log_prob(batch)
         data = self._read(batch, "entropy", "response_mask")
-        entropy = response_from_nested(data["entropy"], data["response_mask"])
-        tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict({"entropy": entropy}, len(batch))
-        )
+        return _put(batch, {"entropy": response_from_nested(data["entropy"], data["response_mask"])})
 
     # ---------------------------------------------------------------- shaping
 
@@ -189,7 +190,7 @@ class ExplorlTrainer(PPOTrainerSync):
         if self.strategies:
             shaped = self.shaped(seen, rows)
             metrics.update(shaped.metrics)
-            self._put_back(batch, data, shaped, seen, rows.order)
+            batch = self._put_back(batch, data, shaped, seen, rows.order)
             advantages = shaped.advantages
         if self.recorder is not None:
             texts = self.tokenizer.batch_decode(rows.columns["responses"], skip_special_tokens=True)
@@ -254,8 +255,8 @@ class ExplorlTrainer(PPOTrainerSync):
         ).batch["advantages"]
         return found.gather(1, mask.long().argmax(1, keepdim=True)).squeeze(1)
 
-    def _put_back(self, batch: Any, data: Any, shaped: Shaped, seen: Batch, order: Sequence[int]) -> None:
-        """Writes what the strategies said into verl's batch; empty rows get nothing to learn."""
+    def _put_back(self, batch: Any, data: Any, shaped: Shaped, seen: Batch, order: Sequence[int]) -> Any:
+        """The batch with what the strategies said; empty rows get nothing to learn."""
         rows, counted = len(batch), data["response_mask"]
 
         def column(values: Tensor, fill: float = 0.0) -> Tensor:
@@ -266,9 +267,9 @@ class ExplorlTrainer(PPOTrainerSync):
         if self._in_loss:
             found = carried(shaped, seen, penalties=self._penalties)
             fields |= {name: column(values, fill=float("weights" in name)) for name, values in found.items()}
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, rows))
         if self._selecting:
             self._masks = column(shaped.loss_mask.to(counted.dtype)), counted
+        return _put(batch, fields)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """The update; tokens that a strategy took out are out of the actor's loss, and of nothing else."""
@@ -283,8 +284,7 @@ class ExplorlTrainer(PPOTrainerSync):
             self._put_masks(batch, counted)
 
     def _put_masks(self, batch: Any, mask: Any) -> None:
-        fields = TensorDict({"response_mask": mask, "loss_mask": mask}, len(batch))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        _put(batch, {"response_mask": mask, "loss_mask": mask})
 
     # ---------------------------------------------------------------- telling
 
@@ -300,6 +300,12 @@ class ExplorlTrainer(PPOTrainerSync):
         if message not in self._warned:
             warnings.warn(message, stacklevel=3)
         self._warned.add(message)
+
+
+def _put(batch: Any, fields: dict[str, Any]) -> Any:
+    """The batch with these columns, which workers see from here on."""
+    put = TensorDict(fields, batch_size=len(batch))
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=put)
 
 
 class _RowTemperature:
