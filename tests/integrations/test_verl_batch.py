@@ -145,9 +145,10 @@ def test_each_row_has_its_sampling_parameters() -> None:
     first, second = rows_of(found, 2)
     asked = request({"temperature": 1.0, "top_p": 0.9, "logprobs": True}, second)
     assert asked["temperature"] == 1.5
-    assert (asked["top_p"], asked["logprobs"]) == (0.9, True)
+    assert (asked["top_p"], asked["logprobs"]) == (1.0, True)
     assert asked["extra_args"] == {
-        "explorl_bottom_p": 0.8, "explorl_bottom_p_frequency": 0.25, "explorl_bottom_p_per_sequence": 0.0,
+        "explorl_top_p": 0.9, "explorl_bottom_p": 0.8, "explorl_bottom_p_frequency": 0.25,
+        "explorl_bottom_p_per_sequence": 0.0,
     }  # fmt: skip
     assert training_temperature(first, 1.0) == 0.5
     assert training_temperature({"temperature": 0.5, "training_temperature": 1.0}, 0.7) == 1.0
@@ -159,6 +160,7 @@ def test_a_request_keeps_what_it_had() -> None:
     assert request(given, {}) == given
     assert request(given, {"bottom_p": 0.5})["extra_args"] == {"theirs": 1, "explorl_bottom_p": 0.5}
     assert request(given, {"top_k": 0.0})["top_k"] == -1
+    assert request({"top_p": 0.9, "top_k": 0}, {"temperature": 2.0}) == {"top_p": 0.9, "top_k": 0, "temperature": 2.0}
     assert given == {"temperature": 1.0, "extra_args": {"theirs": 1}}
 
 
@@ -177,7 +179,7 @@ class Own(Strategy):
         ({"temprature": [1.0, 1.0]}, "own.sampling sets 'temprature': inside verl a row may have temperature"),
         ({"temperature": [1.0]}, "gives 1 of 'temperature' for 2 rows"),
         ({"temperature": [1.0, "hot"]}, "to 'hot'; give one number per row"),
-        ({"temperature_by_position": [[1.0], [1.0]]}, "one temperature for all its tokens"),
+        ({"temperature_by_position": [[1.0], [1.0]]}, "one temperature for all tokens of a row"),
     ],
 )
 def test_what_a_strangers_strategy_says_of_sampling_is_checked(given: Any, told: str) -> None:

@@ -100,6 +100,11 @@ def test_what_is_misspelt_is_named(places: dict[str, Any], told: str) -> None:
             "rollout_is already weighs",
         ),
         (
+            ["importance_correction", {"bottom_p": {"frequency": 0.5}}],
+            {"actor_rollout_ref__rollout__calculate_log_probs": True},
+            "importance_correction cannot run.*coin.*frequency to 1",
+        ),
+        (
             [{"element_wise_temperature": {"source": "running"}}],
             {"actor_rollout_ref__model__use_fused_kernels": True},
             "element_wise_temperature cannot run.*use_fused_kernels=False",

@@ -32,6 +32,7 @@ class PlatformCPU(PlatformBase):
         },
         **{name: (lambda *args, **kwargs: 0) for name in ("memory_allocated", "memory_reserved", "device_count")},
         is_available=lambda: False,
+        get_device_name=lambda *args: "CPU",
         mem_get_info=lambda *args: (0, 0),
     )
 

@@ -27,7 +27,7 @@ OVERRIDES = """
 trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.resume_mode=disable
 trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_epochs=1
 trainer.project_name=scale trainer.v1.trainer_mode=explorl
-data.train_batch_size=4 data.max_prompt_length=96 data.max_response_length=64 data.dataloader_num_workers=0
+data.train_batch_size=4 data.max_prompt_length=96 data.max_response_length=26 data.dataloader_num_workers=0
 data.seed=0
 actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.model.enable_gradient_checkpointing=False
 +actor_rollout_ref.model.override_config.attn_implementation=eager
@@ -39,6 +39,8 @@ actor_rollout_ref.actor.fsdp_config.use_torch_compile=False actor_rollout_ref.ac
 actor_rollout_ref.ref.strategy=fsdp2 actor_rollout_ref.ref.fsdp_config.model_dtype=fp32
 actor_rollout_ref.ref.fsdp_config.dtype=float32 actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
 actor_rollout_ref.ref.use_torch_compile=False
+++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}
+++actor_rollout_ref.ref.fsdp_config.mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}
 actor_rollout_ref.rollout.name=cpu actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.agent.num_workers=1
 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16 actor_rollout_ref.rollout.tensor_model_parallel_size=1
 actor_rollout_ref.rollout.calculate_log_probs=True actor_rollout_ref.rollout.n_gpus_per_node=1

@@ -28,7 +28,7 @@ def trainer_for(out: Path, strategies: list[Any], rows: int) -> ExplorationTrain
 
     args = GRPOConfig(
         str(out / "trl"), num_generations=GENERATIONS, per_device_train_batch_size=rows, report_to=[], use_cpu=True,
-        max_completion_length=64, beta=0.01, bf16=False, num_iterations=2,
+        max_completion_length=26, beta=0.01, bf16=False, num_iterations=2,
     )  # fmt: skip
     data = Dataset.from_list([{"prompt": "x"}] * rows)
     return ExplorationTrainer(

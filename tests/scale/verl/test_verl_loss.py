@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -175,3 +177,26 @@ def test_verls_own_check_ends_with_ours() -> None:
     )
     with pytest.raises(ValueError, match="trainer_mode=explorl"):
         main_ppo.validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+def test_the_plug_in_needs_nothing_that_verl_does_not_bring() -> None:
+    """It is installed without Explorl's own dependencies, jaxtyping apart."""
+    script = """
+import sys
+
+class Absent:
+    names = {"trl", "gguf", "math_verify", "matplotlib", "typer", "reasoning_gym"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ImportError(f"{name} is absent")
+
+sys.meta_path.insert(0, Absent())
+import verl
+from explorl.integrations.verl import plugin, support
+import explorl.training.batch
+assert plugin.FAILURE is None, plugin.FAILURE
+assert support()
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr[-3000:]

@@ -30,7 +30,7 @@ def strategies(out: Path) -> list[Any]:
     return [
         {"element_wise_temperature": {"solve_rates": str(out / "rates.json"), "easy": 0.8, "hard": 1.2}},
         {"bottom_p": {"p": 0.9, "frequency": 0.5}},
-        {"overlong_penalty": {"cache": 16}},
+        {"overlong_penalty": {"cache": 8}},
         "ppl_shaping",
         "entropy_advantage",
         "mask_truncated",
@@ -89,6 +89,8 @@ def test_every_step_is_sampled_shaped_and_learnt(run: Path) -> None:
         assert line["strategy/egsw/weight_tokens"] > 0
         assert line["strategy/ppl_shaping/advantage_tokens"] > 0
         assert line["strategy/kl_cov/tokens"] >= 1
+        assert line["strategy/overlong_penalty/reward_rows"] > 0
+        assert line["strategy/mask_truncated/masked_tokens"] > 0
         assert line["strategy/bottom_p/frequency"] == 0.5
     moved = json.loads((run / "moved.json").read_text())
     assert len(moved) == STEPS + 1

@@ -10,7 +10,7 @@ from explorl.integrations.verl.sampling import EXTRA
 from explorl.integrations.verl.settings import ESTIMATOR, SECTION, Settings, at, names_explorl, settings_of
 from explorl.integrations.verl.support import IN_LOSS, refusal, sampled
 from explorl.store import RunStore
-from explorl.strategies import Strategy, warn_inert
+from explorl.strategies import BottomP, Strategy, warn_inert
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
 
@@ -63,6 +63,11 @@ def _missing(strategy: Strategy, settings: Settings, config: Mapping[str, Any]) 
         return f"it needs the log-probabilities that were sampled from; set {_ROLLOUT}.calculate_log_probs=True"
     if strategy.needs_sampling_logps and at(config, "algorithm.rollout_correction.rollout_is"):
         return "algorithm.rollout_correction.rollout_is already weighs tokens by the same ratio; keep one of them"
+    if strategy.needs_sampling_logps and any(_by_chance(other) for other in settings.strategies):
+        return (
+            "bottom_p throws a coin for every token, and vLLM records how likely a token was on the side that it "
+            "showed, not over both; set frequency to 1, or per to sequence"
+        )
     if strategy.needs_answers and settings.answers is None:
         return (
             "it looks at what each answer says, and nobody tells it; set explorl.answers to the key under which your "
@@ -84,6 +89,10 @@ def _missing(strategy: Strategy, settings: Settings, config: Mapping[str, Any]) 
             "loss; set vanilla"
         )
     return None
+
+
+def _by_chance(strategy: Strategy) -> bool:
+    return isinstance(strategy, BottomP) and strategy.per == "token" and strategy.frequency not in (0, 1)
 
 
 def _refuse_beside(strategies: Sequence[Strategy], config: Mapping[str, Any]) -> None:

@@ -13,16 +13,16 @@ FIELD = "explorl_sampling"
 """The column of verl's batch in which the parameters of a prompt's answers travel to the agent loop."""
 DIRECT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters that a request has of its own."""
-EXTRA = {
-    "bottom_p": "explorl_bottom_p",
-    "bottom_p_frequency": "explorl_bottom_p_frequency",
-    "bottom_p_per_sequence": "explorl_bottom_p_per_sequence",
-}
+PREFIX = "explorl_"
+EXTRA = {name: PREFIX + name for name in ("bottom_p", "bottom_p_frequency", "bottom_p_per_sequence")}
 """Parameters of Explorl's logits processor for vLLM, and the keys of ``extra_args`` under which it reads them."""
+CUTS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+"""Cuts that come before bottom-p, and what switches them off. vLLM has its own behind all processors, so beside
+bottom-p they go to the processor as well."""
 TRAINING = "training_temperature"
 """Of the training log-probabilities alone: no server is told."""
 REFUSED = {
-    "temperature_by_position": "a request to verl's servers has one temperature for all its tokens",
+    "temperature_by_position": "verl's workers compute log-probabilities at one temperature for all tokens of a row",
     "tool_calls": "verl's tools are agent loops of its own, which count their calls by themselves",
 }
 
@@ -56,6 +56,9 @@ def request(given: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
         changed["top_k"] = int(row["top_k"]) or -1  # verl's servers say −1 where there is no limit
     extra = {key: row[name] for name, key in EXTRA.items() if name in row}
     if extra:
+        cuts = {name: changed[name] for name, off in CUTS.items() if changed.get(name, off) not in (off, 0)}
+        changed |= {name: off for name, off in CUTS.items() if name in cuts}
+        extra |= {f"{PREFIX}{name}": value for name, value in cuts.items()}
         changed["extra_args"] = {**(given.get("extra_args") or {}), **extra}
     return changed
 
