@@ -1,0 +1,1 @@
+"""Explorl's strategies inside other trainers."""

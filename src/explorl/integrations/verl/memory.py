@@ -1,0 +1,35 @@
+"""What strategies remember, beside a checkpoint of verl's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from explorl.store import write_json
+from explorl.strategies import Strategy
+from explorl.strategies.validate import title
+
+FILE = "explorl_strategies.json"
+
+
+def keep(folder: Path, strategies: Sequence[Strategy]) -> None:
+    """Writes what the strategies remember into a checkpoint's folder."""
+    write_json(folder / FILE, [{"name": title(strategy), "memory": strategy.memory} for strategy in strategies])
+
+
+def restore(folder: Path, strategies: Sequence[Strategy]) -> None:
+    """Gives the strategies the memory that a checkpoint holds; one of plain verl holds none."""
+    path = folder / FILE
+    if not path.exists():
+        return
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    names, own = [entry["name"] for entry in saved], [title(strategy) for strategy in strategies]
+    if names != own:
+        raise ValueError(
+            f"{folder} was written with the strategies {', '.join(names) or 'none'}, and explorl.strategies has "
+            f"{', '.join(own) or 'none'}; list the same ones, or start anew with trainer.resume_mode=disable"
+        )
+    for strategy, entry in zip(strategies, saved, strict=True):
+        strategy.memory.clear()
+        strategy.memory.update(entry["memory"])

@@ -1,0 +1,67 @@
+"""A run inside verl leaves a folder that Explorl's pages read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explorl.integrations.verl.recording import Recorder, line_of
+from explorl.integrations.verl.settings import settings_of
+from explorl.report.run_page import write_run_report
+from explorl.store import RunStore, StoreError
+from tests.integrations.test_verl_settings import verl
+
+LOGGED: dict[str, Any] = {
+    "critic/score/mean": np.float64(0.25),
+    "actor/entropy": 0.7,
+    "actor/pg_loss": 0.1,
+    "response_length/mean": np.float32(12.0),
+    "explorl/correct": 0.25,
+    "training/epoch": 0,
+    "actor/strange": float("nan"),
+    "a/list": [1, 2],
+    "a/flag": True,
+}
+
+
+def test_names_are_ours_where_we_have_some_and_verls_elsewhere() -> None:
+    line = line_of(3, LOGGED)
+    assert line == {
+        "step": 3, "kind": "train", "reward": 0.25, "entropy": 0.7, "actor/pg_loss": 0.1, "loss": 0.1,
+        "completions/mean_length": 12.0, "rewards/correctness/mean": 0.25, "training/epoch": 0.0,
+    }  # fmt: skip
+
+
+def recorder(folder: Path) -> Recorder:
+    config = verl(["ppl_shaping"], explorl__run=str(folder))
+    return Recorder(settings_of(config), config)
+
+
+def test_a_report_reads_the_folder(tmp_path: Path) -> None:
+    own = recorder(tmp_path / "mine")
+    own.begin(0)
+    for step in (1, 2, 3):
+        own.log(step, {**LOGGED, "critic/score/mean": 0.1 * step})
+        own.keep(step, {"prompt": ["p"], "completion": ["c"], "advantage": [0.5], "reward/score": [1.0]})
+    page = write_run_report([tmp_path / "mine"], tmp_path / "page.html")
+    assert "reward" in Path(page).read_text(encoding="utf-8")
+    store = RunStore.open(tmp_path / "mine")
+    assert store.kind == "grpo"
+    assert store.config()["verl"]["trainer"]["v1"]["trainer_mode"] == "explorl"
+    assert "PerplexityShaping" in store.config()["strategies"][0]
+
+
+def test_a_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
+    own = recorder(tmp_path / "mine")
+    own.begin(0)
+    for step in (1, 2, 3):
+        own.log(step, LOGGED)
+    again = recorder(tmp_path / "mine")
+    again.begin(2)
+    again.log(3, LOGGED)
+    assert [line["step"] for line in again.store.metrics()] == [1, 2, 3]
+    with pytest.raises(StoreError, match="already holds a run, and verl found no checkpoint"):
+        recorder(tmp_path / "mine").begin(0)
