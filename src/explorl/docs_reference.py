@@ -1,6 +1,6 @@
 """Writes the reference pages of the documentation from the code, so that the two cannot drift apart.
 
-python -m explorl.docs_reference            # writes docs/configuration.md, study-file.md and protocols.md
+python -m explorl.docs_reference            # writes docs/configuration.md, study-file.md, protocols.md, support.md
 python -m explorl.docs_reference --check    # fails where one is not what would be written
 """
 
@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from explorl.config import Config, presets
 from explorl.evaluation.protocols import PROTOCOLS, Protocol
+from explorl.integrations.support import support_page
 from explorl.store import write_text
 from explorl.strategies import EntropyGuidedWeighting, PassThreshold, PerplexityShaping, PositionShaping
 from explorl.study import file as study_file
@@ -477,6 +478,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "study-file.md": study_page,
     "protocols.md": protocols_page,
+    "support.md": support_page,
 }
 
 
