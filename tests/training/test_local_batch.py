@@ -57,7 +57,7 @@ class Pool:
         self.found = [torch.load(folder / f"{place}.pt", weights_only=False) for place in range(processes)]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4))])
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pool:
     return Pool(request.param, tmp_path_factory.mktemp("processes"))
 
@@ -108,7 +108,7 @@ def test_processes_with_different_numbers_of_rows_hear_of_all(pool: Pool) -> Non
             "total": [pool.processes, sum(places)],
             "largest": [0.0, 1.0],
             "smallest": [-float(pool.processes - 1), torch.inf],
-            "unknown": [True, False],
+            "unknown": [pool.processes > 1, False],
             "each": list(places),
             "everywhere": rows,
             "marks": [row > 1 for row in rows],

@@ -1,8 +1,8 @@
 """The k-th largest of the values of all processes, found without bringing them together.
 
 The bits of a float, with all but the sign turned round where it is negative, are a whole number that grows as the float
-does. So the k-th largest is found digit by digit: each process counts its values by their leading 11 bits, the counts
-are added up, they say which digit the k-th largest has, and the values that share it are counted by their next 11 bits.
+does. So the k-th largest is found digit by digit: each process counts its values by their leading bits, the counts are
+added up, they say which digit the k-th largest has, and the values that share it are counted by their next 11 bits.
 Three rounds of 2,048 counts give the float32 exactly, six the float64, whatever the number of values. It is radix
 selection (Alabi et al. 2012, Fast k-selection algorithms for graphics processing units), with the histogram summed.
 """

@@ -32,10 +32,10 @@ class Processes(World):
         return torch.where(found[1] > 0, torch.nan, found[0])
 
     def each(self, values: Tensor) -> Tensor:
-        values = values.contiguous()
-        found = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-        dist.all_gather(found, values)
-        return torch.stack(found)
+        flat = values.reshape(-1)  # a single number has no dimension, which not every backend takes
+        found = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, flat.contiguous())
+        return torch.stack(found).view(len(found), *values.shape)
 
     def everywhere(self, rows: Tensor) -> Tensor:
         padding = [0, 0] * (rows.dim() - 1) + [0, max(self.counts) - len(rows)]
