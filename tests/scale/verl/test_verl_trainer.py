@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl")
+pytest.importorskip("verl.protocol")
 pytestmark = pytest.mark.scale
 
 import verl.trainer.ppo.v1.trainer_base as trainer_base  # noqa: E402
