@@ -4,7 +4,7 @@ VERL_PIP = $(VERL)/bin/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: scale-verl
 scale-verl: $(VERL)/.installed
-	PYTHONPATH=src $(VERL)/bin/python -m pytest -m scale -p no:cacheprovider --timeout=900 tests/scale/verl
+	PYTHONPATH="$(CURDIR)/src" $(VERL)/bin/python -m pytest -m scale -p no:cacheprovider --timeout=900 tests/scale/verl
 
 $(VERL)/.installed: scale/verl.mk scale/verl-requirements.txt
 	$(PYTHON) -m venv $(VERL)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from explorl.analysis.run_results import run_results
 from explorl.integrations.verl.recording import Recorder, line_of
 from explorl.integrations.verl.settings import settings_of
-from explorl.report.run_page import write_run_report
 from explorl.store import RunStore, StoreError
 from tests.integrations.test_verl_settings import verl
 
@@ -44,10 +44,12 @@ def test_a_report_reads_the_folder(tmp_path: Path) -> None:
     own = recorder(tmp_path / "mine")
     own.begin(0)
     for step in (1, 2, 3):
-        own.log(step, {**LOGGED, "critic/score/mean": 0.1 * step})
+        own.log(step, {**LOGGED, "explorl/correct": 0.25 * step})
         own.keep(step, {"prompt": ["p"], "completion": ["c"], "advantage": [0.5], "reward/score": [1.0]})
-    page = write_run_report([tmp_path / "mine"], tmp_path / "page.html")
-    assert "reward" in Path(page).read_text(encoding="utf-8")
+    curves = run_results([tmp_path / "mine"])["arms"][0]["curves"]
+    assert curves["training accuracy"]["mean"] == [0.25, 0.5, 0.75]
+    assert curves["entropy"]["mean"] == [0.7] * 3
+    assert curves["length"]["mean"] == [12.0] * 3
     store = RunStore.open(tmp_path / "mine")
     assert store.kind == "grpo"
     assert store.config()["verl"]["trainer"]["v1"]["trainer_mode"] == "explorl"

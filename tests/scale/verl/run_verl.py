@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "WANDB_MODE": "disabled",
+    "RAY_worker_niceness": "0",
 }
 OVERRIDES = """
 trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.resume_mode=disable

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl")
+pytest.importorskip("verl.protocol")
 pytestmark = pytest.mark.scale
 
 from omegaconf import OmegaConf  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("verl")
+pytest.importorskip("verl.protocol")
 pytestmark = pytest.mark.scale
 
 import verl.trainer.ppo.v1.trainer_base as trainer_base  # noqa: E402
@@ -37,7 +37,7 @@ class Queue:
     def kv_batch_put(self, keys: Any, partition_id: str, fields: Any = None, tags: Any = None) -> KVBatchMeta:
         self.puts.append(sorted(map(str, fields.keys())))
         self.columns |= dict(fields.items())
-        return batch(list(self.columns))
+        return batch(list(self.columns), keys)
 
     def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any) -> TensorDict:
         found = TensorDict({}, batch_size=len(KEYS))
@@ -49,9 +49,9 @@ class Queue:
         return found
 
 
-def batch(fields: list[str] | None = None) -> KVBatchMeta:
+def batch(fields: list[str] | None = None, keys: Any = KEYS) -> KVBatchMeta:
     tags = [{"is_padding": key.startswith("pad")} for key in KEYS]
-    return KVBatchMeta(keys=list(KEYS), tags=tags, partition_id="train", fields=fields, extra_info={})
+    return KVBatchMeta(keys=list(keys), tags=tags, partition_id="train", fields=fields, extra_info={})
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -151,6 +151,43 @@ def test_tokens_taken_out_are_out_of_the_update_alone(monkeypatch: pytest.Monkey
     torch.testing.assert_close(padded(held, "response_mask"), before)
 
 
+def test_without_strategies_a_run_is_kept_whatever_the_agent_loop_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = queue()
+    del held.columns["entropy"]
+    own = trainer([], held, monkeypatch)
+    kept: list[dict[str, Any]] = []
+    own.recorder = SimpleNamespace(keep=lambda step, columns: kept.append(columns))
+    own.tokenizer.batch_decode = lambda ids, **_: ["text"] * len(ids)
+    made = batch()
+    made.keys[KEYS.index("b_1_0")] = "b_0_1"  # a second output of the first answer
+    own._compute_advantage(made, {})
+    assert kept[0]["prompt"] == ["a", "a", "b", "b"]
+    assert kept[0]["reward/score"] == [1.0, 0.0, 1.0, 0.25]
+    with pytest.raises(ValueError, match="2 outputs or more"):
+        trainer(["ppl_shaping"], queue(), monkeypatch)._compute_advantage(made, {})
+
+
+@pytest.mark.parametrize(("temperature", "passes"), [(1.0, 1), (0.7, 2)])
+def test_entropy_takes_another_pass_where_the_temperature_is_not_1(
+    monkeypatch: pytest.MonkeyPatch, temperature: float, passes: int
+) -> None:
+    own = trainer(["entropy_advantage"], queue(), monkeypatch)
+    own.config.actor_rollout_ref.rollout.temperature = temperature
+    asked: list[float] = []
+    own._whole_group = SimpleNamespace(compute_log_prob=lambda batch: asked.append(batch.extra_info["temperature"]))
+
+    def first(self: Any, batch: Any, metrics: Any) -> Any:
+        asked.append(temperature)
+        return batch
+
+    monkeypatch.setattr(ours.PPOTrainerSync, "_compute_old_log_prob", first)
+    monkeypatch.setattr(ours, "response_from_nested", lambda values, mask: values)
+    own._compute_old_log_prob(batch(), {})
+    assert asked == [temperature, 1.0][:passes]
+
+
 def test_each_prompt_is_sent_with_its_answers_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     own = trainer([{"element_wise_temperature": {"solve_rates": {"a": 1.0, "b": 0.0}}}], queue(), monkeypatch)
     sent: list[Any] = []
@@ -167,6 +204,9 @@ def test_each_prompt_is_sent_with_its_answers_parameters(monkeypatch: pytest.Mon
     assert own._rows == {"b": [{"temperature": 1.5}] * 2, "a": [{"temperature": 0.6}] * 2}
     found = own._temperatures(KEYS, lambda row, default: row.get("temperature", default))
     torch.testing.assert_close(found, torch.tensor([1.5, 0.6, 0.6, 1.5, 1.0]))
+    counted = {"uid": ["b", "a"], "raw_prompt": prompts, "__rollout_n__": torch.tensor([3, 1])}
+    own._submit_batch_to_rollout(tu.get_tensordict(counted))
+    assert {uid: len(rows) for uid, rows in own._rows.items()} == {"b": 3, "a": 1}
     with pytest.raises(ValueError, match="agent loop 'mine' does not take sampling parameters"):
         named = tu.get_tensordict({"uid": ["b"], "raw_prompt": prompts[:1], "agent_name": ["mine"]})
         own._submit_batch_to_rollout(named)

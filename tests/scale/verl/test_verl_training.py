@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verl")
+pytest.importorskip("verl.protocol")
 pytestmark = pytest.mark.scale
 
 import torch  # noqa: E402

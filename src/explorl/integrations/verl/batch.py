@@ -27,20 +27,23 @@ SCORE = "score"
 """Name of verl's total reward among the numbers that may say what is correct."""
 
 
-def order_of(keys: Sequence[str], padding: Sequence[bool], asked: Sequence[str]) -> list[int]:
-    """Places of the real rows, those of a prompt together; a key is ``<prompt>_<answer>_<output>``."""
+def order_of(keys: Sequence[str], padding: Sequence[bool], asked: Sequence[str], *, single: bool = True) -> list[int]:
+    """Places of the real rows, those of a prompt together; a key is ``<prompt>_<answer>_<output>``.
+
+    single: several outputs of one answer are an error.
+    """
     place = {prompt: number for number, prompt in enumerate(asked)}
     real = []
     for row, key in enumerate(keys):
         if padding[row]:
             continue
         prompt, answer, output = key.rsplit("_", 2)
-        if int(output):
+        if single and int(output):
             raise ValueError(
                 f"an agent loop gave {int(output) + 1} outputs or more to one request ({prompt}): strategies compare "
                 "the answers to a prompt, one output each; use an agent loop with one output, or explorl.strategies=[]"
             )
-        real.append((place.get(prompt, len(place)), prompt, int(answer), row))
+        real.append((place.get(prompt, len(place)), prompt, int(answer), int(output), row))
     return [row for *_, row in sorted(real)]
 
 

@@ -39,9 +39,17 @@ class Rows:
     """What the reward function returned beside the score."""
 
     @classmethod
-    def of(cls, data: Any, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], asked: Sequence[str]) -> Rows:
+    def of(
+        cls,
+        data: Any,
+        keys: Sequence[str],
+        tags: Sequence[Mapping[str, Any]],
+        asked: Sequence[str],
+        *,
+        single: bool = True,
+    ) -> Rows:
         """From what TransferQueue holds; `asked` are the prompts' identifiers in their order."""
-        order = order_of(keys, [bool(tag.get("is_padding", False)) for tag in tags], asked)
+        order = order_of(keys, [bool(tag.get("is_padding", False)) for tag in tags], asked, single=single)
         places = torch.tensor(order, dtype=torch.long)
         others = {name: listed(data[name]) for name in OTHERS if name in data}
         padded = data.select(*[name for name in TENSORS if name in data]).to_padded_tensor()

@@ -132,10 +132,12 @@ class ExplorlTrainer(PPOTrainerSync):
         uids = [str(uid) for uid in listed(batch["uid"])]
         self._asked += uids
         if self._sampling:
-            answers = int(self.config.actor_rollout_ref.rollout.n)
-            prompts = [prompt_text(prompt) for prompt in listed(batch["raw_prompt"]) for _ in range(answers)]
-            said = sampling.rows_of(sampling.said(self.strategies, prompts, self.step_now), len(prompts))
-            own = [said[row * answers : (row + 1) * answers] for row in range(len(uids))]
+            usual = [int(self.config.actor_rollout_ref.rollout.n)] * len(uids)
+            counts = listed(batch["__rollout_n__"]) if "__rollout_n__" in batch else usual
+            texts = [prompt_text(prompt) for prompt in listed(batch["raw_prompt"])]
+            prompts = [text for text, count in zip(texts, counts, strict=True) for _ in range(int(count))]
+            said = iter(sampling.rows_of(sampling.said(self.strategies, prompts, self.step_now), len(prompts)))
+            own = [[next(said) for _ in range(int(count))] for count in counts]
             self._rows |= dict(zip(uids, own, strict=True))
             tu.assign_non_tensor_stack(batch, sampling.FIELD, [json.dumps(rows) for rows in own])
             named = listed(batch["agent_name"]) if "agent_name" in batch else None
@@ -161,12 +163,11 @@ class ExplorlTrainer(PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """log π_old at each row's own temperature, and the entropy at temperature 1."""
+        own = self._temperatures(batch.keys, sampling.training_temperature)
         if self._sampling:
-            batch = _put(batch, {"temperature": self._temperatures(batch.keys, sampling.training_temperature)})
+            batch = _put(batch, {"temperature": own})
         batch = super()._compute_old_log_prob(batch, metrics)
-        if self.strategies and (self._sampling or float(self.config.actor_rollout_ref.rollout.temperature) != 1.0):
-            batch = self._with_entropy(batch)
-        return batch
+        return self._with_entropy(batch) if self.strategies and bool((own != 1).any()) else batch
 
     def _with_entropy(self, batch: Any) -> Any:
         batch.extra_info.update({"calculate_entropy": True, "compute_loss": False, "temperature": 1.0})
@@ -183,7 +184,7 @@ class ExplorlTrainer(PPOTrainerSync):
         if not self.strategies and self.recorder is None:
             return batch
         data = self._read(batch, *READ)
-        rows = Rows.of(data, batch.keys, batch.tags, self._asked)
+        rows = Rows.of(data, batch.keys, batch.tags, self._asked, single=bool(self.strategies))
         seen = self.seen(rows)
         metrics["explorl/correct"] = float(seen.correct.float().mean())
         advantages = seen.advantages
@@ -206,8 +207,9 @@ class ExplorlTrainer(PPOTrainerSync):
                 f"such as explorl.correct=[{correct.name},1.0]"
             )
         asked = any(one.needs_answers for one in self.strategies)
+        unread = {} if self.strategies else {"entropy": torch.zeros_like(rows.columns["rm_scores"])}
         return batch_of(
-            rows.columns,
+            {**unread, **rows.columns},
             group=groups_of(rows.uids),
             rewards=rows.rewards,
             parts=parts_of(names, rows.rewards, rows.extras),
