@@ -123,11 +123,9 @@ class VllmRows:
     """Samples and records the rows of a process."""
 
     def __init__(self, trainer: Any) -> None:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        records = RecordPass(
-            model, rows=trainer.args.per_device_train_batch_size, autocast=trainer.accelerator.autocast
-        )
-        self.engine = VllmEngine(model, trainer.tokenizer, TrlSampler(trainer.vllm_generation), records=records)
+        rows, autocast = trainer.args.per_device_train_batch_size, trainer.accelerator.autocast
+        records = RecordPass(trainer.model, rows=rows, autocast=autocast)
+        self.engine = VllmEngine(trainer.model, trainer.tokenizer, TrlSampler(trainer.vllm_generation), records=records)
 
     def draw(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
         """One completion of each prompt, and vLLM's log q of its tokens."""
