@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trl import GRPOConfig, GRPOTrainer
 
+from explorl import ExplorationTrainer
 from explorl import strategies as xs
 from explorl.rollout.backends.vllm_requests import Drawn
 from explorl.training import vllm_rows
@@ -98,7 +100,6 @@ def trainer(**given: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("given", "strategy", "words"),
     [
-        ({}, xs.EntropyBranching(), ("entropy_branching lets answers branch", "engine='explorl'")),
         ({"tools": [print]}, xs.BottomP(0.9), ("bottom_p sets how each row", "leave out the tools")),
         ({"sees_images": True}, xs.BottomP(0.9), ("bottom_p", "images")),
         ({"regex": "a+"}, xs.BottomP(0.9), ("vllm_structured_outputs_regex",)),
@@ -109,6 +110,24 @@ def test_what_vllm_cannot_sample_so_is_refused(given: Any, strategy: Any, words:
     with pytest.raises(ValueError, match=words[0]) as error:
         vllm_rows.refuse(trainer(**given), [strategy])
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (xs.EntropyBranching(), "entropy_branching lets answers branch"),
+        (xs.LowProbabilityRegularization(), "needs to know how likely other tokens were"),
+    ],
+)
+def test_a_strategy_that_vllm_cannot_serve_is_refused_before_it_is_loaded(
+    strategy: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GRPOTrainer, "__init__", lambda *_, **__: pytest.fail("it is loaded"))
+    args = GRPOConfig("out", use_vllm=True, use_cpu=True, bf16=False, report_to="none")
+    with pytest.raises(ValueError, match=words) as error:
+        ExplorationTrainer("nowhere", len, args, strategies=[xs.EntropyAdvantage(), strategy])
+    assert "engine='explorl'" in str(error.value)
+    vllm_rows.refuse_with_vllm([xs.BottomP(0.9), xs.EntropyAdvantage()])
 
 
 def test_options_are_what_trl_would_sample_with() -> None:

@@ -25,7 +25,7 @@ def branching_of(strategies: Sequence[Strategy], step: int) -> Branching | None:
 
 
 def sets_rows(strategy: Strategy) -> bool:
-    """Whether a strategy says how rows are sampled, which the engine alone can do."""
+    """Whether a strategy says how rows are sampled, which `model.generate` cannot do."""
     return overrides(strategy, "sampling") or overrides(strategy, "branching")
 
 

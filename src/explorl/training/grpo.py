@@ -52,6 +52,7 @@ from explorl.training.shaping import shape
 from explorl.training.sharding import at_hand, emptied, fsdp_version, ignored_sharding, zero_stage
 from explorl.training.solved import SkipSolved
 from explorl.training.trl_trainer import IMAGES
+from explorl.training.vllm_rows import refuse_with_vllm
 from explorl.training.watching import RolloutListener
 
 StrategyLike = Strategy | str | Mapping[str, Any]
@@ -69,8 +70,8 @@ class ExplorationTrainer(RefillingTrainer):
         answers: what each answer says, for strategies that ask: a function that is called as a reward function is and
             gives one text per completion, equal where two say the same, or None where there is no answer.
         engine: what samples: "explorl" (`explorl.rollout.Engine`), "generate" (`model.generate`) or "vllm" (TRL's own
-            path). None is vllm where `args.use_vllm` says so, else "explorl" where it computes what the model computes,
-            else "generate", with a warning that says why.
+            path, each row as strategies say). None is vllm where `args.use_vllm` says so, else "explorl" where it
+            computes what the model computes, else "generate", with a warning that says why.
         engine_options: `batch_size` (most rows decoded together) and `memory_budget` (bytes beside the model) of that
             engine. Between two batches it gives its memory back where that is more than a tenth of the device's.
         packed: compute log-probabilities without padding. None is yes where that gives what the model's own pass gives,
@@ -137,8 +138,10 @@ class ExplorationTrainer(RefillingTrainer):
         self._answer_function = answers
         if engine == "vllm":
             args.use_vllm = True
-        if args.use_vllm and args.vllm_mode == "colocate":
-            keep_weights_in_place()
+        if args.use_vllm:
+            refuse_with_vllm(self.strategies)
+            if args.vllm_mode == "colocate":
+                keep_weights_in_place()
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
         refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)

@@ -73,14 +73,23 @@ class TrlSampler:
         return drawn[first : first + count]
 
 
-def refuse(trainer: Any, strategies: Sequence[Strategy]) -> None:
-    """Raises where vLLM cannot sample the rows as these strategies say."""
+def refuse_with_vllm(strategies: Sequence[Strategy]) -> None:
+    """Raises for strategies that vLLM cannot serve, before it is loaded."""
     for strategy in strategies:
         if overrides(strategy, "branching"):
             raise ValueError(
                 f"{title(strategy)} lets answers branch off each other, which vLLM cannot do; use engine='explorl', or "
                 "leave it out"
             )
+        if strategy.needs_min_p_mass is not None:
+            raise ValueError(
+                f"{title(strategy)} needs to know how likely other tokens were, which only Explorl's engine records "
+                "(vLLM samples); use engine='explorl', or leave it out"
+            )
+
+
+def refuse(trainer: Any, strategies: Sequence[Strategy]) -> None:
+    """Raises where vLLM cannot sample the rows as these strategies say."""
     named = title(strategies[0])
     if trainer.tools or trainer.environment_factories:
         raise ValueError(
@@ -123,11 +132,9 @@ class VllmRows:
     """Samples and records the rows of a process."""
 
     def __init__(self, trainer: Any) -> None:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        records = RecordPass(
-            model, rows=trainer.args.per_device_train_batch_size, autocast=trainer.accelerator.autocast
-        )
-        self.engine = VllmEngine(model, trainer.tokenizer, TrlSampler(trainer.vllm_generation), records=records)
+        rows, autocast = trainer.args.per_device_train_batch_size, trainer.accelerator.autocast
+        records = RecordPass(trainer.model, rows=rows, autocast=autocast)
+        self.engine = VllmEngine(trainer.model, trainer.tokenizer, TrlSampler(trainer.vllm_generation), records=records)
 
     def draw(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
         """One completion of each prompt, and vLLM's log q of its tokens."""

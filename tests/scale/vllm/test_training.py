@@ -99,3 +99,21 @@ def test_bottom_p_element_wise_temperature_and_egsw_train_with_vllm(policy_folde
     )
     after = torch.nn.utils.parameters_to_vector(trainer.model.parameters())
     assert float((after - before).detach().abs().max()) > 1e-3
+
+
+def test_temperatures_by_position_and_a_correction_of_our_own(policy_folder: Path, tmp_path: Path) -> None:
+    strategies = [xs.AnnealedTemperature(), xs.BottomP(0.8, per="sequence", frequency=0.5), xs.ImportanceCorrection()]
+    trainer = trained(policy_folder, tmp_path, strategies, vllm_importance_sampling_correction=False)
+    assert len(trainer.seen) == 3
+    for batch in trainer.seen:
+        assert len(batch["temperature"][0]) > 1  # one for each position
+        for rollout, own in zip(batch["rollouts"], batch["logps"], strict=True):
+            np.testing.assert_allclose(own, rollout.sampling_logps, atol=1e-3)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert np.isfinite(losses).all()
+
+
+def test_what_vllm_cannot_do_is_refused_when_the_trainer_is_made(policy_folder: Path, tmp_path: Path) -> None:
+    for strategy in (xs.EntropyBranching(), xs.LowProbabilityRegularization()):
+        with pytest.raises(ValueError, match="engine='explorl'"):
+            trained(policy_folder, tmp_path, [strategy])
