@@ -886,11 +886,11 @@ def main(argv: list[str] | None = None) -> Any:
             sys.exit(error.code)
         text = usage(error) or in_words(error)
         if text is None:
-            if processes.leave_word(traceback.format_exc().rstrip()):
+            if processes.leave_word(traceback.format_exc().rstrip(), 1):
                 sys.exit(1)
             raise
         said = text if text.startswith("Usage: ") else f"explorl: {text}"
-        if processes.leave_word(said):
+        if processes.leave_word(said, 2):
             sys.exit(2)
         if os.environ.get("EXPLORL_DEBUG"):
             print(clean(traceback.format_exc()), file=sys.stderr)

@@ -96,8 +96,8 @@ def _first_of(failures: Mapping[int, Any]) -> WorkerFailed:
     failure = failures[rank]
     message = failure.error_file_data.get("message")
     if isinstance(message, dict):
-        text = str(message["message"])
-        return WorkerFailed(text if rank == 0 else f"process {rank}: {text}", abs(failure.exitcode) or 1)
+        text, code = str(message["message"]), int(message["extraInfo"].get("code", 1))
+        return WorkerFailed(text if rank == 0 else f"process {rank}: {text}", code)
     if failure.exitcode < 0:
         how = f"was ended by {signal.Signals(-failure.exitcode).name}"
         hint = "; it may have run out of memory" if failure.exitcode == -signal.SIGKILL else ""
