@@ -250,6 +250,6 @@ def test_one_that_fails_ends_all(
     ended = explorl("train", "--preset", "tiny", "--launch", two, "--run", run, model=small_policy, **changes)
     assert ended.returncode == code
     assert ended.stderr.startswith("process 1: "), ended.stderr
-    assert ended.stderr.count("the judge has gone home") == 1, ended.stderr
+    assert ended.stderr.rstrip().endswith("the judge has gone home"), ended.stderr
     assert ended.stderr.count("Traceback") == (error == "ZeroDivisionError"), ended.stderr
     assert not (run / "model").exists()

@@ -473,7 +473,7 @@ def study(
     console.print(literal(outcome.results["verdict"]))
     console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
     _say_table(outcome.table, json_file)
-    chosen = [*(["--profile", profile] if profile else []), *(["--run", str(run)] if run else [])]
+    chosen = command_line(("--profile", profile), ("--run", run), ("--launch", launch))
     again = ["explorl", "study", what[0], *chosen]
     if outcome.failed:
         console.print(literal("next, to try once more what failed: ", shlex.join(again)), soft_wrap=True)
@@ -839,7 +839,9 @@ def _going_on(store: RunStore) -> Iterator[None]:
             raise
         last = store.last_checkpoint()
         where = f"from {last.name}" if last else "from the beginning: it had no checkpoint yet"
-        raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}") from interrupt
+        launch = os.environ.get(processes.QUIET)
+        again = f" --launch {shlex.quote(launch)}" if launch else ""
+        raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}{again}") from interrupt
     finally:
         store.unlock()
 
@@ -882,7 +884,8 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(2)
     except Exception as error:
         if isinstance(error, WorkerFailed):
-            print("\n".join(clean_lines(str(error))), file=sys.stderr)
+            if str(error):
+                print("\n".join(clean_lines(str(error))), file=sys.stderr)
             sys.exit(error.code)
         text = usage(error) or in_words(error)
         if text is None:

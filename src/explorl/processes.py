@@ -16,7 +16,7 @@ from typing import TypeVar
 Decision = TypeVar("Decision")
 
 QUIET = "EXPLORL_LAUNCHED"
-"""Set where `--launch` has started this process, and tells of its failure."""
+"""The file of `--launch`, where that has started this process, and tells of its failure."""
 WAIT = 6 * 3600
 """Seconds that a process waits for the others, which may be evaluating; a failed one is noticed at once."""
 
