@@ -98,13 +98,23 @@ def test_a_study_has_jobs_or_processes(two: Path, tmp_path: Path, capsys: pytest
 # ---------------------------------------------------------------- parts
 
 
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parents[1].glob("examples/accelerate/*.yaml")), ids=lambda p: p.stem
+)
+def test_files_to_start_from(path: Path) -> None:
+    """accelerate takes them, and they are of several processes."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    assert load_config_from_file(str(path)).num_processes == check_file(path)["num_processes"] >= 2
+
+
 def test_command_line() -> None:
     parts = ("train", ("--config", Path("a b.yaml")), ("--preset", None), ("--set", "x=1"))
     assert command_line(*parts) == ["train", "--config", "a b.yaml", "--set", "x=1"]
 
 
 def failure(code: int, at: float, text: str | None = None) -> Any:
-    message = {"message": text, "extraInfo": {"timestamp": str(int(at)), "exact": at}}
+    message = {"message": text, "extraInfo": {"timestamp": str(int(at)), "exact": at, "code": 2}}
     said = {} if text is None else {"message": message}
     return SimpleNamespace(exitcode=code, timestamp=int(at), error_file_data=said)
 
@@ -112,7 +122,7 @@ def failure(code: int, at: float, text: str | None = None) -> Any:
 @pytest.mark.parametrize(
     ("failures", "said", "code"),
     [
-        ({0: failure(2, 5.2, "explorl: no"), 1: failure(2, 5.9, "explorl: connection closed")}, "explorl: no", 2),
+        ({0: failure(-15, 5.2, "explorl: no"), 1: failure(2, 5.9, "explorl: connection closed")}, "explorl: no", 2),
         ({0: failure(1, 5.9, "closed"), 1: failure(2, 5.2, "explorl: no")}, "process 1: explorl: no", 2),
         ({0: failure(-15, 5.0), 1: failure(2, 5.4, "explorl: no")}, "process 1: explorl: no", 2),
         ({1: failure(-9, 5.0)}, "process 1 was ended by SIGKILL; it may have run out of memory", 1),
@@ -126,11 +136,11 @@ def test_the_first_failure_is_told(failures: dict[int, Any], said: str, code: in
 
 def test_a_word_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the form that torchrun reads; nobody else is told where `--launch` will tell it."""
-    assert not processes.leave_word("no")
+    assert not processes.leave_word("no", 2)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "a" / "error.json"))
-    assert not processes.leave_word("no")
+    assert not processes.leave_word("no", 2)
     monkeypatch.setenv(processes.QUIET, "1")
-    assert processes.leave_word("no")
+    assert processes.leave_word("no", 2)
     left = json.loads((tmp_path / "a" / "error.json").read_text())["message"]
     assert left["message"] == "no"
     assert abs(left["extraInfo"]["exact"] - time.time()) < 60
@@ -162,7 +172,8 @@ def explorl(*arguments: str | Path, model: Path, **changes: Any) -> subprocess.C
     sets = [f"{key}={value}" for key, value in {**SMALL, "model.name": model, **changes}.items()]
     command = [sys.executable, "-m", "explorl", *map(str, arguments)]
     command += [part for change in sets for part in ("--set", change)] if "--resume" not in command else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    source = str(Path(processes.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": source}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
 
 
@@ -201,18 +212,6 @@ def test_sft_on_two_processes(two: Path, small_policy: Path, tmp_path: Path) -> 
     assert (run / "model" / "recipe.json").exists()
 
 
-BAD_TASK = """
-import os
-from explorl.tasks.countdown import CountdownMini
-
-class Failing(CountdownMini):
-    def verify_many(self, *given, **options):
-        if os.environ.get("RANK") == "{rank}":
-            raise ValueError("the judge has gone home")
-        return super().verify_many(*given, **options)
-"""
-
-
 @pytest.mark.slow
 def test_a_mistake_is_told_once(two: Path, small_policy: Path, tmp_path: Path) -> None:
     """What all processes would say."""
@@ -225,3 +224,32 @@ def test_a_mistake_is_told_once(two: Path, small_policy: Path, tmp_path: Path) -
     taken = explorl("train", "--preset", "tiny", "--launch", two, "--run", small_policy, model=tmp_path / "none")
     assert taken.returncode == 2
     assert len(taken.stderr.strip().splitlines()) == 1, taken.stderr
+
+
+FAILING = """
+import os
+from explorl.tasks.countdown import CountdownMini
+
+class Failing(CountdownMini):
+    def verify_many(self, *given, **options):
+        if os.environ["RANK"] == "1":
+            raise {error}("the judge has gone home")
+        return super().verify_many(*given, **options)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "code"), [("ValueError", 2), ("ZeroDivisionError", 1)])
+def test_one_that_fails_ends_all(
+    error: str, code: int, two: Path, small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it has to say, be it a user's mistake or a bug, and nothing of those that lost it."""
+    (tmp_path / "failing_task.py").write_text(FAILING.format(error=error))
+    monkeypatch.chdir(tmp_path)
+    run, changes = tmp_path / "run", {"task.name": "failing_task:Failing", "evaluation.every": 0}
+    ended = explorl("train", "--preset", "tiny", "--launch", two, "--run", run, model=small_policy, **changes)
+    assert ended.returncode == code
+    assert ended.stderr.startswith("process 1: "), ended.stderr
+    assert ended.stderr.rstrip().endswith("the judge has gone home"), ended.stderr
+    assert ended.stderr.count("Traceback") == (error == "ZeroDivisionError"), ended.stderr
+    assert not (run / "model").exists()

@@ -485,7 +485,7 @@ def study(
     console.print(literal(outcome.results["verdict"]))
     console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
     _say_table(outcome.table, json_file)
-    chosen = [*(["--profile", profile] if profile else []), *(["--run", str(run)] if run else [])]
+    chosen = command_line(("--profile", profile), ("--run", run), ("--launch", launch))
     again = ["explorl", "study", what[0], *chosen]
     if outcome.failed:
         console.print(literal("next, to try once more what failed: ", shlex.join(again)), soft_wrap=True)
@@ -851,7 +851,9 @@ def _going_on(store: RunStore) -> Iterator[None]:
             raise
         last = store.last_checkpoint()
         where = f"from {last.name}" if last else "from the beginning: it had no checkpoint yet"
-        raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}") from interrupt
+        launch = os.environ.get(processes.QUIET)
+        again = f" --launch {shlex.quote(launch)}" if launch else ""
+        raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}{again}") from interrupt
     finally:
         store.unlock()
 
@@ -894,15 +896,16 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(2)
     except Exception as error:
         if isinstance(error, WorkerFailed):
-            print("\n".join(clean_lines(str(error))), file=sys.stderr)
+            if str(error):
+                print("\n".join(clean_lines(str(error))), file=sys.stderr)
             sys.exit(error.code)
         text = usage(error) or in_words(error)
         if text is None:
-            if processes.leave_word(traceback.format_exc().rstrip()):
+            if processes.leave_word(traceback.format_exc().rstrip(), 1):
                 sys.exit(1)
             raise
         said = text if text.startswith("Usage: ") else f"explorl: {text}"
-        if processes.leave_word(said):
+        if processes.leave_word(said, 2):
             sys.exit(2)
         if os.environ.get("EXPLORL_DEBUG"):
             print(clean(traceback.format_exc()), file=sys.stderr)

@@ -63,6 +63,7 @@ def launch(path: Path, module: str, arguments: Sequence[str]) -> None:
     """
     said = check_file(path)
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # On CPUs by torchrun, which accelerate has for GPUs.
@@ -71,7 +72,7 @@ def launch(path: Path, module: str, arguments: Sequence[str]) -> None:
     if not said.get("main_process_port") and int(said.get("num_machines") or 1) < 2:
         how += ["--main_process_port", "0"]  # any that is free
     given = launch_command_parser().parse_args(["--config_file", str(path), *how, "--module", module, *arguments])
-    told = {processes.QUIET: "1", "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+    told = {processes.QUIET: str(path), "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
     if cpus:
         told["ACCELERATE_USE_CPU"] = "true"
     try:
@@ -79,6 +80,8 @@ def launch(path: Path, module: str, arguments: Sequence[str]) -> None:
             launch_command(given)
     except ChildFailedError as error:
         raise _first_of(error.failures) from None
+    except SignalException as signalled:  # the first process has said how to go on
+        raise WorkerFailed("", 128 + int(signalled.sigval)) from None
     except SystemExit as error:
         if error.code:
             raise WorkerFailed("", int(error.code) if isinstance(error.code, int) else 1) from None
@@ -96,8 +99,8 @@ def _first_of(failures: Mapping[int, Any]) -> WorkerFailed:
     failure = failures[rank]
     message = failure.error_file_data.get("message")
     if isinstance(message, dict):
-        text = str(message["message"])
-        return WorkerFailed(text if rank == 0 else f"process {rank}: {text}", abs(failure.exitcode) or 1)
+        text, code = str(message["message"]), int(message["extraInfo"].get("code", 1))
+        return WorkerFailed(text if rank == 0 else f"process {rank}: {text}", code)
     if failure.exitcode < 0:
         how = f"was ended by {signal.Signals(-failure.exitcode).name}"
         hint = "; it may have run out of memory" if failure.exitcode == -signal.SIGKILL else ""
@@ -119,15 +122,12 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def _silent() -> Iterator[None]:
     """The launcher's own reports of a failure say nothing that the process has not said."""
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.run")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def command_line(*parts: Any) -> list[str]:

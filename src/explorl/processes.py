@@ -16,7 +16,7 @@ from typing import TypeVar
 Decision = TypeVar("Decision")
 
 QUIET = "EXPLORL_LAUNCHED"
-"""Set where `--launch` has started this process, and tells of its failure."""
+"""The file of `--launch`, where that has started this process, and tells of its failure."""
 WAIT = 6 * 3600
 """Seconds that a process waits for the others, which may be evaluating; a failed one is noticed at once."""
 
@@ -74,13 +74,13 @@ def _meet() -> None:
         raise RuntimeError(f"{count()} processes were started, and accelerate sees {found} of them")
 
 
-def leave_word(text: str, trace: str = "") -> bool:
+def leave_word(text: str, code: int) -> bool:
     """Leaves a failure with the launcher, which tells the first of all; False where there is none to tell it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return False
     now = time.time()
-    about = {"py_callstack": trace or text, "timestamp": str(int(now)), "exact": now}
+    about = {"py_callstack": text, "timestamp": str(int(now)), "exact": now, "code": code}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": about}}), encoding="utf-8")
     return bool(os.environ.get(QUIET))

@@ -33,6 +33,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     bare.model, bare.max_completion_length = SimpleNamespace(), 8
     bare.tools = bare.environment_factories = None
     monkeypatch.setattr(Bare, "tokenizer", None, raising=False)
+    monkeypatch.setattr(Bare, "sharded", False)
     monkeypatch.setattr(Engine, "check", lambda self, longest: None)
     return bare
 

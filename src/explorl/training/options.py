@@ -45,9 +45,12 @@ STEPS_ASIDE: Mapping[str, str] = {
         "engine; with any other key `model.generate` samples"
     ),
     "router_aux_loss_coef": "the router's loss counts tokens as they stand in padded rows: TRL's padded pass",
-    "fsdp": "weights are sharded: `model.generate` and the padded pass",
-    "fsdp_config": "weights are sharded: `model.generate` and the padded pass",
-    "deepspeed": "weights are sharded: `model.generate` and the padded pass",
+    "fsdp": (
+        "weights are sharded: the padded pass; "
+        "FSDP2 gathers them while the engine samples, with FSDP1 `model.generate` does"
+    ),
+    "fsdp_config": "as fsdp",
+    "deepspeed": "as ever with ZeRO-1 and 2; ZeRO-3 gathers weights while the engine samples, and has the padded pass",
     "parallelism_config": "weights are sharded: `model.generate` and the padded pass",
     "neftune_noise_alpha": "its noise is scaled by the length of a row: the padded pass; the engine samples without it",
     "torch_compile": "the compiled model is run as it is: the padded pass",

@@ -98,9 +98,7 @@ def test_the_engine_sees_the_weights(outcomes: Outcomes) -> None:
         for found in both:
             assert len(found.drift) == (len(found.completions) if found.sampled_by_engine else 0), (backend, name)
             assert max(found.drift, default=0.0) < (0.1 if name == "half" else 1e-4), (backend, name, found.drift)
-    zero2, zero3 = outcomes["zero2", "half"][0], outcomes["zero3", "half"][0]
-    assert zero2.completions[0] == zero3.completions[0]
-    assert zero2.losses[0] == pytest.approx(zero3.losses[0], abs=1e-3)
+    assert max(outcomes["zero2", "half"][0].drift) > 1e-3  # it is in half precision
 
 
 def test_weights_that_are_not_gathered(outcomes: Outcomes) -> None:
