@@ -100,7 +100,9 @@ class Schedule:
         self.crowded = False
         """Whether somebody had to give way since the last sample ended."""
         self.stops = StopStrings(self.strings, self.tokenizer, slots)
-        self.stop_tokens = StopTokens(self.strings, self.tokenizer, decoder.state.vocab) if self.kind == "cpu" else None
+        # Where nobody waits for a row that has stopped, those that stop within a few steps are taken together.
+        early = self.kind == "cpu" and self.keep
+        self.stop_tokens = StopTokens(self.strings, self.tokenizer, decoder.state.vocab) if early else None
         if memory is None or not memory.rehouse(decoder, slots):
             self.abandon()
             memory = PageMemory(decoder, slots) if decoder.plan.pages else SpanMemory(decoder, slots)
