@@ -36,25 +36,26 @@ def gradients_of(
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)
-@pytest.mark.parametrize("packed", [None, False], ids=["packed", "padded"])
 def test_loss_and_gradients_equal_those_of_trl_to_the_rounding_of_bfloat16(
-    make_trainer: Callable[..., Any], loss_type: str, packed: bool | None
+    make_trainer: Callable[..., Any], loss_type: str
 ) -> None:
-    """Ours is as near to the float32 gradient as TRL's own mixed precision is."""
+    """Ours, packed or padded, is as near to the float32 gradient as TRL's own mixed precision is."""
     inputs = random_inputs(beta=0.1, reused=False, tools=False)
     options = {"loss_type": loss_type, "beta": 0.1}
     exact_loss, exact = gradients_of(
         make_trainer(GRPOTrainer, **options, use_cpu=DEVICE == "cpu"), inputs, checkpointing=False
     )
     stock_loss, stock = gradients_of(make_trainer(GRPOTrainer, **options, **DEFAULTS), inputs, checkpointing=True)
-    ours = make_trainer(ExplorationTrainer, **options, **DEFAULTS, options={"packed": packed})
-    loss, gradient = gradients_of(ours, inputs, checkpointing=True)
-    assert ours._kind(ours.model, 16) == ("written out" if packed is None else "padded")
     rounding = (stock - exact).norm()
     assert rounding > 1e-4 * exact.norm()  # it is mixed precision
-    assert (gradient - exact).norm() < 1.5 * rounding
     summed = 9 if loss_type == "luspo" else 1  # it adds up the tokens of a sequence instead of taking their mean
-    assert abs(loss - exact_loss) < 1.5 * abs(stock_loss - exact_loss) + 2e-3 * abs(exact_loss) + 1e-4 * summed
+    for packed, kind in ((None, "written out"), (False, "padded")):
+        ours = make_trainer(ExplorationTrainer, **options, **DEFAULTS, options={"packed": packed})
+        loss, gradient = gradients_of(ours, inputs, checkpointing=True)
+        assert ours._kind(ours.model, 16) == kind
+        assert (gradient - exact).norm() < 1.5 * rounding, kind
+        allowed = 1.5 * abs(stock_loss - exact_loss) + 2e-3 * abs(exact_loss) + 1e-4 * summed
+        assert abs(loss - exact_loss) < allowed, kind
 
 
 def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
