@@ -26,7 +26,7 @@ from explorl.store import cleaned
 from ..hostile import NAMES, raw
 from .studies import ARMS, STEPS, make_results
 
-THOROUGH = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+THOROUGH = settings(max_examples=200, deadline=None)
 HOSTILE = '</script><script>window.hit=1</script><img src=x onerror="window.hit=1">&amp;\u2028$\\frac'
 
 
@@ -528,7 +528,7 @@ def test_numbers_by_unit(value, unit, text):
     assert written(value, unit) == text
 
 
-@settings(deadline=None, derandomize=True, database=None)
+@settings(deadline=None)
 @given(st.integers(1, 60))
 def test_looks_tell_arms_apart(count):
     names = [f"arm {index}" for index in range(count)]

@@ -14,7 +14,7 @@ from jaxtyping import jaxtyped
 
 from explorl.strategies import Batch
 
-THOROUGH = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+THOROUGH = settings(max_examples=80, deadline=None)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -14,7 +14,7 @@ from explorl.strategies.world import ALONE
 from .cases import checked
 from .worlds import on_threads
 
-QUICK = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=100, deadline=None)
 SPECIAL = [-np.inf, np.inf, -0.0, 0.0, 1e-45, -1e-45, 1.1754944e-38, -3.4028235e38, 3.4028235e38, np.nan, 1.0, -1.0]
 KINDS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
