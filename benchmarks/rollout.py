@@ -301,8 +301,9 @@ def parts(load: Load) -> None:
     """Times one decode step and, for several launch settings, its attention and sampling kernels; see also `layers`."""
     from triton.testing import do_bench, do_bench_cudagraph
 
-    from explorl.rollout import triton_attention, triton_sampling
+    from explorl.rollout.memory import triton_attention
     from explorl.rollout.sampling import Active
+    from explorl.rollout.sampling import kernel as triton_sampling
     from explorl.rollout.state import POSITION, RUNNING, STATUS, STEP
 
     def timed(run: Callable[[], Any]) -> float:
@@ -315,22 +316,22 @@ def parts(load: Load) -> None:
 
     engine = Engine(load.model)
     engine_with(load, engine)()
-    decoder = engine._decoder
-    assert decoder is not None
-    ints, rows, middle = decoder.state.ints, decoder.state.slots, load.max_tokens // 2
+    runner = engine._runner
+    assert runner is not None
+    ints, rows, middle = runner.state.ints, runner.state.slots, load.max_tokens // 2
     prompt = len(load.prompts[0]) - 1
-    cache, page = decoder.cache, decoder.plan.page
+    cache, page = runner.cache, runner.plan.page
     # Samples of a prompt share its full pages, and every row has its own after them.
     shared = prompt // page
     own = torch.arange(rows * (cache.table.shape[1] - shared), device="cuda").view(rows, -1)
     first = torch.arange(rows, device="cuda")[:, None] // load.samples * shared + torch.arange(shared, device="cuda")
-    cache.table.copy_((torch.cat([first, own + rows * shared], 1) % (decoder.plan.pages - 2) + 2).int())
+    cache.table.copy_((torch.cat([first, own + rows * shared], 1) % (runner.plan.pages - 2) + 2).int())
 
     def place() -> None:
         ints[STATUS], ints[STEP], ints[POSITION] = RUNNING, middle, prompt + middle
 
     place()
-    for (graph_rows, _, active), graph in sorted(decoder.graphs.items(), key=lambda item: -item[0][0]):
+    for (graph_rows, _, active), graph in sorted(runner.graphs.items(), key=lambda item: -item[0][0]):
 
         def step(graph: Any = graph) -> None:
             place()
@@ -338,7 +339,7 @@ def parts(load: Load) -> None:
 
         print(f"step of {graph_rows:4d} rows, {middle} tokens in, {active}: {timed(step) - timed(place):.3f} ms")
     place()
-    shape = decoder.layers[0]
+    shape = runner.layers[0]
     heads = load.model.config.num_attention_heads
     query = torch.randn(rows, heads, 1, shape.key_size, device="cuda", dtype=shape.dtype)
     new = torch.randn(rows, shape.heads, 1, shape.key_size, device="cuda", dtype=shape.dtype)
@@ -375,7 +376,7 @@ def parts(load: Load) -> None:
 
                 def sample(active: Active = active) -> None:
                     place()
-                    triton_sampling.sample_step_kernel(logits, decoder.state, active)
+                    triton_sampling.sample_step_kernel(logits, runner.state, active)
 
                 times.append((in_graph(sample) - in_graph(place)) * 1e3)
             print(f"sampling block {block} warps {warps:2d}: plain {times[0]:7.1f} us, {warped} {times[1]:7.1f} us")

@@ -280,8 +280,8 @@ class Bench:
         self.rollout([])()
         run()  # with the memory that it needs
         assert engine is not None
-        assert engine._decoder is not None
-        sample, state = engine._decoder.sample, engine._decoder.state
+        assert engine._runner is not None
+        sample, state = engine._runner.sample, engine._runner.state
         sums: list[float] = []
 
         def both(logits: Tensor, _: Any, active: Active, row_of: Tensor | None) -> None:
@@ -299,11 +299,11 @@ class Bench:
             sums[-1] += added(ways(active), ways(Active()), self.repeats)
             ways(active)()
 
-        engine._decoder.sample = both
+        engine._runner.sample = both
         for _ in range(3):
             sums.append(least(lambda: strategy.sampling(self.prompts, 0), self.repeats))
             run()
-        engine._decoder.sample = sample
+        engine._runner.sample = sample
         return statistics.median(sums)
 
     def temperatures(self, strategy: Strategy, rows: int) -> Tensor | None:

@@ -36,11 +36,12 @@ from trl.trainer.utils import add_fused_lm_head
 from explorl.modeling import passes
 from explorl.modeling.packed import packed_logps
 from explorl.models import tiny_tokenizer
-from explorl.rollout import Engine, SamplingParams, reference, rng
-from explorl.rollout.cache import LayerShape
-from explorl.rollout.pages import PageCache
-from explorl.rollout.sampler import sample_step
-from explorl.rollout.sampling import Active
+from explorl.rollout import Engine, SamplingParams
+from explorl.rollout.backends import generate as reference
+from explorl.rollout.memory.pages import PageCache
+from explorl.rollout.memory.slots import LayerShape
+from explorl.rollout.sampling import Active, rng
+from explorl.rollout.sampling.draw import sample_step
 from explorl.rollout.state import KEY, LIMIT, POSITION, RUNNING, STATE_REALS, STATUS, STEP, TOP_K, State
 from explorl.strategies import REGISTRY
 from explorl.training.common import disabled_progress, quiet
@@ -219,7 +220,7 @@ def packed_sft(here: Here) -> str:
 
 
 def sampling_kernel(here: Here) -> None:
-    from explorl.rollout.triton_sampling import sample_step_kernel
+    from explorl.rollout.sampling.kernel import sample_step_kernel
 
     vocab, rows = (49_152, 64) if here.gpu else (300, 4)
     warpers: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
 from explorl.evaluation.scores import per_problem, scores, unsolved
 from explorl.metrics import Interval, Table, avg_at_k, maj_at_k
 from explorl.models import ModelError, Policy, load_policy
-from explorl.rollout.rng import request_keys
+from explorl.rollout.sampling.rng import request_keys
 from explorl.store import StoreError
 from explorl.tasks import CountdownMini, get_task
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, Rollout, SamplingParams, plan, schedule
-from explorl.rollout.decoder import Decoder
+from explorl.rollout import Engine, Rollout, SamplingParams, plan
+from explorl.rollout import scheduler as scheduler
 from explorl.rollout.looks import FINE, LONGEST, bucket, graph_sizes, steps_to_look
-from explorl.rollout.page_memory import PageMemory
-from explorl.rollout.schedule import Schedule
+from explorl.rollout.memory.page_memory import PageMemory
+from explorl.rollout.runner import Runner
+from explorl.rollout.scheduler import Scheduler
 from explorl.rollout.transfer import Download, upload
 
 from .models import build, prompts
@@ -30,8 +31,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, but for the GPU."""
     monkeypatch.setattr(plan, "SPANS", ())
     monkeypatch.setitem(plan.PAGE, "cpu", 4)
-    monkeypatch.setitem(schedule.SYNC_STEPS, "cpu", 8)
-    monkeypatch.setitem(schedule.AHEAD, "cpu", True)
+    monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 8)
+    monkeypatch.setitem(scheduler.AHEAD, "cpu", True)
 
 
 def facts(rollout: Rollout) -> tuple[Any, ...]:
@@ -58,7 +59,7 @@ def close(first: Any, second: Any) -> None:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The order in which steps begin and looks are taken."""
     events: list[str] = []
-    run, collect = Decoder.run, Schedule._collect
+    run, collect = Runner.run, Scheduler._collect
 
     def noted_run(self: Any, *args: Any) -> None:
         events.append("run")
@@ -68,8 +69,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         events.append("look")
         collect(self, *args)
 
-    monkeypatch.setattr(Decoder, "run", noted_run)
-    monkeypatch.setattr(Schedule, "_collect", noted_collect)
+    monkeypatch.setattr(Runner, "run", noted_run)
+    monkeypatch.setattr(Scheduler, "_collect", noted_collect)
     return events
 
 
@@ -83,7 +84,7 @@ def test_ahead_or_not_is_the_same(
     ahead = Engine(llama, batch_size=batch_size).generate(IDS, 3, params)
     assert begun[:3] == ["run", "run", "look"]  # the second steps begin before the first look
     begun.clear()
-    monkeypatch.setitem(schedule.AHEAD, "cpu", False)
+    monkeypatch.setitem(scheduler.AHEAD, "cpu", False)
     behind = Engine(llama, batch_size=batch_size).generate(IDS, 3, params)
     assert begun[:3] == ["run", "look", "run"]
     close(ahead, behind)
@@ -98,14 +99,14 @@ def test_two_runs_are_the_same_to_the_last_bit(llama: Any) -> None:
 
 def test_no_steps_are_begun_that_nobody_can_need(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    run = Decoder.run
+    run = Runner.run
 
     def counting(self: Any, layout: Any, length: int, even: bool, count: int, active: Any) -> None:
         steps.append(count)
         run(self, layout, length, even, count, active)
 
     Engine(llama).check(60)
-    monkeypatch.setattr(Decoder, "run", counting)
+    monkeypatch.setattr(Runner, "run", counting)
     Engine(llama).generate(IDS, 3, LIMITS)
     assert sum(steps) == 30  # the longest limit
 
@@ -113,7 +114,7 @@ def test_no_steps_are_begun_that_nobody_can_need(llama: Any, monkeypatch: pytest
 def test_rows_give_way_ahead_of_looks(llama: Any, caplog: pytest.LogCaptureFixture) -> None:
     params = replace(STOPS, max_tokens=24, seed=0)
     engine = tight(llama, IDS, 3, params, 0.3)
-    with caplog.at_level(logging.INFO, "explorl.rollout.schedule"):
+    with caplog.at_level(logging.INFO, "explorl.rollout.scheduler"):
         rollouts = engine.generate(IDS, 3, params)
     assert any("gives way" in record.msg for record in caplog.records)
     close(rollouts, Engine(llama).generate(IDS, 3, params))
@@ -180,14 +181,14 @@ def test_rows_go_on_after_a_run_ahead(llama: Any) -> None:
 
 def test_the_highest_limits_go_first(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
-    start = Schedule._start
+    start = Scheduler._start
 
     def noted(self: Any, seats: Any, samples: Any) -> None:
         order.extend(sample.index for sample in samples)
         start(self, seats, samples)
 
     Engine(llama).check(60)
-    monkeypatch.setattr(Schedule, "_start", noted)
+    monkeypatch.setattr(Scheduler, "_start", noted)
     limits = [4, 9, 2, 30, 9, 9]
     Engine(llama, batch_size=2).generate(prompts((4, 5, 6)), 2, SamplingParams(max_tokens=limits, stop_token_ids=()))
     assert order == [3, 1, 4, 5, 0, 2]

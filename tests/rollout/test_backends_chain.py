@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import rng
-from explorl.rollout.backends.chain import Chain, Rows
+from explorl.rollout.backends.chain import Chain, Chains
+from explorl.rollout.sampling import rng
 
 
 def allowed(logits: np.ndarray, tau: float, chain: Chain, applied: bool) -> np.ndarray:
@@ -51,7 +51,7 @@ CHAINS = [
 def test_what_may_be_drawn_is_what_the_formulas_say(tau: float, before: bool) -> None:
     logits = torch.randn(len(CHAINS), 50, generator=torch.Generator().manual_seed(0)) * 2
     rate = torch.full((len(CHAINS),), 1 / tau) if before else None
-    removed = Rows.of(CHAINS).removed(
+    removed = Chains.of(CHAINS).removed(
         logits if before else logits / tau, torch.zeros(len(CHAINS), dtype=torch.long), rate
     )
     for row, chain in enumerate(CHAINS):
@@ -60,7 +60,7 @@ def test_what_may_be_drawn_is_what_the_formulas_say(tau: float, before: bool) ->
 
 
 def test_equal_logits_are_ranked_by_their_ids() -> None:
-    removed = Rows.of([Chain(bottom_p=0.5), Chain(top_k=2)]).removed(torch.zeros(2, 4), torch.zeros(2).long())
+    removed = Chains.of([Chain(bottom_p=0.5), Chain(top_k=2)]).removed(torch.zeros(2, 4), torch.zeros(2).long())
     assert removed.tolist() == [[True, True, False, False], [False, False, True, True]]
 
 
@@ -71,7 +71,7 @@ def test_log_q_is_the_mixture_over_the_coin(per_sequence: int) -> None:
     p = np.exp(logits.double().numpy() / tau)
     seen = set()
     for key in range(12):
-        row = Rows.of([replace(chain, key=key)])
+        row = Chains.of([replace(chain, key=key)])
         for position in range(4):
             at = torch.tensor([position])
             applied = bool(row.applied(at)[0])
@@ -93,7 +93,7 @@ def test_log_q_is_the_mixture_over_the_coin(per_sequence: int) -> None:
 
 def test_a_drawn_token_beyond_the_edge_of_a_cut_counts_as_one_that_stays() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
-    found = Rows.of([Chain(top_k=1)]).log_q(logits, torch.tensor([0]), torch.tensor([1]))
+    found = Chains.of([Chain(top_k=1)]).log_q(logits, torch.tensor([0]), torch.tensor([1]))
     assert float(found.drawn) == pytest.approx(np.log(0.3 / 0.8), abs=1e-6)
 
 
@@ -126,6 +126,6 @@ def test_what_a_request_may_not_ask_for(given: dict[str, object], message: str) 
 
 
 def test_temperatures_go_by_position_and_the_last_one_holds_on() -> None:
-    rows = Rows.of([Chain(temperatures=(2.0, 1.5)), Chain(top_k=3), Chain(temperatures=(0.5,))])
+    rows = Chains.of([Chain(temperatures=(2.0, 1.5)), Chain(top_k=3), Chain(temperatures=(0.5,))])
     assert rows.temperatures(torch.tensor([0, 0, 9])).tolist() == [2.0, 1.0, 0.5]
     assert rows.temperatures(torch.tensor([7, 1, 0])).tolist() == [1.5, 1.0, 0.5]

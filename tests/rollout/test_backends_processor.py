@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from explorl.rollout.backends import vllm_processor
-from explorl.rollout.backends.chain import Chain, Rows
+from explorl.rollout.backends.chain import Chain, Chains
 from explorl.rollout.backends.vllm_processor import ExplorlLogitsProcessor, checked
 
 CONFIG = SimpleNamespace(model_config=SimpleNamespace(seed=0))
@@ -104,7 +104,7 @@ def test_both_interfaces_leave_the_same_distribution(one: Any, two: Any) -> None
 def test_the_coin_goes_by_the_request_and_the_position(one: Any, two: Any) -> None:
     params = request(bottom_p=0.4, bottom_p_frequency=0.5, key=5)
     logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(1))
-    wanted = Rows.of([Chain(bottom_p=0.4, bottom_p_frequency=0.5, key=5)]).applied
+    wanted = Chains.of([Chain(bottom_p=0.4, bottom_p_frequency=0.5, key=5)]).applied
     sides = set()
     for position in range(12):
         tokens = [9] * position

@@ -13,7 +13,7 @@ import torch
 from explorl.metrics.branching import branch_probability, marker_text
 from explorl.rollout import Engine, SamplingParams, branch_tree, plan
 from explorl.rollout.branching import Branching, branch, branch_rows, drawn_by
-from explorl.rollout.rng import fork_key, request_keys, uniform
+from explorl.rollout.sampling.rng import fork_key, request_keys, uniform
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import Delimiters, calculator_tool, python_tool
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, Rollouts, SamplingParams, rng
-from explorl.rollout.reference import generate
-from explorl.rollout.sampling import Active
+from explorl.rollout import Engine, Rollouts, SamplingParams
+from explorl.rollout.backends.generate import generate
+from explorl.rollout.sampling import Active, rng
 
 from .models import prompts, shared
 from .test_engine import forced, same_tokens

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, Rollouts, SamplingParams, rng
-from explorl.rollout.constraints import bias_tables, stop_sets
-from explorl.rollout.sampler import sample_step
-from explorl.rollout.sampling import Active
-from explorl.rollout.schedule import STATE_REALS
+from explorl.rollout import Engine, Rollouts, SamplingParams
+from explorl.rollout.sampling import Active, rng
+from explorl.rollout.sampling.constraints import bias_tables, stop_sets
+from explorl.rollout.sampling.draw import sample_step
+from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import BIAS_SET, KEY, LIMIT, RUNNING, STATUS, STEP, STOP_SET, TOP_K, State
 
 from .models import EOS, VOCAB, prompts
@@ -209,7 +209,7 @@ def make_state(params: SamplingParams, rows: int, vocab: int, device: Any = "cpu
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_the_kernel_does_the_same(more: dict[str, Any], dtype: torch.dtype, kernel_device: torch.device) -> None:
-    from explorl.rollout.triton_sampling import sample_step_kernel
+    from explorl.rollout.sampling.kernel import sample_step_kernel
 
     vocab, rows = 300, 3
     x = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(3)).to(kernel_device, dtype)

@@ -89,7 +89,7 @@ def test_records_equal_a_teacher_forced_pass(name: str) -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_many_columns_are_attended_to_head_by_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explorl.rollout.cache.FEW_COLUMNS", 0)
+    monkeypatch.setattr("explorl.rollout.memory.slots.FEW_COLUMNS", 0)
     model = shared(name)
     check_records(model, Engine(model, batch_size=4).generate(prompts(), 3, SamplingParams(max_tokens=20, seed=1)))
 
@@ -167,16 +167,16 @@ def test_rows_are_refilled_and_the_order_is_kept(llama: Any, place: str) -> None
 
 @pytest.mark.usefixtures("place")
 def test_equal_prompts_are_computed_once(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explorl.rollout.decoder import Decoder
+    from explorl.rollout.runner import Runner
 
     computed: list[int] = []
-    original = Decoder.prefill
+    original = Runner.prefill
 
-    def counting(self: Decoder, entries: Any, ids: Any) -> None:
+    def counting(self: Runner, entries: Any, ids: Any) -> None:
         computed.append(len(ids))
         original(self, entries, ids)
 
-    monkeypatch.setattr(Decoder, "prefill", counting)
+    monkeypatch.setattr(Runner, "prefill", counting)
     ids = prompts((6, 9))
     repeated = Engine(llama).generate([ids[0], ids[0], ids[1], ids[0]], 1, TINY)
     assert sum(computed) == 2
@@ -190,12 +190,12 @@ def test_equal_prompts_are_computed_once(llama: Any, monkeypatch: pytest.MonkeyP
 def test_the_engine_is_used_again(llama: Any) -> None:
     engine = Engine(llama)
     first = engine.generate(prompts(), 2, TINY)
-    decoder = engine._decoder
+    runner = engine._runner
     engine.generate(prompts((2, 4), seed=8), 1, SamplingParams(max_tokens=5, seed=1, repetition_penalty=1.2))
-    assert engine._decoder is decoder  # smaller calls use the same memory
+    assert engine._runner is runner  # smaller calls use the same memory
     assert same_tokens(first, engine.generate(prompts(), 2, TINY))
     engine.generate(prompts((60,)), 2, SamplingParams(max_tokens=40))
-    assert engine._decoder is not decoder
+    assert engine._runner is not runner
     engine.release()
     assert same_tokens(first, engine.generate(prompts(), 2, TINY))
 
@@ -208,8 +208,8 @@ def test_what_an_engine_did_before_changes_no_bit(llama: Any) -> None:
     used = Engine(llama)
     used.generate(prompts(), 5, replace(TINY, max_tokens=17))
     again = used.generate(short, 3, TINY)
-    assert used._decoder is not None
-    assert used._decoder.plan.prompt_tokens > 6
+    assert used._runner is not None
+    assert used._runner.plan.prompt_tokens > 6
     for one, other in zip(fresh, again, strict=True):
         assert one.token_ids == other.token_ids
         assert torch.equal(one.logps, other.logps)
@@ -229,9 +229,9 @@ def test_a_seed_of_none_follows_torch(llama: Any) -> None:
 
 def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What surrounds CUDA graphs: buckets, several steps between two looks, moves to a smaller bucket."""
-    from explorl.rollout import decoder as module
-    from explorl.rollout import schedule
-    from explorl.rollout.sharing import Layout
+    from explorl.rollout import runner as module
+    from explorl.rollout import scheduler as scheduler
+    from explorl.rollout.memory.sharing import Layout
 
     class Replay:
         def __init__(self, step: Any) -> None:
@@ -247,14 +247,14 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
     params = SamplingParams(max_tokens=limits, stop_token_ids=(), seed=1)
     ids = prompts((3, 8, 5, 2))
     want = Engine(llama).generate(ids, 3, params)
-    monkeypatch.setattr(module.Decoder, "_capture", capture)
+    monkeypatch.setattr(module.Runner, "_capture", capture)
     monkeypatch.setattr(module, "LENGTH_BUCKET", 8)
-    monkeypatch.setitem(schedule.SYNC_STEPS, "cpu", 4)
+    monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 4)
     monkeypatch.setattr("explorl.rollout.plan.SHORT_PROMPT", 0)
     engine = Engine(llama, batch_size=7)
     engine.generate(ids, 3, params)
-    assert engine._decoder is not None
-    engine._decoder.use_graphs, engine._decoder.cache.grouping = True, None
+    assert engine._runner is not None
+    engine._runner.use_graphs, engine._runner.cache.grouping = True, None
     assert same_tokens(engine.generate(ids, 3, params), want)
     assert {rows for rows, _ in captured} == {7, 4, 2, 1}
     assert {length for _, length in captured} <= {8, 16, 24, 30}
@@ -263,7 +263,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_rows_without_a_grouping(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the CPU and without kernels, each row gathers its prompt for itself."""
-    from explorl.rollout.cache import SlotCache
+    from explorl.rollout.memory.slots import SlotCache
 
     monkeypatch.setattr("explorl.rollout.plan.SHORT_PROMPT", 0)
     want = Engine(llama).generate(prompts(), 3, TINY)
@@ -410,7 +410,7 @@ def test_nan_logits_break_only_their_request(batch_size: int, caplog: pytest.Log
 @pytest.mark.parametrize("p", [0.9, 0.3])
 def test_bottom_p_alone_draws_what_it_draws_in_company(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the likeliest token is too heavy to be cut nothing is warped; with `_cuts` always true, everything is."""
-    from explorl.rollout import sampler
+    from explorl.rollout.sampling import draw as sampler
 
     model = shared("llama")
     params = SamplingParams(bottom_p=p, max_tokens=12, seed=4, stop_token_ids=())

@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.cache import LayerShape, PromptCache
-from explorl.rollout.pages import PageCache
+from explorl.rollout.memory.pages import PageCache
+from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.plan import make_plan
 
 from .models import GQA, build, prompts
@@ -38,15 +38,15 @@ def test_weights_are_read_where_they_are() -> None:
     model = build("llama")
     engine = Engine(model)
     before = engine.generate(prompts(), 2, PARAMS)
-    decoder = engine._decoder
+    runner = engine._runner
     train_once(model)
     after = engine.generate(prompts(), 2, PARAMS)
-    assert engine._decoder is decoder  # updated in place: memory and graphs are kept
+    assert engine._runner is runner  # updated in place: memory and graphs are kept
     assert not torch.equal(before[0].entropy[:1], after[0].entropy[:1])
     check_records(model, after)
     model.model.layers[0].mlp.up_proj.weight.data = model.model.layers[0].mlp.up_proj.weight.data.clone()
     check_records(model, engine.generate(prompts(), 2, PARAMS))
-    assert engine._decoder is not decoder  # moved: graphs would read the old place
+    assert engine._runner is not runner  # moved: graphs would read the old place
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -160,17 +160,17 @@ def test_the_written_out_pass_is_used_where_it_agrees(name: str, used: bool) -> 
     model = build(name)
     engine = Engine(model)
     fast = engine.generate(prompts(), 2, PARAMS)
-    assert engine._decoder is not None
-    assert (engine._decoder._written_out is not None) is used
+    assert engine._runner is not None
+    assert (engine._runner._written_out is not None) is used
     seen: list[Any] = []
     hook = model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
     slow = engine.generate(prompts(), 2, PARAMS)
-    assert engine._decoder._written_out is None
+    assert engine._runner._written_out is None
     assert seen  # a hook on a layer is called
     assert same_tokens(fast, slow)
     hook.remove()
     assert same_tokens(fast, engine.generate(prompts(), 2, PARAMS))
-    assert (engine._decoder._written_out is not None) is used
+    assert (engine._runner._written_out is not None) is used
 
 
 def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +183,8 @@ def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.M
     )
     engine = Engine(model)
     check_records(model, engine.generate(prompts(), 1, PARAMS))
-    assert engine._decoder is not None
-    assert engine._decoder._written_out is None
+    assert engine._runner is not None
+    assert engine._runner._written_out is None
 
 
 # Models that cannot be decoded
@@ -204,24 +204,24 @@ def test_a_model_outside_the_attention_interface_is_refused() -> None:
 def test_the_plan_is_what_is_allocated(llama: Any, place: str) -> None:
     engine = Engine(llama, batch_size=6)
     engine.generate(prompts(), 4, PARAMS)
-    plan, decoder = engine.plan, engine._decoder
+    plan, runner = engine.plan, engine._runner
     assert plan is not None
-    assert decoder is not None
+    assert runner is not None
     token_bytes = GQA["num_hidden_layers"] * 2 * 2 * 12 * 4
     assert (plan.slots, plan.tokens, plan.prompt_tokens) == (6, 10, 29)
-    held = sum(b.nbytes for b in decoder.cache.blocks)
-    if isinstance(decoder.cache, PageCache):
+    held = sum(b.nbytes for b in runner.cache.blocks)
+    if isinstance(runner.cache, PageCache):
         # every row its completion and a copy of a page, every prompt its pages, and the two that are nobody's
         assert plan.pages == 6 * (3 + 1) + 5 * 8 + 2
-        assert plan.cache_bytes == plan.pages * 4 * token_bytes + decoder.cache.table.nbytes
-        assert plan.cache_bytes == held + decoder.cache.table.nbytes
+        assert plan.cache_bytes == plan.pages * 4 * token_bytes + runner.cache.table.nbytes
+        assert plan.cache_bytes == held + runner.cache.table.nbytes
         assert plan.prompt_bytes == 0
     else:
-        assert isinstance(decoder.filling, PromptCache)
+        assert isinstance(runner.filling, PromptCache)
         assert plan.cache_bytes == 6 * (10 + 32 * (place == "joined")) * token_bytes == held
-        prompts_held = sum(b.nbytes for b in decoder.filling.blocks)
+        prompts_held = sum(b.nbytes for b in runner.filling.blocks)
         assert plan.prompt_bytes == plan.entries * 29 * token_bytes == prompts_held
-    state = decoder.state
+    state = runner.state
     held = sum(t.nbytes for t in (state.ints, state.reals, state.out_ints, state.out_reals, state.stops))
     assert plan.work_bytes > held
     assert plan.bytes == plan.cache_bytes + plan.prompt_bytes + plan.work_bytes
@@ -246,18 +246,18 @@ def test_too_large_a_call_is_split_and_says_so_once(llama: Any, caplog: pytest.L
 def test_a_failed_allocation_halves_the_rows_once(
     llama: Any, place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from explorl.rollout.decoder import Decoder
+    from explorl.rollout.runner import Runner
 
     want = Engine(llama).generate(prompts(), 4, PARAMS)
-    original, rows = Decoder.run, []
+    original, rows = Runner.run, []
 
-    def run(self: Decoder, layout: Any, length: int, even: bool, steps: int, active: Any) -> None:
+    def run(self: Runner, layout: Any, length: int, even: bool, steps: int, active: Any) -> None:
         rows.append(layout.seats)
         if len(rows) in fails:
             raise torch.OutOfMemoryError("planted")
         original(self, layout, length, even, steps, active)
 
-    monkeypatch.setattr(Decoder, "run", run)
+    monkeypatch.setattr(Runner, "run", run)
     fails = {4}
     engine = Engine(llama, batch_size=12)
     with caplog.at_level(logging.WARNING):
@@ -276,10 +276,10 @@ def test_a_failed_allocation_halves_the_rows_once(
 
 
 def test_memory_that_cannot_be_had_halves_the_rows_too(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from explorl.rollout import decoder
+    from explorl.rollout import runner as runner
 
     want = Engine(llama).generate(prompts(), 4, PARAMS)
-    original, asked = decoder.State, []
+    original, asked = runner.State, []
 
     def state(slots: int, *args: Any) -> Any:
         asked.append(slots)
@@ -287,7 +287,7 @@ def test_memory_that_cannot_be_had_halves_the_rows_too(llama: Any, monkeypatch: 
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return original(slots, *args)
 
-    monkeypatch.setattr(decoder, "State", state)
+    monkeypatch.setattr(runner, "State", state)
     assert same_tokens(Engine(llama, batch_size=12).generate(prompts(), 4, PARAMS), want)
     assert asked == [12, 6]
 
@@ -299,8 +299,8 @@ def test_released_memory_is_gone(llama: Any) -> None:
     engine = Engine(llama)
     session = engine.open(prompts(), 2, PARAMS)
     session.step(tokens=2)
-    assert engine._decoder is not None
-    blocks = [weakref.ref(block) for block in engine._decoder.cache.blocks]
+    assert engine._runner is not None
+    blocks = [weakref.ref(block) for block in engine._runner.cache.blocks]
     engine.release()
     gc.collect()
     assert all(block() is None for block in blocks)
@@ -312,10 +312,10 @@ def test_an_engine_at_rest_gives_back_what_is_much(llama: Any, monkeypatch: pyte
     engine = Engine(llama)
     first = engine.generate(prompts(), 1, PARAMS)
     engine.rest()
-    assert engine._decoder is not None  # next to nothing of what the machine has
+    assert engine._runner is not None  # next to nothing of what the machine has
     monkeypatch.setattr("explorl.rollout.engine.HELD", 0.0)
     engine.rest()
-    assert engine._decoder is None
+    assert engine._runner is None
     assert same_tokens(engine.generate(prompts(), 1, PARAMS), first)
 
 

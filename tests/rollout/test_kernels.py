@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, SamplingParams, rng
-from explorl.rollout.sampler import sample_step
-from explorl.rollout.sampling import Active
+from explorl.rollout import Engine, SamplingParams
+from explorl.rollout.sampling import Active, rng
+from explorl.rollout.sampling.draw import sample_step
 from explorl.rollout.state import (
     KEY,
     LIMIT,
@@ -65,7 +65,7 @@ def test_decode_attention(
 ) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    from explorl.rollout import triton_attention
+    from explorl.rollout.memory import triton_attention
 
     positions, page, row_pages = [3, 160, 33, 6, 127, 64], 64, 3
     tables = [[2, 0, 0], [3, 4, 5], [6, 0, 0], [7, 0, 0], [3, 8, 0], [3, 9, 0]]  # some rows share their first page
@@ -112,9 +112,9 @@ def test_decode_attention(
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (5, None), (1, None), (None, 3.0)])
 def test_pages_in_torch_equal_pages_in_the_kernel(window: Any, cap: Any) -> None:
-    from explorl.rollout.cache import LayerShape
     from explorl.rollout.kernels import KernelPages
-    from explorl.rollout.pages import PageCache
+    from explorl.rollout.memory.pages import PageCache
+    from explorl.rollout.memory.slots import LayerShape
 
     layers = [LayerShape(2, 16, 16, torch.float32, DEVICE)] * 2
     state = State(3, 4, 10, DEVICE)
@@ -151,7 +151,7 @@ QUICK = ("temperature", "bottom")
     [name if name in ("temperature", "bottom") else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
 )
 def test_sample_step(name: str, dtype: torch.dtype) -> None:
-    from explorl.rollout.triton_sampling import sample_step_kernel
+    from explorl.rollout.sampling.kernel import sample_step_kernel
 
     vocab, rows = 2500, 6
     params = SamplingParams(seed=3, **CASES[name])
@@ -189,7 +189,7 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.slow
 def test_the_mixture_of_bottom_p() -> None:
     """Rows with another f and p each: torch against kernel, and where the mixture is the branch, the same bits."""
-    from explorl.rollout.triton_sampling import sample_step_kernel
+    from explorl.rollout.sampling.kernel import sample_step_kernel
 
     vocab, rows = 300, 16
     distinct = (torch.arange(vocab, device=DEVICE) + 0x3F80).to(torch.int16).view(torch.bfloat16)  # from 1 to 5.4
@@ -289,15 +289,15 @@ def test_graphs_give_the_same_tokens_and_follow_the_weights(kernels: bool) -> No
     engine = Engine(model, use_kernels=kernels, batch_size=12)
     fast = engine.generate(ids, 4, params)
     assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
-    decoder = engine._decoder
-    assert decoder is not None
-    graphs = dict(decoder.graphs)
+    runner = engine._runner
+    assert runner is not None
+    graphs = dict(runner.graphs)
     assert graphs
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     moved = engine.generate(ids, 4, params)
-    assert engine._decoder is decoder
-    assert all(decoder.graphs[key] is graph for key, graph in graphs.items())
+    assert engine._runner is runner
+    assert all(runner.graphs[key] is graph for key, graph in graphs.items())
     again = Engine(model, use_kernels=False, use_graphs=False).generate(ids, 4, params)
     assert [r.token_ids for r in moved] == [r.token_ids for r in again]

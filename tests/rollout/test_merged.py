@@ -37,7 +37,7 @@ class Eager:
         return key, value
 
     def attend(self, query: Any, key: Any, value: Any, scale: float, window: Any, cap: Any) -> torch.Tensor:
-        from explorl.rollout.attention import causal_attention
+        from explorl.rollout.memory.attention import causal_attention
 
         return causal_attention(query, key, value, scale, window, cap)
 
@@ -219,7 +219,7 @@ def test_angles_that_change_with_the_length_or_a_hook_have_no_table() -> None:
 
 
 def test_attention_finds_the_angles_of_its_position(kernel_device: torch.device) -> None:
-    from explorl.rollout import triton_attention
+    from explorl.rollout.memory import triton_attention
     from explorl.rollout.state import POSITION, RUNNING, STATUS, State
 
     def draw(*shape: int, seed: int) -> torch.Tensor:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from explorl.rollout import Engine, SamplingParams, plan
-from explorl.rollout.page_memory import PageMemory
-from explorl.rollout.pages import NOBODYS, pages_for
+from explorl.rollout.memory.page_memory import PageMemory
+from explorl.rollout.memory.pages import NOBODYS, pages_for
 from explorl.rollout.sampling import Active
 
 from .models import GQA, prompts
@@ -28,7 +28,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def memory_of(session: Any) -> PageMemory:
-    memory = session._schedule.memory
+    memory = session._scheduler.memory
     assert isinstance(memory, PageMemory)
     return memory
 

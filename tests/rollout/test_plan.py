@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from explorl.rollout import Engine, SamplingParams, plan
-from explorl.rollout.cache import LayerShape
+from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.plan import make_plan, work_bytes, workspace_bytes
 
 from .models import prompts

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.decoder import Decoder
+from explorl.rollout.runner import Runner
 
 from .models import build, prompts
 from .test_engine import check_records, same_tokens
@@ -21,13 +21,13 @@ PARAMS = SamplingParams(max_tokens=6, seed=2, stop_token_ids=())
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the prompts that were computed."""
     lengths: list[int] = []
-    original = Decoder.prefill
+    original = Runner.prefill
 
-    def counting(self: Decoder, at: Any, ids: Any) -> None:
+    def counting(self: Runner, at: Any, ids: Any) -> None:
         lengths.extend(len(prompt) for prompt in ids)
         original(self, at, ids)
 
-    monkeypatch.setattr(Decoder, "prefill", counting)
+    monkeypatch.setattr(Runner, "prefill", counting)
     return lengths
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from explorl.rollout import Engine, SamplingParams, reference
+from explorl.rollout import Engine, SamplingParams
+from explorl.rollout.backends import generate as reference
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 20}
 PROMPT = ["3 + 4 ="]

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from explorl.metrics.tokens import branching_factor
-from explorl.rollout import ranking, rng
-from explorl.rollout.processors import BottomPLogitsProcessor
-from explorl.rollout.ranking import branching_count, head_mask, mass_head, search_head
-from explorl.rollout.sampler import Coin, Draw, draw, pick
+from explorl.rollout.backends.processors import BottomPLogitsProcessor
 from explorl.rollout.sampling import (
     Active,
     SamplingParams,
     bottom_p_cut,
+    ranking,
+    rng,
     warp_bottom_p,
     warp_min_p,
     warp_repetition,
@@ -28,7 +27,9 @@ from explorl.rollout.sampling import (
     warp_top_k,
     warp_top_p,
 )
-from explorl.rollout.schedule import STATE_REALS
+from explorl.rollout.sampling.draw import Coin, Draw, draw, pick
+from explorl.rollout.sampling.ranking import branching_count, head_mask, mass_head, search_head
+from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import KEY, STATUS, STEP, TOP_K, State
 
 INF = float("inf")

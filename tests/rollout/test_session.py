@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.decoder import Decoder
+from explorl.rollout.runner import Runner
 
 from .models import EOS, VOCAB, build, prompts, shared
 from .test_engine import check_records, forced
@@ -60,14 +60,14 @@ def test_continuations_equal_a_fresh_engine_on_the_same_tokens(name: str) -> Non
 @pytest.mark.usefixtures("place")
 def test_only_new_tokens_are_computed(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
-    original = Decoder._compute
+    original = Runner._compute
     Engine(llama).check(40)
 
-    def counting(self: Decoder, ids: Any, *args: Any) -> None:
+    def counting(self: Runner, ids: Any, *args: Any) -> None:
         computed.append(ids.numel())
         original(self, ids, *args)
 
-    monkeypatch.setattr(Decoder, "_compute", counting)
+    monkeypatch.setattr(Runner, "_compute", counting)
     session = Engine(llama).open(prompts((9,)), 1, GREEDY)
     session.run()
     assert computed == [8]
@@ -112,7 +112,7 @@ def test_what_is_forgotten_is_computed_again(llama: Any) -> None:
     engine = Engine(llama, batch_size=1)
     session = engine.open(ids, 1, SamplingParams(temperature=0, max_tokens=8, stop_token_ids=()))
     session.run()
-    assert session._schedule is not None
+    assert session._scheduler is not None
     kept = [s.kept is not None for s in session._samples]
     assert kept[-1]
     assert not all(kept)

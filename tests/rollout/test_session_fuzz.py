@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, Rollout, SamplingParams, pages, plan, schedule
-from explorl.rollout.rng import fork_key, request_keys, uniform
+from explorl.rollout import Engine, Rollout, SamplingParams, plan
+from explorl.rollout import scheduler as scheduler
+from explorl.rollout.memory import pages
+from explorl.rollout.sampling.rng import fork_key, request_keys, uniform
 from explorl.rollout.session import Session
 
 from .models import shared
@@ -311,9 +313,9 @@ def house(rng: np.random.Generator) -> Iterator[str]:
         if kind in ("pages", "ahead"):
             patch.setattr(plan, "SPANS", ())
             patch.setitem(pages.PAGE, "cpu", int(rng.choice([2, 4, 16])))
-            patch.setitem(schedule.SYNC_STEPS, "cpu", int(rng.choice([1, 3, 8])))
+            patch.setitem(scheduler.SYNC_STEPS, "cpu", int(rng.choice([1, 3, 8])))
         if kind == "ahead":
-            patch.setitem(schedule.AHEAD, "cpu", True)
+            patch.setitem(scheduler.AHEAD, "cpu", True)
         yield kind
 
 

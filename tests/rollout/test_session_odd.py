@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from explorl.rollout import Engine, Rollout, SamplingParams, pages, plan, schedule
-from explorl.rollout.decoder import Decoder
-from explorl.rollout.schedule import Schedule
+from explorl.rollout import Engine, Rollout, SamplingParams, plan
+from explorl.rollout import scheduler as scheduler
+from explorl.rollout.memory import pages
+from explorl.rollout.runner import Runner
+from explorl.rollout.scheduler import Scheduler
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.stop_tokens import StopTokens
 
@@ -145,7 +147,7 @@ def test_rows_with_a_repetition_penalty_may_join_before_there_is_a_seat(llama: A
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "SPANS", ())
     monkeypatch.setitem(pages.PAGE, "cpu", 4)
-    monkeypatch.setitem(schedule.SYNC_STEPS, "cpu", 8)
+    monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 8)
 
 
 def smallest(model: Any, tokens: int, prompt: int, rows: int = 1) -> Engine:
@@ -195,7 +197,7 @@ def test_a_row_goes_on_in_the_memory_that_is_just_enough_for_it(llama: Any, leng
 
 
 @pytest.mark.parametrize(
-    "where", [(Decoder, "_step"), (Decoder, "_compute"), (Schedule, "_rearrange")], ids=lambda where: where[1]
+    "where", [(Runner, "_step"), (Runner, "_compute"), (Scheduler, "_rearrange")], ids=lambda where: where[1]
 )
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interruption_changes_nothing(
@@ -203,7 +205,7 @@ def test_an_interruption_changes_nothing(
 ) -> None:
     params = SamplingParams(max_tokens=12, stop_token_ids=(), seed=3)
     if place == "pages":
-        monkeypatch.setitem(schedule.SYNC_STEPS, "cpu", 5)
+        monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 5)
     want = written(llama).generate(prompts((4, 9)), 2, params)
     session = written(llama, batch_size=3).open(prompts((4, 9)), 2, params)
     original, left = getattr(*where), [{"_step": 5, "_compute": 1, "_rearrange": 2}[where[1]]]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.decoder import Decoder
-from explorl.rollout.sharing import Rows
+from explorl.rollout.memory.sharing import SharedRows
+from explorl.rollout.runner import Runner
 
 from .models import prompts
 from .test_engine import check_records, same_tokens
 
 
 def test_seats_of_a_prompt_start_in_one_row_and_split() -> None:
-    rows = Rows(8, share=True)
+    rows = SharedRows(8, share=True)
     rows.start(np.arange(6), np.array([4, 4, 4, 7, 7, 4]))
     assert rows.row.tolist() == [0, 0, 0, 1, 1, 0, -1, -1]
     layout = rows.layout()
@@ -42,7 +42,7 @@ def test_seats_of_a_prompt_start_in_one_row_and_split() -> None:
 
 
 def test_without_sharing_every_seat_has_its_row() -> None:
-    rows = Rows(4, share=False)
+    rows = SharedRows(4, share=False)
     rows.start(np.array([1, 3]), np.array([5, 5]))
     assert rows.row.tolist() == [-1, 1, -1, 3]
     assert rows.split(np.array([1, 2, 3, 4]), 10) is None
@@ -62,20 +62,20 @@ def test_sharing_changes_no_token_and_saves_rows(
     )
     ids = prompts((4, 9, 1, 6))
     decoded: list[tuple[int, int]] = []
-    original = Decoder._step
+    original = Runner._step
 
-    def counting(self: Decoder, layout: Any, *args: Any) -> None:
+    def counting(self: Runner, layout: Any, *args: Any) -> None:
         decoded.append((layout.rows, layout.seats))
         original(self, layout, *args)
 
     Engine(llama).check(32)  # tries the engine out, which decodes too
-    monkeypatch.setattr(Decoder, "_step", counting)
+    monkeypatch.setattr(Runner, "_step", counting)
     shared = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
     rows = sum(rows for rows, _ in decoded)
     seats = sum(seats for _, seats in decoded)
     assert rows == seats if place == "pages" else rows < 0.95 * seats  # pages are shared, rows with pages are not
     decoded.clear()
-    monkeypatch.setattr(Decoder, "shares", False)
+    monkeypatch.setattr(Runner, "shares", False)
     alone = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
     assert same_tokens(shared, alone)
     assert all(rows == seats for rows, seats in decoded)
@@ -86,14 +86,14 @@ def test_sharing_changes_no_token_and_saves_rows(
 
 def test_equal_samples_of_a_greedy_policy_are_computed_once(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
-    original = Decoder._step
+    original = Runner._step
 
-    def counting(self: Decoder, layout: Any, *args: Any) -> None:
+    def counting(self: Runner, layout: Any, *args: Any) -> None:
         decoded.append(layout.rows)
         original(self, layout, *args)
 
     Engine(llama).check(32)  # tries the engine out, which decodes too
-    monkeypatch.setattr(Decoder, "_step", counting)
+    monkeypatch.setattr(Runner, "_step", counting)
     rollouts = Engine(llama).generate(
         prompts((5, 3)), 16, SamplingParams(temperature=0, max_tokens=9, stop_token_ids=())
     )

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.rollout import SamplingParams, ranking, rng
-from explorl.rollout.ranking import SLACK, count_head, first_tokens, head_mask, mass_head, search_head
-from explorl.rollout.sampler import sample_step
-from explorl.rollout.sampling import Active, warp_bottom_p, warp_min_p, warp_top_k, warp_top_p
-from explorl.rollout.schedule import STATE_REALS
+from explorl.rollout import SamplingParams
+from explorl.rollout.sampling import Active, ranking, rng, warp_bottom_p, warp_min_p, warp_top_k, warp_top_p
+from explorl.rollout.sampling.draw import sample_step
+from explorl.rollout.sampling.ranking import SLACK, count_head, first_tokens, head_mask, mass_head, search_head
+from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import KEY, LIMIT, LOGQ, RUNNING, STATUS, TOKENS, TOP_K, State
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -193,7 +193,7 @@ KERNEL = [
 
 @pytest.mark.parametrize(("how", "dtype"), KERNEL)
 def test_the_kernel_draws_from_that_set(how: Any, dtype: torch.dtype, kernel_device: torch.device) -> None:
-    from explorl.rollout.triton_sampling import sample_step_kernel
+    from explorl.rollout.sampling.kernel import sample_step_kernel
 
     for i, row in enumerate(tied(2, 61, 7)):
         check(sample_step_kernel, row, dtype, how, (1.0, 0.5)[i], 2, i, kernel_device)
@@ -201,7 +201,7 @@ def test_the_kernel_draws_from_that_set(how: Any, dtype: torch.dtype, kernel_dev
 
 def test_a_cut_goes_through_ties_in_different_blocks(kernel_device: torch.device) -> None:
     """Top-p 0.5 of bfloat16 logits kept all ties: more than half of the mass."""
-    from explorl.rollout.triton_sampling import sample_step_kernel
+    from explorl.rollout.sampling.kernel import sample_step_kernel
 
     row = np.full(4500, 1.0)
     row[[17, 4400]] = 2.0

@@ -13,7 +13,8 @@ from explorl.analysis.lens_table import LensTable, table_of
 from explorl.evaluation import Protocol, fitting_template
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy
-from explorl.rollout import Engine, UnsupportedModel, reference
+from explorl.rollout import Engine, UnsupportedModel
+from explorl.rollout.backends import generate as reference
 from explorl.tasks import Task, opens_think
 from explorl.tasks.base import problems_of
 

@@ -12,7 +12,8 @@ from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, l
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.metrics import Cell, Table
-from explorl.rollout import Engine, UnsupportedModel, reference
+from explorl.rollout import Engine, UnsupportedModel
+from explorl.rollout.backends import generate as reference
 from explorl.text import clean
 
 

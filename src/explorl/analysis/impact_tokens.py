@@ -21,7 +21,7 @@ from explorl.analysis.instances import answer_perplexity, perplexity_groups
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import signs
-from explorl.rollout import reference
+from explorl.rollout.backends import generate as reference
 from explorl.tasks import Problem, Prompt, Task
 from explorl.text import clean
 

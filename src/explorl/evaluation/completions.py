@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from explorl.rollout import Rollout
-from explorl.rollout.reference import Completion
+from explorl.rollout.backends.generate import Completion
 
 TOOL_COLUMNS: Mapping[str, str] = {"calls": "int32", "tool_tokens": "int32", "tool_calls": "string"}
 """Of completions that may call a tool: calls that were run, tokens that were not sampled, and all calls as JSON (a list

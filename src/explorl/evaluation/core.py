@@ -15,7 +15,8 @@ from explorl.evaluation.completions import TOOL_COLUMNS, answer_text, mean_of, s
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel, reference
+from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel
+from explorl.rollout.backends import generate as reference
 from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec

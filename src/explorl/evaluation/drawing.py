@@ -17,12 +17,13 @@ from explorl.evaluation.completions import (
     sampled_tokens,
     tool_columns,
 )
-from explorl.evaluation.folder import Rows
+from explorl.evaluation.folder import Columns
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
 from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, reference
+from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
+from explorl.rollout.backends import generate as reference
 from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -72,7 +73,7 @@ class Job:
             for i in range(0, len(self.problems), problems)
         ]
 
-    def draw(self, chunk: Chunk, wanted: np.ndarray, records: bool, tick: Callable[[int], None]) -> Rows:
+    def draw(self, chunk: Chunk, wanted: np.ndarray, records: bool, tick: Callable[[int], None]) -> Columns:
         """Samples and verifies the wanted completions of a chunk.
 
         The others get one token, which keeps the numbering and costs next to nothing.
@@ -110,10 +111,10 @@ class Job:
             self.engine, prompts, WIDTH, params, self.tools, uses=uses, pool=self.pool, on_finish=finish
         )
 
-    def _rows(self, kept: Sequence[Rollout], places: list[int], numbers: list[int], records: bool) -> Rows:
+    def _rows(self, kept: Sequence[Rollout], places: list[int], numbers: list[int], records: bool) -> Columns:
         answers, measured = [answer_text(rollout) for rollout in kept], [measured_text(rollout) for rollout in kept]
         verdicts = self._verify(answers, places)
-        rows: Rows = {
+        rows: Columns = {
             "problem_index": places,
             "problem": [self.problems[place].id for place in places],
             "sample": numbers,

@@ -26,7 +26,7 @@ from explorl.evaluation.core import Evaluation
 from explorl.rollout import SamplingParams
 from explorl.store import StoreError, cleaned, write_json, write_parquet
 
-Rows = dict[str, list[Any]]
+Columns = dict[str, list[Any]]
 
 COLUMNS: Mapping[str, str] = {
     "problem_index": "int32", "problem": "string", "sample": "int32", "prompt": "string", "completion": "string",
@@ -81,7 +81,7 @@ class EvaluationFolder:
                 path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ samples
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: Columns) -> None:
         """Adds completions: the columns of `COLUMNS`, and what there is of `TOOL_COLUMNS` and `TOKEN_COLUMNS`."""
         import pyarrow as pa
 
@@ -114,7 +114,7 @@ class EvaluationFolder:
             found[index[inside], sample[inside]] = True
         return found
 
-    def read(self, problems: int, samples: int, columns: Sequence[str] = ()) -> Rows:
+    def read(self, problems: int, samples: int, columns: Sequence[str] = ()) -> Columns:
         """The first samples of the first problems, in order; without texts and token records but those named."""
         import pyarrow as pa
 
@@ -148,7 +148,7 @@ def load_evaluation(folder: str | Path, columns: Sequence[str] = ()) -> Evaluati
     return evaluation_of(identity, rows, summary["samples"], summary["measures"])
 
 
-def evaluation_of(identity: Mapping[str, Any], rows: Rows, samples: int, measures: Sequence[str]) -> Evaluation:
+def evaluation_of(identity: Mapping[str, Any], rows: Columns, samples: int, measures: Sequence[str]) -> Evaluation:
     """An `Evaluation` of what `EvaluationFolder.read` returned."""
     return Evaluation(
         identity["task"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 
-from explorl.rollout.rng import GOLDEN, MIX_1, MIX_2, _mix
+from explorl.rollout.sampling.rng import GOLDEN, MIX_1, MIX_2, _mix
 
 WIDTH = 16
 """Samples of a problem that one call can draw."""

@@ -198,9 +198,9 @@ class LlamaForward:
             query, key = ops.norm(query, attn.q_norm), ops.norm(key, attn.k_norm)
         query, key, value = (t.transpose(1, 2) for t in (query, key, value))
         window = window_of(attn)
-        at_once = getattr(cache, "rotate_and_attend", None)
-        if at_once is not None:
-            mixed = at_once(query, key, value, angles, index, attn.scaling, window)
+        fused = getattr(cache, "rotate_and_attend", None)
+        if fused is not None:
+            mixed = fused(query, key, value, angles, index, attn.scaling, window)
         else:
             query, key = ops.rotate(query, key, angles)
             key, value = cache.update(key, value, index)

@@ -4,21 +4,21 @@ The way of one token, in the order of the files that it passes:
 
 1. `engine`: `Engine.generate` and `Engine.open` both begin a `Session`; generate runs it to its end.
 2. `requests`: prompts become token ids, and `SamplingParams` one number per request; what cannot run is refused here.
-3. `session`: every request is a `Sample` (`samples`): a prompt, its tokens so far, its limit and its random key. Forks
-   are further samples with the same beginning, extended rows are samples with tokens that were not drawn.
-4. `plan`: how many samples are decoded together, and what memory that takes. `decoder` allocates it.
-5. `schedule`: samples that wait are given seats (a column of `state`), decoded, collected, and replaced.
-6. The memory computes a seated sample's prompt, unless somebody has it already, and what else it is missing, by
-   `Decoder.prefill` and `Decoder.extend`. `page_memory` (on `pages`) is that memory on a GPU and wherever it is short,
-   `spans` (on `cache` and `joined`) on a CPU, where one stretch per row is the fastest to read.
-7. `decoder`: one step of all rows, on CUDA in a graph. The model runs (its own code, or `modeling.llama`); in every
-   layer it stores the new key and value and attends to the row's pages: `attention` in torch, `triton_attention`.
-8. `sampler` (`triton_sampling`): logits are warped (`sampling`, `ranking`), a token is drawn with the number that `rng`
-   gives for (seed, request, position), and log π, log q, entropy and branching are recorded beside it in `state`.
-9. `schedule`, every few steps (`looks`): `stops` looks for stop strings; the seats of what has ended are free, and
-   `reading` brings it to the host. On a GPU the next steps have begun by then, and nobody waits (`transfer`).
-10. `rollouts`: the sample becomes a `Rollout`. On a CPU, samples that have drawn the same tokens were one row all the
-    way (`sharing`); `trial` has checked beforehand that all this gives what the model itself gives.
+3. `session`: each request is a `Sample` (`samples`); forks and extended rows are samples too.
+4. `plan`: how many samples are decoded together, and what memory that takes; `runner` allocates it.
+5. `scheduler`: samples that wait are given seats (a column of `state`), decoded, collected, and replaced.
+6. `memory`: a seated sample's prompt is computed, unless somebody has it already, by `Runner.prefill` and
+   `Runner.extend`; into pages on a GPU and wherever memory is short, on a CPU into one stretch per row.
+7. `runner`: one step of all rows, on CUDA in a graph. The model runs (its own code, or `modeling.llama`); each layer
+   stores the new key and value, and attends to those of the row.
+8. `sampling`: logits are warped, and a token is drawn by the number that `rng` has for (seed, request, position);
+   log π, log q, entropy and branching are recorded beside it in `state`.
+9. `scheduler`, every few steps (`looks`): `stops` looks for stop strings; what has ended leaves its seat, and `reading`
+   brings it to the host. On a GPU the next steps have begun by then, and nobody waits (`transfer`).
+10. `rollouts`: the sample becomes a `Rollout`. `trial` has checked beforehand that all this gives what the model gives.
+
+Beside it: `backends` sample in the engine's place, `tools` and `tool_session` run what rows ask for, `branching` lets
+them go on more than once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from explorl.rollout.backends.processors import BottomPLogitsProcessor
     from explorl.rollout.engine import Engine
-    from explorl.rollout.processors import BottomPLogitsProcessor
     from explorl.rollout.rollouts import PaddedRollouts, Rollout, Rollouts
     from explorl.rollout.sampling import SamplingParams
     from explorl.rollout.session import Session
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "BottomPLogitsProcessor": "processors",
+    "BottomPLogitsProcessor": "backends.processors",
     "Engine": "engine",
     "PaddedRollouts": "rollouts",
     "Rollout": "rollouts",

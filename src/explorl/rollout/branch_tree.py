@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from explorl.metrics.branching import branch_probability, marker_text, normalised_entropy
-from explorl.rollout.rng import fork_key, request_keys, uniform
 from explorl.rollout.rollouts import Rollout
+from explorl.rollout.sampling.rng import fork_key, request_keys, uniform
 from explorl.rollout.session import Session
 from explorl.rollout.stops import EVERY, StopStrings
 from explorl.rollout.tool_use import ToolSession

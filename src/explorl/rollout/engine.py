@@ -22,16 +22,16 @@ from torch import nn
 
 from explorl.modeling.precision import Shadow, weights_dtype
 from explorl.modeling.proof import touched
-from explorl.rollout.cache import probe
-from explorl.rollout.decoder import Decoder
-from explorl.rollout.page_memory import PageMemory
+from explorl.rollout.memory.page_memory import PageMemory
+from explorl.rollout.memory.slots import probe
+from explorl.rollout.memory.spans import SpanMemory
 from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
+from explorl.rollout.runner import Runner
 from explorl.rollout.samples import PromptTokens
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.session import Session
-from explorl.rollout.spans import SpanMemory
 from explorl.rollout.trial import UnsupportedModel, admitted
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Engine:
         self.dtype, self.write_out, self.keep_prefixes = dtype, write_out, keep_prefixes
         self.plan: Plan | None = None
         """Sizes and memory of the latest call."""
-        self._decoder: Decoder | None = None
+        self._runner: Runner | None = None
         self._shadow: Shadow | None = None
         self._signature: tuple[Any, ...] = ()
         self._admitted: tuple[Any, int, bool] | None = None
@@ -168,12 +168,12 @@ class Engine:
         Less than that stays, and with it the graphs, whose capture takes longer than many a call.
         """
         device = next(self.model.parameters()).device
-        if self._decoder is not None and self._decoder.plan.bytes > HELD * total_memory(device):
+        if self._runner is not None and self._runner.plan.bytes > HELD * total_memory(device):
             self.release()
 
     def forget_memory(self) -> None:
         """Gives the cache and the graphs back."""
-        self._decoder = self._memory = None
+        self._runner = self._memory = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -209,7 +209,7 @@ class Engine:
 
     def remember(self, memory: PageMemory | SpanMemory) -> None:
         """Keeps the prompts of a session that is over for the next."""
-        if self.keep_prefixes and memory.decoder is self._decoder:
+        if self.keep_prefixes and memory.runner is self._runner:
             self._memory = memory
         else:
             memory.clean()
@@ -236,9 +236,9 @@ class Engine:
         if signature == self._signature:
             return
         self._memory = self._admitted = None
-        if self._decoder is not None:
+        if self._runner is not None:
             logger.info("the model's parameters or adapters moved; graphs will be captured anew")
-        self._decoder = self._shadow = None
+        self._runner = self._shadow = None
         if self.dtype is not None and self.dtype != weights_dtype(self.model):
             self._shadow = Shadow(self.model, self.dtype)
         try:
@@ -262,8 +262,8 @@ class Engine:
         tokens: int,
         table_bytes: int = 0,
         rows: int | None = None,
-    ) -> tuple[Decoder, int]:
-        """A decoder with memory for so many requests, as far as they fit, and how many of them run together.
+    ) -> tuple[Runner, int]:
+        """A runner with memory for so many requests, as far as they fit, and how many of them run together.
 
         The model is the one that `version` has looked at. ``rows`` is the most of them after an allocation has failed,
         when half of the budget has to do.
@@ -292,7 +292,7 @@ class Engine:
             budget=(self._budget(device) if rows is None else self._budget(device) // 2) - table_bytes,
             device=device,
             kernels=kernels,
-            before=None if self._decoder is None else self._decoder.plan,
+            before=None if self._runner is None else self._runner.plan,
         )
         self.plan = plan
         if plan.split and not self._warned:
@@ -303,12 +303,12 @@ class Engine:
                 plan.tokens,
                 plan.slots,
             )
-        fits = self._decoder is not None and self._decoder.plan.covers(plan) and self._decoder.write_out == write_out
-        if self._decoder is None or not fits:
-            self._decoder = None  # frees the old memory before the new is taken
+        fits = self._runner is not None and self._runner.plan.covers(plan) and self._runner.write_out == write_out
+        if self._runner is None or not fits:
+            self._runner = None  # frees the old memory before the new is taken
             logger.info("rollout plan: %s", plan)
             with self.weights():
-                self._decoder = Decoder(
+                self._runner = Runner(
                     self.model,
                     self.layers,
                     self.vocab,
@@ -318,13 +318,13 @@ class Engine:
                     use_kernels=kernels,
                     write_out=write_out,
                 )
-        return self._decoder, min(plan.slots, self._decoder.plan.slots)
+        return self._runner, min(plan.slots, self._runner.plan.slots)
 
     def _budget(self, device: torch.device) -> int:
         """Bytes that the engine may hold, what it holds already included."""
         if self.memory_budget is not None:
             return self.memory_budget
-        held = 0 if self._decoder is None else self._decoder.plan.bytes
+        held = 0 if self._runner is None else self._runner.plan.bytes
         return (free_memory(device) + held) // 2
 
     def _config(self) -> Any:

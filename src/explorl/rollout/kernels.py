@@ -1,4 +1,4 @@
-"""The decoder's parts that run as Triton kernels; importing this needs Triton."""
+"""The runner's parts that run as Triton kernels; importing this needs Triton."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from explorl.rollout.pages import PageCache
-from explorl.rollout.triton_attention import decode_attention
-from explorl.rollout.triton_sampling import sample_step_kernel
+from explorl.rollout.memory.pages import PageCache
+from explorl.rollout.memory.triton_attention import decode_attention
+from explorl.rollout.sampling.kernel import sample_step_kernel
 
 __all__ = ["KernelPages", "decode_attention", "sample_step_kernel"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from explorl.rollout.cache import LayerShape
-from explorl.rollout.joined import SHORT_PROMPT
-from explorl.rollout.pages import COPY_BYTES, NOBODYS, PAGE
+from explorl.rollout.memory.joined import SHORT_PROMPT
+from explorl.rollout.memory.pages import COPY_BYTES, NOBODYS, PAGE
+from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.state import State
 
 ROWS = {"cuda": 1024, "cpu": 256}

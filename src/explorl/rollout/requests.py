@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from explorl.rollout.constraints import bias_tables, spread, stop_sets
 from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.sampling.constraints import bias_tables, spread, stop_sets
 
 logger = logging.getLogger(__name__)
 

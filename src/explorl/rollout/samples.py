@@ -58,7 +58,7 @@ class Sample:
     prompt_index: int
     sample_index: int
     key: int
-    """Of its stream of random numbers (`explorl.rollout.rng`)."""
+    """Of its stream of random numbers (`explorl.rollout.sampling.rng`)."""
     limit: int
     """Most tokens of the completion, forced ones included."""
     tokens: list[int] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Sample:
 
     @property
     def priority(self) -> tuple[bool, int, int]:
-        """Who goes first where not all have seats (`Schedule`): the smallest."""
+        """Who goes first where not all have seats (`Scheduler`): the smallest."""
         return not self.tokens, -self.limit, self.index
 
     def append(self, tokens: Sequence[int], records: dict[str, Tensor]) -> None:

@@ -23,12 +23,12 @@ import torch
 
 from explorl.modeling.attention import sampling_mode
 from explorl.rollout.requests import Prompt, Requests
-from explorl.rollout.rng import fork_key, request_keys
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.samples import Sample, recorded
 from explorl.rollout.sampling import Active, SamplingParams
-from explorl.rollout.schedule import Schedule
-from explorl.rollout.tables import Tables
+from explorl.rollout.sampling.rng import fork_key, request_keys
+from explorl.rollout.sampling.tables import Tables
+from explorl.rollout.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from explorl.rollout.engine import Engine
@@ -56,7 +56,7 @@ class Session:
     ) -> None:
         self.engine, self._on_finish = engine, on_finish
         self._samples: list[Sample] = []
-        self._schedule: Schedule | None = None
+        self._scheduler: Scheduler | None = None
         self._keep = keep
         self._active = Active()
         self._tables = Tables()
@@ -152,8 +152,8 @@ class Session:
         self._read(sample)
         length = len(sample.tokens) + len(ids)
         limit = self._limit(sample, length, max_tokens)
-        if self._schedule is not None:
-            self._schedule.unseat(sample)
+        if self._scheduler is not None:
+            self._scheduler.unseat(sample)
         sample.force(ids)
         sample.limit = limit
         self._enqueue([row])
@@ -213,9 +213,9 @@ class Session:
         """Gives a row up: its tokens so far stay readable, its memory is free."""
         sample = self._sample(row)
         self._read(sample)
-        if self._schedule is not None:
-            self._schedule.unseat(sample, keep=False)
-            self._schedule.wake(sample)
+        if self._scheduler is not None:
+            self._scheduler.unseat(sample, keep=False)
+            self._scheduler.wake(sample)
         sample.cancelled = True
         sample.forget()
 
@@ -231,8 +231,8 @@ class Session:
 
     def look(self) -> None:
         """Brings what all rows have sampled to the host at once: `rollout` has then nothing to wait for."""
-        if self._schedule is not None:
-            self._schedule.read_all()
+        if self._scheduler is not None:
+            self._scheduler.read_all()
 
     def rollout(self, row: int) -> Rollout:
         """A row as it stands; `Rollout.finish_reason` is None where it has not ended."""
@@ -282,12 +282,12 @@ class Session:
         """Gives the session's memory back to the engine. What was sampled stays readable."""
         if self._closed:
             return
-        if self._schedule is not None:
-            self._schedule.move_out(keep=False)
+        if self._scheduler is not None:
+            self._scheduler.move_out(keep=False)
             for sample in self._samples:
                 sample.forget()
-            self.engine.remember(self._schedule.memory)
-        self._closed, self._schedule = why, None
+            self.engine.remember(self._scheduler.memory)
+        self._closed, self._scheduler = why, None
         self.engine.is_over(self)
 
     def __enter__(self) -> Self:
@@ -307,10 +307,10 @@ class Session:
         done = 0
         while self._going_on and not enough(done):
             try:
-                schedule = self._settled()
-                with self.engine.weights(), sampling_mode(self.engine.model), schedule.decoder.fused():
-                    while schedule.busy and not enough(done):
-                        steps = schedule.advance(None if most is None else most - done, ahead)
+                scheduler = self._settled()
+                with self.engine.weights(), sampling_mode(self.engine.model), scheduler.runner.fused():
+                    while scheduler.busy and not enough(done):
+                        steps = scheduler.advance(None if most is None else most - done, ahead)
                         done += steps
                         self.steps += steps
             except BaseException as error:
@@ -320,32 +320,32 @@ class Session:
 
     def _lose(self) -> None:
         """After an interruption: the device may hold half of a step, so rows are computed again from their tokens."""
-        if self._schedule is None:
+        if self._scheduler is None:
             return
         for sample in self._samples:
             sample.seat, sample.kept = -1, None
-        self._schedule = None
+        self._scheduler = None
         self.engine.forget_memory()
 
     def _halve(self, error: BaseException) -> bool:
         """After a failed allocation: half the rows and half the memory, once. Rows are computed again from tokens."""
-        schedule, plan = self._schedule, self.engine.plan
+        scheduler, plan = self._scheduler, self.engine.plan
         full = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
         if not full or self._rows is not None or plan is None or plan.slots < 2:
             return False
         self._rows = plan.slots // 2
         logger.warning("memory ran out with %d rows; going on with %d", plan.slots, self._rows)
-        if schedule is not None:
-            schedule.move_out(keep=False)
-            schedule.abandon()
-        self._schedule = None
+        if scheduler is not None:
+            scheduler.move_out(keep=False)
+            scheduler.abandon()
+        self._scheduler = None
         self.engine.forget_memory()
         return True
 
-    def _settled(self) -> Schedule:
-        """The schedule, in memory that is large enough for all rows that go on."""
+    def _settled(self) -> Scheduler:
+        """The scheduler, in memory that is large enough for all rows that go on."""
         engine, live = self.engine, [s for s in self._samples if s.reason is None and not s.cancelled]
-        schedule = self._schedule
+        scheduler = self._scheduler
         needs = {
             "requests": len(live),
             "prompts": len({id(s.prompt) for s in live}),
@@ -353,25 +353,25 @@ class Session:
             "tokens": max(s.limit for s in live),
         }
         most = engine.most_rows() if self._rows is None else self._rows
-        if schedule is not None and schedule.decoder.plan.holds(schedule.slots, most, **needs):
-            if self._active.logprobs != schedule.active.logprobs:  # records are made anew
-                schedule.move_out()
-            schedule.active, schedule.certain = self._active, self._certain
-            self._tables.put(schedule.decoder, self._active)
-            return schedule
-        if schedule is None:
-            schedule = Schedule(self._samples, engine.tokenizer, self._strings, self._keep, self._end)
+        if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, most, **needs):
+            if self._active.logprobs != scheduler.active.logprobs:  # records are made anew
+                scheduler.move_out()
+            scheduler.active, scheduler.certain = self._active, self._certain
+            self._tables.put(scheduler.runner, self._active)
+            return scheduler
+        if scheduler is None:
+            scheduler = Scheduler(self._samples, engine.tokenizer, self._strings, self._keep, self._end)
             memory = engine.recall()
-            schedule.wait(*live)
+            scheduler.wait(*live)
         else:
-            needs["requests"] = max(needs["requests"], 2 * schedule.slots)
-            schedule.move_out()
-            memory = schedule.memory
-        decoder, slots = engine.prepare(self._active, rows=self._rows, table_bytes=self._tables.bytes, **needs)
-        self._tables.put(decoder, self._active)
-        schedule.move_in(decoder, slots, self._active, memory)
-        self._schedule, schedule.certain = schedule, self._certain
-        return schedule
+            needs["requests"] = max(needs["requests"], 2 * scheduler.slots)
+            scheduler.move_out()
+            memory = scheduler.memory
+        runner, slots = engine.prepare(self._active, rows=self._rows, table_bytes=self._tables.bytes, **needs)
+        self._tables.put(runner, self._active)
+        scheduler.move_in(runner, slots, self._active, memory)
+        self._scheduler, scheduler.certain = scheduler, self._certain
+        return scheduler
 
     @property
     def _certain(self) -> bool:
@@ -386,11 +386,11 @@ class Session:
                 self._ended.remove(sample)
             if len(sample.tokens) >= sample.limit:
                 sample.reason = "length"
-                if self._schedule is not None:
-                    self._schedule.rest(sample)
+                if self._scheduler is not None:
+                    self._scheduler.rest(sample)
                 self._end(sample)
-            elif self._schedule is not None:
-                self._schedule.wait(sample)
+            elif self._scheduler is not None:
+                self._scheduler.wait(sample)
 
     def _end(self, sample: Sample) -> None:
         self._ended.append(sample)
@@ -428,15 +428,15 @@ class Session:
         return sample
 
     def _read(self, sample: Sample) -> None:
-        if self._schedule is not None:
-            self._schedule.read(sample)
+        if self._scheduler is not None:
+            self._scheduler.read(sample)
 
     def _kept(self, sample: Sample, length: int) -> Any:
         """Keys and values of a row's first tokens, for its forks."""
-        if length == 0 or self._schedule is None:
+        if length == 0 or self._scheduler is None:
             return None
         if sample.seat >= 0:
-            return self._schedule.memory.keep(sample.seat, sample, length)
+            return self._scheduler.memory.keep(sample.seat, sample, length)
         return None if sample.kept is None else sample.kept.first(length, sample.prompt.stored)
 
     def _tokens(self, row: int, tokens: str | Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the decoder keeps of each seat (a request in flight), as a few tensors with fixed addresses.
+"""What the runner keeps of each seat (a request in flight), as a few tensors with fixed addresses.
 
 All whole numbers of a seat are one column of `State.ints` and all real ones one of `State.reals`, so that seats are
 filled, moved and read back with one operation each, and a CUDA graph always finds them in the same place.

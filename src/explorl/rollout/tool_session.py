@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from explorl.rollout.constraints import spread
 from explorl.rollout.engine import Engine
 from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.tools import ToolSpec, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result

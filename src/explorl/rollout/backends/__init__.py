@@ -1,7 +1,9 @@
-"""Samplers that are not ours, with the parameters and the records of `explorl.rollout.Engine`.
+"""Samplers that are not ours, with the parameters and, but for `generate`, the records of `explorl.rollout.Engine`.
 
-1. `chain`: what FORMULAS.md §1 says of a row of logits, in a form that travels with a request to another process, and
-   log q of the tokens that came back.
+`generate` is `model.generate`, the reference, with `processors` for what it lacks. The others are the way of vLLM:
+
+1. `chain`: the cuts of `explorl.rollout.sampling`, in a form that travels with a request to another process, and log q
+   of the tokens that came back.
 2. `vllm_processor`: vLLM's logits processor, which applies the chain there; found through the entry point
    ``vllm.logits_processors``.
 3. `vllm`: `VllmEngine`, which samples with vLLM in this process or on a server, and `vllm_requests`, a request in

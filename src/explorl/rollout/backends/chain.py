@@ -3,9 +3,10 @@
     top-k → top-p → min-p → bottom-p, each on what the one before has left
 
 A request carries its `Chain` as plain numbers under names that begin with ``explorl_`` (vLLM's ``extra_args``, or
-``vllm_xargs`` of a server). `Rows` are the chains of a batch as tensors: `Rows.removed` says which tokens may not be
-drawn, `Rows.log_q` how likely a drawn token was. Cuts follow the rule of `explorl.rollout.ranking`, and whether
-bottom-p is applied is read from the request's own stream of random numbers (`explorl.rollout.rng`), as in our engine.
+``vllm_xargs`` of a server). `Chains` are those of a batch as tensors: `Chains.removed` says which tokens may not be
+drawn, `Chains.log_q` how likely a drawn token was. Cuts follow the rule of `explorl.rollout.sampling.ranking`, and
+whether bottom-p is applied is read from the request's own stream of random numbers (`explorl.rollout.sampling.rng`),
+as in our engine.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.rollout import rng
-from explorl.rollout.sampler import Coin
-from explorl.rollout.sampling import bottom_p_cut, warp_min_p, warp_top_k, warp_top_p
+from explorl.rollout.sampling import bottom_p_cut, rng, warp_min_p, warp_top_k, warp_top_p
+from explorl.rollout.sampling.draw import Coin
 
 PREFIX = "explorl_"
 
@@ -117,7 +117,7 @@ class LogQ(NamedTuple):
     """Over both sides, where a coin is thrown for every token: log(f · q_bottom + (1 − f) · q_rest)."""
 
 
-class Rows(NamedTuple):
+class Chains(NamedTuple):
     """The chains of some rows."""
 
     top_k: Int[Tensor, " rows"]
@@ -136,7 +136,7 @@ class Rows(NamedTuple):
     """The names of the steps that some row needs; the others cost nothing."""
 
     @classmethod
-    def of(cls, chains: Sequence[Chain], device: torch.device | str = "cpu") -> Rows:
+    def of(cls, chains: Sequence[Chain], device: torch.device | str = "cpu") -> Chains:
         """``key`` must not be None where a coin is thrown."""
         different = list(dict.fromkeys([(1.0,), *(chain.temperatures or (1.0,) for chain in chains)]))
         longest = max(map(len, different))
@@ -160,7 +160,7 @@ class Rows(NamedTuple):
             frozenset(name for name, off in _OFF.items() if any(getattr(chain, name) != off for chain in chains)),
         )
 
-    def take(self, index: Int[Tensor, " some"]) -> Rows:
+    def take(self, index: Int[Tensor, " some"]) -> Chains:
         """Some of the rows, or some of them several times."""
         taken = {name: column[index] for name, column in self._asdict().items() if name not in ("curves", "active")}
         return self._replace(**taken)

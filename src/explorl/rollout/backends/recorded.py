@@ -21,7 +21,7 @@ from torch import Tensor
 
 from explorl.modeling.attention import evaluating
 from explorl.modeling.token_records import answer_records
-from explorl.rollout.backends.chain import Chain, Rows
+from explorl.rollout.backends.chain import Chain, Chains
 from explorl.rollout.requests import Requests
 from explorl.rollout.sampling import warp_repetition
 
@@ -117,7 +117,7 @@ class _Warps:
         device = ids.device
         self.ids, self.mask, self.prompt = ids, mask > 0, ids.size(1) - completion
         self.temperature = temperature
-        self.rows = Rows.of(chains, device)
+        self.rows = Chains.of(chains, device)
         self.penalty = torch.from_numpy(requests.rows["repetition_penalty"]).to(device)
         self.penalised = bool((self.penalty != 1).any())
         self.bias = None if requests.bias is None else torch.from_numpy(requests.bias).to(device)

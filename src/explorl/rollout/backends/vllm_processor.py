@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorl.rollout import rng
-from explorl.rollout.backends.chain import PREFIX, Chain, Rows
+from explorl.rollout.backends.chain import PREFIX, Chain, Chains
+from explorl.rollout.sampling import rng
 
 
 def _interface(module: str) -> type | None:
@@ -75,7 +75,7 @@ class ExplorlLogitsProcessor(*_BASES):  # type: ignore[misc]
         """Requests so far that have no key of their own. All workers count alike, so that they throw the same coins."""
         self._of: dict[int, tuple[Chain, float, list[int]]] = {}
         """Chain, temperature and tokens so far, by place in the batch (V1) or by slot (V2)."""
-        self._rows: Rows | None = None
+        self._rows: Chains | None = None
         self._places: Tensor | None = None
         slots = 0 if states is None else states.max_num_reqs
         self._on = np.zeros(slots, dtype=bool)
@@ -104,7 +104,7 @@ class ExplorlLogitsProcessor(*_BASES):  # type: ignore[misc]
 
         if process_dict_updates(self._of, batch_update, lambda params, _, tokens: self._new(params, tokens)):
             chains = [chain for chain, _, _ in self._of.values()]
-            self._rows = Rows.of(chains, self.device) if chains else None
+            self._rows = Chains.of(chains, self.device) if chains else None
             self._places = torch.tensor(list(self._of), dtype=torch.long, device=self.device)
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
@@ -137,7 +137,7 @@ class ExplorlLogitsProcessor(*_BASES):  # type: ignore[misc]
             return
         nothing: tuple[Chain, float, list[int]] = (Chain(), 1.0, [])
         slots = [self._of.get(slot, nothing) for slot in range(len(self._on))]
-        self._rows = Rows.of([chain for chain, _, _ in slots], self.device)
+        self._rows = Chains.of([chain for chain, _, _ in slots], self.device)
         self._rate = torch.tensor([1 / warm for _, warm, _ in slots], dtype=torch.float32, device=self.device)
 
     def _before_temperature(self, logits: Tensor, ctx: Any) -> Tensor:
@@ -151,7 +151,7 @@ class ExplorlLogitsProcessor(*_BASES):  # type: ignore[misc]
         return _cut(logits, self._rows.take(slots), positions, self._rate[slots])
 
 
-def _cut(logits: Tensor, rows: Rows, positions: Tensor, rate: Tensor | None = None) -> Tensor:
+def _cut(logits: Tensor, rows: Chains, positions: Tensor, rate: Tensor | None = None) -> Tensor:
     if "temperatures" in rows.active:
         logits = logits / rows.temperatures(positions)[:, None]
     return logits.masked_fill(rows.removed(logits, positions, rate), -torch.inf)

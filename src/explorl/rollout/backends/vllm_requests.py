@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from explorl.rollout import rng
 from explorl.rollout.backends.chain import Chain
-from explorl.rollout.constraints import is_per_request
 from explorl.rollout.requests import Requests
-from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.sampling import SamplingParams, rng
+from explorl.rollout.sampling.constraints import is_per_request
 
 LARGEST_BIAS = 100.0
 """vLLM cuts a larger one down to this."""

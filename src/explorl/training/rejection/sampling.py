@@ -13,7 +13,8 @@ from torch import Tensor
 from explorl.config import Config, ConfigError
 from explorl.evaluation.drawing import _opened as opens_think_in
 from explorl.models import Policy
-from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel, reference
+from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel
+from explorl.rollout.backends import generate as reference
 from explorl.tasks import Problem, Prompt, Task
 from explorl.training.rejection.answers import first_answer_end
 from explorl.training.rejection.samples import Sample

@@ -15,13 +15,13 @@ from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
 from explorl.modeling.merged import MergedOps
 from explorl.modeling.proof import keeps_logits
-from explorl.rollout.cache import LayerShape, PromptCache, SlotCache
-from explorl.rollout.joined import JoinedCache
-from explorl.rollout.pages import Filling, PageCache
+from explorl.rollout.memory.joined import JoinedCache
+from explorl.rollout.memory.pages import Filling, PageCache
+from explorl.rollout.memory.sharing import Layout
+from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.plan import Plan
-from explorl.rollout.sampler import sample_step
 from explorl.rollout.sampling import Active
-from explorl.rollout.sharing import Layout
+from explorl.rollout.sampling.draw import sample_step
 from explorl.rollout.state import POSITION, TOKEN, State
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ LENGTH_BUCKET = 256
 """Without our attention kernel a graph reads a fixed number of columns: a multiple of this."""
 
 
-class Decoder:
+class Runner:
     """The memory of a plan and the model's forward passes over it."""
 
     def __init__(

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from explorl.rollout.decoder import Decoder
 from explorl.rollout.requests import Requests
+from explorl.rollout.runner import Runner
 from explorl.rollout.sampling import Active
 
 
@@ -44,9 +44,9 @@ class Tables:
             self.bias = np.concatenate([before, requests.bias])
         return {"stop_set": stop_set, "curve": curve, "bias_set": bias_set}
 
-    def put(self, decoder: Decoder, active: Active) -> None:
+    def put(self, runner: Runner, active: Active) -> None:
         """Makes the tables known to the device, and room for what is recorded."""
-        state = decoder.state
+        state = runner.state
         known = (
             state,
             len(self.stops),
@@ -62,7 +62,7 @@ class Tables:
         bias = None if self.bias is None else torch.from_numpy(self.bias)
         moved = [state.set_stops(self.stops), state.set_bias(bias), state.set_curves(self.curves)]
         if any([*moved, state.keep_tops(active.logprobs)]):
-            decoder.drop_graphs()
+            runner.drop_graphs()
         if active.min_p_mass:
             state.keep_mass()
         if active.repetition:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from explorl.rollout.pages import BLANK, NOBODYS, pages_for
+from explorl.rollout.memory.pages import BLANK, NOBODYS, pages_for
+from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.samples import PromptTokens, Sample
-from explorl.rollout.sharing import Layout
 
 
 class Kept:
@@ -45,8 +45,8 @@ class PageMemory:
 
     shares = False
 
-    def __init__(self, decoder: Any, slots: int) -> None:
-        self.decoder, self.cache, self.page = decoder, decoder.cache, decoder.cache.page
+    def __init__(self, runner: Any, slots: int) -> None:
+        self.runner, self.cache, self.page = runner, runner.cache, runner.cache.page
         self.refs = np.zeros(self.cache.pages, dtype=np.int64)
         """How many have each page."""
         self.room = self.cache.pages - NOBODYS
@@ -73,17 +73,17 @@ class PageMemory:
         """Pages that nobody has, but for those that are nobody's."""
         return np.flatnonzero(self.refs[NOBODYS:] == 0) + NOBODYS
 
-    def rehouse(self, decoder: Any, slots: int) -> bool:
-        """Goes on in another decoder, where nobody sits yet; False where its pages are others, or fewer."""
-        old, new = self.cache, decoder.cache
-        if not decoder.plan.pages or new.page != self.page or new.pages < old.pages:
+    def rehouse(self, runner: Any, slots: int) -> bool:
+        """Goes on in another runner, where nobody sits yet; False where its pages are others, or fewer."""
+        old, new = self.cache, runner.cache
+        if not runner.plan.pages or new.page != self.page or new.pages < old.pages:
             return False
         if new is not old:
             for block, before in zip(new.blocks, old.blocks, strict=True):
                 block[:, : old.pages] = before
             self.refs = np.concatenate([self.refs, np.zeros(new.pages - old.pages, dtype=np.int64)])
             self.room += new.pages - old.pages
-        self.decoder, self.cache = decoder, new
+        self.runner, self.cache = runner, new
         self._sit(slots)
         return True
 
@@ -183,7 +183,7 @@ class PageMemory:
             pages = self.prompts.pop(prompt, None)
             self.prompts[prompt] = self._new(pages_for(prompt.stored, self.page)) if pages is None else pages
         if new:
-            self.decoder.prefill([self.prompts[prompt] for prompt in new], [prompt.tokens for prompt in new])
+            self.runner.prefill([self.prompts[prompt] for prompt in new], [prompt.tokens for prompt in new])
 
     def start(self, seats: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
         """Seats samples that `take` gave."""
@@ -213,7 +213,7 @@ class PageMemory:
         todo = np.flatnonzero(known < wanted)
         if len(todo):
             ids = [samples[i].ids[known[i] : wanted[i]] for i in todo.tolist()]
-            self.decoder.extend([self._pages(seat) for seat in seats[todo]], known[todo].tolist(), ids)
+            self.runner.extend([self._pages(seat) for seat in seats[todo]], known[todo].tolist(), ids)
         return np.zeros(len(seats), dtype=np.int64)
 
     def _pages(self, seat: int) -> np.ndarray:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from explorl.rollout.constraints import bias_tables, is_per_request
 from explorl.rollout.sampling import SamplingParams
+from explorl.rollout.sampling.constraints import bias_tables, is_per_request
 from explorl.rollout.stops import StopStrings, first_stop
 
 LISTS = ("stop", "stop_token_ids", "banned_tokens", "allowed_tokens")
@@ -64,7 +64,10 @@ def _check(params: SamplingParams) -> None:
 
 def _options(model: Any, params: SamplingParams) -> dict[str, Any]:
     """The arguments of `model.generate`, in the order of `explorl.rollout.sampling`."""
-    from explorl.rollout.processors import BansLogitsProcessor, BottomPLogitsProcessor  # transformers, and so seconds
+    from explorl.rollout.backends.processors import (  # transformers, and so seconds
+        BansLogitsProcessor,
+        BottomPLogitsProcessor,
+    )
 
     options: dict[str, Any] = {
         "max_new_tokens": params.max_tokens,

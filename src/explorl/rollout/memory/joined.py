@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorl.rollout.cache import NOWHERE, LayerShape, PromptCache, SlotCache
+from explorl.rollout.memory.slots import NOWHERE, LayerShape, PromptCache, SlotCache
 from explorl.rollout.state import OFFSET, POSITION, State
 
 SHORT_PROMPT = 32
@@ -60,10 +60,10 @@ class JoinedCache(SlotCache):
         kv_heads, columns = key.shape[1], slice(self.prefix - self.seen, self.prefix + self.length)
         keys, values = self.keys[self._layer][:rows, columns], self.values[self._layer][:rows, columns]
         query = query[:, :, 0]
-        at_once = self.at_once(kv_heads, keys.shape[1])
-        bias = self._bias(window, kv_heads, heads // kv_heads) if at_once else self._bias(window, 1, 1)
+        one_product = self.one_product(kv_heads, keys.shape[1])
+        bias = self._bias(window, kv_heads, heads // kv_heads) if one_product else self._bias(window, 1, 1)
         assert bias is not None
-        if at_once:
+        if one_product:
             out = _attend(query, keys.flatten(1, 2), values.flatten(1, 2), scale, bias, cap)
         else:
             parts = [

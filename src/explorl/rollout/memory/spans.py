@@ -11,44 +11,44 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from explorl.rollout.cache import PromptCache, SlotCache, Span
-from explorl.rollout.decoder import Decoder
+from explorl.rollout.memory.sharing import Layout, SharedRows
+from explorl.rollout.memory.slots import PromptCache, SlotCache, Span
+from explorl.rollout.runner import Runner
 from explorl.rollout.samples import PromptTokens, Sample
-from explorl.rollout.sharing import Layout, Rows
 from explorl.rollout.state import TOKEN
 
 
 class SpanMemory:
     """Gives samples rows and prompt entries, and computes what they do not hold."""
 
-    def __init__(self, decoder: Decoder, slots: int) -> None:
+    def __init__(self, runner: Runner, slots: int) -> None:
         self.stored: dict[PromptTokens, int] = {}
         """Entry of each prompt that is kept."""
         self.resting: dict[int, Sample] = {}
-        self._enter(decoder, slots)
+        self._enter(runner, slots)
 
-    def _enter(self, decoder: Decoder, slots: int) -> None:
-        self.decoder = decoder
-        assert isinstance(decoder.cache, SlotCache)
-        assert isinstance(decoder.filling, PromptCache)
-        self.cache, self.prompt_cache = decoder.cache, decoder.filling
-        self.rows = Rows(slots, share=decoder.shares)
+    def _enter(self, runner: Runner, slots: int) -> None:
+        self.runner = runner
+        assert isinstance(runner.cache, SlotCache)
+        assert isinstance(runner.filling, PromptCache)
+        self.cache, self.prompt_cache = runner.cache, runner.filling
+        self.rows = SharedRows(slots, share=runner.shares)
         self.offsets = np.zeros(slots, dtype=np.int64)
         """Tokens in the prompt entry of each row."""
         self.spoiled_rows: set[int] = set()
         self.spoiled_entries: set[int] = set()
 
-    def rehouse(self, decoder: Decoder, slots: int) -> bool:
-        """Goes on in another decoder, where nobody sits yet; False where that is of another kind."""
-        if decoder.plan.pages:
+    def rehouse(self, runner: Runner, slots: int) -> bool:
+        """Goes on in another runner, where nobody sits yet; False where that is of another kind."""
+        if runner.plan.pages:
             return False
         before, stored = self.prompt_cache, self.stored
         self.clean()
-        self._enter(decoder, slots)
+        self._enter(runner, slots)
         if self.prompt_cache is not before:
             self.stored = {}
-            fitting = [item for item in stored.items() if item[0].stored <= decoder.plan.prompt_tokens]
-            for entry, (prompt, old) in enumerate(fitting[-decoder.plan.entries :]):
+            fitting = [item for item in stored.items() if item[0].stored <= runner.plan.prompt_tokens]
+            for entry, (prompt, old) in enumerate(fitting[-runner.plan.entries :]):
                 self.prompt_cache.put(entry, before.take(old, prompt.stored), prompt.stored)
                 self.stored[prompt] = entry
         return True
@@ -76,7 +76,7 @@ class SpanMemory:
         """Computes the next prompts that are waited for, as many as there is room for; False where there is none."""
         used = set(self.rows.entry[self.rows.entry >= 0].tolist())
         idle = {prompt: None for prompt, entry in self.stored.items() if entry not in used}
-        room = self.decoder.plan.entries - len(self.stored) + len(idle)
+        room = self.runner.plan.entries - len(self.stored) + len(idle)
         wanted: dict[PromptTokens, None] = {}
         for sample in waiting:
             if sample.prompt in idle:
@@ -89,13 +89,13 @@ class SpanMemory:
         prompts = list(wanted)[: max(0, room)]
         if not prompts:
             return False
-        for prompt in list(idle)[: max(0, len(self.stored) + len(prompts) - self.decoder.plan.entries)]:
+        for prompt in list(idle)[: max(0, len(self.stored) + len(prompts) - self.runner.plan.entries)]:
             del self.stored[prompt]  # the longest unused
         taken = set(self.stored.values())
-        entries = [entry for entry in range(self.decoder.plan.entries) if entry not in taken][: len(prompts)]
+        entries = [entry for entry in range(self.runner.plan.entries) if entry not in taken][: len(prompts)]
         self._clean((), entries)
         self.stored.update(zip(prompts, entries, strict=True))
-        self.decoder.prefill(entries, [prompt.tokens for prompt in prompts])
+        self.runner.prefill(entries, [prompt.tokens for prompt in prompts])
         return True
 
     def start(self, seats: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
@@ -130,7 +130,7 @@ class SpanMemory:
         if todo:
             where = [(rows[i], self.stored[samples[i].prompt], samples[i].prompt.stored) for i in todo]
             begin = [samples[i].prompt.stored + starts[i] for i in todo]
-            self.decoder.extend(where, begin, [missing[i] for i in todo])
+            self.runner.extend(where, begin, [missing[i] for i in todo])
 
     def keep(self, seat: int, sample: Sample, tokens: int) -> Span:
         """The keys and values of a seat's first completion tokens, to go on from."""
@@ -171,7 +171,7 @@ class SpanMemory:
         Once no two seats share a row, the seats that they should have: those of their rows' numbers, so that nothing
         has to be looked up.
         """
-        state = self.decoder.state
+        state = self.runner.state
         moves = self.rows.split(state.ints[TOKEN].numpy(), state.vocab) if self.shares else None
         if moves is None:
             return None
@@ -199,7 +199,7 @@ class SpanMemory:
         """Copies rows of the cache."""
         self._clean(target.tolist())
         self.offsets[target] = self.offsets[source]
-        device = self.decoder.device
+        device = self.runner.device
         here, there = torch.from_numpy(source).to(device), torch.from_numpy(target).to(device)
         self.cache.move(here, there, steps)
 
@@ -216,5 +216,5 @@ class SpanMemory:
         ):
             dirty = sorted(spoiled & wanted)
             if dirty:
-                cache.clear(torch.tensor(dirty, device=self.decoder.device))
+                cache.clear(torch.tensor(dirty, device=self.runner.device))
                 spoiled.difference_update(dirty)

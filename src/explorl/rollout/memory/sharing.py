@@ -31,7 +31,7 @@ class Layout:
     """The row of each seat; None likewise."""
 
 
-class Rows:
+class SharedRows:
     """Rows of ``slots`` seats."""
 
     def __init__(self, slots: int, share: bool) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from explorl.rollout.decoder import Decoder
 from explorl.rollout.looks import Ending, bucket, steps_to_look
-from explorl.rollout.page_memory import PageMemory
+from explorl.rollout.memory.page_memory import PageMemory
+from explorl.rollout.memory.sharing import Layout
+from explorl.rollout.memory.spans import SpanMemory
 from explorl.rollout.reading import Reading
+from explorl.rollout.runner import Runner
 from explorl.rollout.samples import Sample, numbers
 from explorl.rollout.sampling import Active
-from explorl.rollout.sharing import Layout
-from explorl.rollout.spans import SpanMemory
 from explorl.rollout.state import (
     BIAS_SET,
     BROKEN,
@@ -47,8 +47,8 @@ AHEAD = {"cuda": True, "cpu": False}
 logger = logging.getLogger(__name__)
 
 
-class Schedule:
-    """Runs samples in the seats of a decoder.
+class Scheduler:
+    """Runs samples in the seats of a runner.
 
     Where not all have a seat, those that have begun go first, then, in pages, the ones with the highest limit, so that
     the longest do not run alone in the end, then the oldest. Random numbers belong to a request, so the order changes
@@ -85,11 +85,11 @@ class Schedule:
     memory: PageMemory | SpanMemory
 
     def move_in(
-        self, decoder: Decoder, slots: int, active: Active, memory: PageMemory | SpanMemory | None = None
+        self, runner: Runner, slots: int, active: Active, memory: PageMemory | SpanMemory | None = None
     ) -> None:
-        """Works from now on in this decoder, where nobody sits yet; ``memory`` is what was known of another."""
-        self.decoder, self.slots, self.active = decoder, slots, active
-        self.kind = decoder.device.type
+        """Works from now on in this runner, where nobody sits yet; ``memory`` is what was known of another."""
+        self.runner, self.slots, self.active = runner, slots, active
+        self.kind = runner.device.type
         self.owner = np.full(slots, -1)
         """The sample in each seat, −1 where there is none."""
         self.steps = np.zeros(slots, dtype=np.int64)
@@ -102,14 +102,14 @@ class Schedule:
         self.stops = StopStrings(self.strings, self.tokenizer, slots)
         # Where nobody waits for a row that has stopped, those that stop within a few steps are taken together.
         early = self.kind == "cpu" and self.keep
-        self.stop_tokens = StopTokens(self.strings, self.tokenizer, decoder.state.vocab) if early else None
-        if memory is None or not memory.rehouse(decoder, slots):
+        self.stop_tokens = StopTokens(self.strings, self.tokenizer, runner.state.vocab) if early else None
+        if memory is None or not memory.rehouse(runner, slots):
             self.abandon()
-            memory = PageMemory(decoder, slots) if decoder.plan.pages else SpanMemory(decoder, slots)
+            memory = PageMemory(runner, slots) if runner.plan.pages else SpanMemory(runner, slots)
         self.memory, memory.resting = memory, self.resting
         self.paged = isinstance(memory, PageMemory)
         self.waiting.sort(key=self._turn)
-        decoder.state.ints[STATUS] = IDLE
+        runner.state.ints[STATUS] = IDLE
 
     def move_out(self, keep: bool = True) -> None:
         """Empties all seats; those who sat there wait again."""
@@ -121,7 +121,7 @@ class Schedule:
                 sample.kept = self.memory.keep(seat, sample, len(sample.tokens))
             self._free(seats, seats[:0])
             self.wait(*samples)
-        self.decoder.state.ints[STATUS] = IDLE
+        self.runner.state.ints[STATUS] = IDLE
 
     def abandon(self) -> None:
         """Forgets all that is kept in a memory that is given up."""
@@ -170,7 +170,7 @@ class Schedule:
         layout = self._layout(busy)
         even = bool((held == held[0]).all())
         length = self.memory.length(self.offsets[busy] + held, held)
-        self.decoder.run(layout, length, even, steps, self.active)
+        self.runner.run(layout, length, even, steps, self.active)
         self.steps[busy] = np.minimum(held + steps, self.limits[busy])
         if not ahead:
             self._begin_look()
@@ -211,7 +211,7 @@ class Schedule:
         return busy
 
     def _layout(self, busy: np.ndarray) -> Layout:
-        if self.decoder.use_graphs:
+        if self.runner.use_graphs:
             rows = bucket(int(busy[-1]) + 1, self.slots)
             return Layout(rows, rows, None, None)
         return self.memory.layout(busy)
@@ -233,7 +233,7 @@ class Schedule:
             free = free[len(taken) :]
 
     def _start(self, seats: np.ndarray, samples: Sequence[Sample]) -> None:
-        state = self.decoder.state
+        state = self.runner.state
         offsets = np.array([sample.prompt.stored for sample in samples])
         had = np.array([len(sample.tokens) for sample in samples])
         limits = np.array([sample.limit for sample in samples])
@@ -280,7 +280,7 @@ class Schedule:
     def _begin_look(self) -> None:
         seats = int(np.flatnonzero(self.owner >= 0)[-1]) + 1 if (self.owner >= 0).any() else 0
         if seats:
-            looked = Download(self.decoder.state.ints[STEP : STATUS + 1, :seats])
+            looked = Download(self.runner.state.ints[STEP : STATUS + 1, :seats])
             self._look = self.owner[:seats].copy(), looked
 
     def _finish_look(self) -> None:
@@ -296,7 +296,7 @@ class Schedule:
                 self.on_end(sample)
 
     def _collect(self, owner: np.ndarray, looked: np.ndarray, every: int = EVERY) -> None:
-        state, seats = self.decoder.state, len(owner)
+        state, seats = self.runner.state, len(owner)
         steps, status = looked[0], looked[-1].copy()
         busy = (owner >= 0) & (owner == self.owner[:seats])  # others have come since
         ended = np.flatnonzero(busy & (status != RUNNING))
@@ -325,7 +325,7 @@ class Schedule:
     def _find_stops(self, busy: np.ndarray, status: np.ndarray, every: int) -> dict[int, tuple[int, str]]:
         """`StopStrings.find`, and at once where the newest token may complete a string, if that is free to know."""
         found: dict[int, tuple[int, str]] = {}
-        state = self.decoder.state
+        state = self.runner.state
         if self.stop_tokens is not None and any(self.strings):
             newest = state.ints[TOKEN].numpy()[busy]
             likely = busy[self.stop_tokens.among(self.owner[busy], newest)]
@@ -346,7 +346,7 @@ class Schedule:
         if due:
             owner = np.full(due[-1] + 1, -1)
             owner[due] = self.owner[due]
-            looked = self.decoder.state.ints[STEP : STATUS + 1, : len(owner)]
+            looked = self.runner.state.ints[STEP : STATUS + 1, : len(owner)]
             self._collect(owner, looked.cpu().numpy(), every=1)
             self.settle()
 
@@ -357,7 +357,7 @@ class Schedule:
 
     def _read(self, seats: np.ndarray) -> list[Sample]:
         samples = [self.samples[i] for i in self.owner[seats]]
-        Reading(self.decoder.state, self.active, samples, seats, self.steps[seats]).land()
+        Reading(self.runner.state, self.active, samples, seats, self.steps[seats]).land()
         return samples
 
     def read_all(self) -> None:
@@ -375,7 +375,7 @@ class Schedule:
             if keep:
                 sample.kept = self.memory.keep(sample.seat, sample, len(sample.tokens))
             seat = np.array([sample.seat])
-            self.decoder.state.idle(seat)
+            self.runner.state.idle(seat)
             self._free(seat, seat[:0])
         elif sample in self.waiting:
             self.waiting.remove(sample)
@@ -395,7 +395,7 @@ class Schedule:
             return
         self.resting[sample.index] = sample
         self.resting_bytes += sample.kept.bytes
-        while self.resting_bytes > max(self.decoder.plan.cache_bytes, sample.kept.bytes):
+        while self.resting_bytes > max(self.runner.plan.cache_bytes, sample.kept.bytes):
             oldest = next(iter(self.resting.values()))
             self.wake(oldest)
             oldest.forget()
@@ -418,7 +418,7 @@ class Schedule:
         count = len(busy)
         if count and not self.waiting:
             last = int(busy[-1]) + 1
-            if self.decoder.use_graphs:
+            if self.runner.use_graphs:
                 worth = bucket(count, self.slots) < bucket(last, self.slots)
             else:
                 worth = last - count > count // 16
@@ -431,7 +431,7 @@ class Schedule:
 
     def _seats_to(self, source: np.ndarray, target: np.ndarray) -> None:
         """Moves what is known of seats, all at once: they may change places."""
-        self.decoder.state.move(source, target, int(self.steps.max()))
+        self.runner.state.move(source, target, int(self.steps.max()))
         arrays: tuple[tuple[np.ndarray, int], ...] = (
             (self.owner, -1),
             (self.steps, 0),

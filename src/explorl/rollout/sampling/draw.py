@@ -13,17 +13,17 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from explorl.rollout import rng
-from explorl.rollout.ranking import SLACK, branching_count, first_tokens
 from explorl.rollout.sampling import (
     Active,
     bottom_p_cut,
+    rng,
     warp_min_p,
     warp_repetition,
     warp_temperature,
     warp_top_k,
     warp_top_p,
 )
+from explorl.rollout.sampling.ranking import SLACK, branching_count, first_tokens
 from explorl.rollout.state import (
     BIAS_SET,
     BOTTOM_P,

@@ -18,10 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from explorl.modeling.triton_order import SHIFTS, key_of, value_of
-from explorl.rollout import ranking, rng
 from explorl.rollout import state as fields
-from explorl.rollout.sampler import FLOOR as LEAST_SCORE
-from explorl.rollout.sampling import Active
+from explorl.rollout.sampling import Active, ranking, rng
+from explorl.rollout.sampling.draw import FLOOR as LEAST_SCORE
 from explorl.rollout.state import State
 
 TOKEN, POSITION, STEP, LIMIT = (tl.constexpr(i) for i in (fields.TOKEN, fields.POSITION, fields.STEP, fields.LIMIT))

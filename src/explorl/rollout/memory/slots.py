@@ -1,8 +1,8 @@
 """Keys and values as a CPU reads them fastest: `PromptCache` holds each prompt once, `SlotCache` each row's completion.
 
 A row attends to its prompt's entry and to its own slot. So the samples of a prompt share its memory, starting a row
-copies nothing, and attention reads a prompt once for all of its samples. `explorl.rollout.spans` says whose the slots
-are; on a GPU, and where memory is short, there are pages instead (`explorl.rollout.pages`).
+copies nothing, and attention reads a prompt once for all of its samples. `explorl.rollout.memory.spans` says whose the
+slots are; on a GPU, and where memory is short, there are pages instead (`explorl.rollout.memory.pages`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from explorl.modeling.attention import attending, sampling_mode
-from explorl.rollout.attention import Grouping, causal_attention, masked_attention, shared_attention
+from explorl.rollout.memory.attention import Grouping, causal_attention, masked_attention, shared_attention
 from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
 NOWHERE = 1 << 40
@@ -285,7 +285,7 @@ class SlotCache(_Slots):
             rows_of = grouping
             prompt = tuple(part[: grouping.entries, : grouping.length] for part in prompt)  # type: ignore[assignment]
         query = query[:, :, 0] * scale
-        if self.at_once(kv_heads, prompt[0].shape[1] + self.length):
+        if self.one_product(kv_heads, prompt[0].shape[1] + self.length):
             bias = self._bias(window, kv_heads, group)
             own, prompt = ((k.flatten(1, 2), v.flatten(1, 2)) for k, v in (own, prompt))
             out = shared_attention(query, own, prompt, rows_of, bias, cap)
@@ -306,7 +306,7 @@ class SlotCache(_Slots):
         return out.unsqueeze(1)
 
     @staticmethod
-    def at_once(kv_heads: int, columns: int) -> bool:
+    def one_product(kv_heads: int, columns: int) -> bool:
         """Whether one product serves all heads of a row, foreign heads hidden: wasteful, but far fewer products."""
         return kv_heads * columns <= FEW_COLUMNS
 

@@ -1,7 +1,7 @@
 """Keys and values in pages, on the device: `PageCache`.
 
 A page holds a few consecutive tokens of a sequence, in all layers. A row is a list of pages, its *table*, which the
-attention reads on the device. `explorl.rollout.page_memory` says whose the pages are.
+attention reads on the device. `explorl.rollout.memory.page_memory` says whose the pages are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorl.rollout.attention import causal_attention, masked_attention
-from explorl.rollout.cache import LayerShape, _allocate, _Base
+from explorl.rollout.memory.attention import causal_attention, masked_attention
+from explorl.rollout.memory.slots import LayerShape, _allocate, _Base
 from explorl.rollout.state import POSITION, RUNNING, STATUS, State
 from explorl.rollout.transfer import upload
 
