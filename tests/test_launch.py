@@ -192,6 +192,7 @@ def test_grpo_on_two_processes(two: Path, small_policy: Path, tmp_path: Path) ->
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
     assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [0, 1, 2]
     assert (run / "model" / "model.safetensors").exists()
+    assert json.loads((run / "provenance.json").read_text())[0]["processes"] == 2
 
     import pyarrow.parquet as parquet
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
+from explorl import processes
 from explorl.config import Config, changed_keys
 from explorl.store import RunStore, StoreError, atomic_folder, checkpoint_step
 from explorl.terminal import ProgressLines, duration, literal
@@ -215,7 +216,9 @@ def _begin(store: RunStore, config: Config, kind: str, say: Callable[[str], None
         model.replace(store.folder / f"model-step-{step}")
         say(f"the policy that {store.folder} had ended with is now {store.folder / f'model-step-{step}'}")
     store.rewind(step)
-    facts = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
+    facts: dict[str, Any] = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
+    if processes.count() > 1:
+        facts["processes"] = processes.count()
     store.record_start(kind=kind, seed=config.seed, resumed_from=checkpoint.name if checkpoint else None, **facts)
     return checkpoint
 
