@@ -40,6 +40,7 @@ from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape
+from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.sampling import Active, rng
 from explorl.rollout.sampling.draw import sample_step
 from explorl.rollout.state import KEY, LIMIT, POSITION, RUNNING, STATE_REALS, STATUS, STEP, TOP_K, State
@@ -130,7 +131,7 @@ def _against_forward(here: Here, dtype: torch.dtype, near: float) -> float:
     rollouts = Engine(model, tokenizer, dtype=dtype).generate(PROMPTS, 4, SamplingParams(max_tokens=24, seed=1))
     worst, sums, count = 0.0, 0.0, 0
     for rollout in rollouts.check():
-        prompt = reference.prompt_token_ids(tokenizer, PROMPTS[rollout.prompt_index])
+        prompt = prompt_token_ids(tokenizer, PROMPTS[rollout.prompt_index])
         ids = torch.tensor([[*prompt, *rollout.token_ids]], device=here.device)
         with torch.no_grad():
             logits = model(ids).logits[0, len(prompt) - 1 : -1]

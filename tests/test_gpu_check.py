@@ -55,8 +55,8 @@ def test_a_sound_pass_and_a_wrong_one(script: ModuleType, capsys: Any, monkeypat
 def test_wrong_log_probabilities_are_seen(script: ModuleType, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "PROMPTS", script.PROMPTS[:4])
     assert script.main(["--device", "cpu", "--only", "engine: log"]) == 0
-    sound = script.reference.prompt_token_ids
-    monkeypatch.setattr(script.reference, "prompt_token_ids", lambda *args: [*sound(*args)[:-1], 5])
+    sound = script.prompt_token_ids
+    monkeypatch.setattr(script, "prompt_token_ids", lambda *args: [*sound(*args)[:-1], 5])
     assert script.main(["--device", "cpu", "--only", "engine: log"]) == 1
     assert "apart" in capsys.readouterr().out
 

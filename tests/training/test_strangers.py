@@ -130,6 +130,12 @@ def test_what_a_strategy_says_of_sampling_is_checked(said: Any, error: str) -> N
         Draw({"max_tokens": 4}, [hot(said)], ["a", "b"], 0)
 
 
+def test_calls_of_a_tool_that_is_not_there_are_refused(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(ExplorationTrainer, options={"strategies": [hot({"tool_calls": 2})]})
+    with pytest.raises(ValueError, match=r"hot\.sampling gives 'tool_calls', and there is no tool to call"):
+        trainer.train()
+
+
 def test_one_temperature_for_all_rows() -> None:
     assert Draw({"max_tokens": 4}, [hot({"temperature": 0.7})], ["a", "b"], 0).sampling_temperature == [0.7, 0.7]
     assert Draw({"max_tokens": 4}, [hot(None)], ["a", "b"], 0).sampling_temperature is None

@@ -15,6 +15,7 @@ from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.backends import generate as reference
+from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Task, opens_think
 from explorl.tasks.base import problems_of
 
@@ -67,7 +68,7 @@ def _drawn(
     params = replace(how.sampling, seed=seed)
     context = getattr(policy.model.config, "max_position_embeddings", None)
     if context is not None:
-        longest = max(len(reference.prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
+        longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
         if longest >= context:
             raise ValueError(f"a prompt of {longest} tokens does not fit into the context of {policy.name}: {context}")
         params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))
@@ -78,7 +79,7 @@ def _drawn(
         answers = reference.generate(
             policy.model, policy.tokenizer, prompts, samples, params, batch_size=batch_size or 64
         )
-        ids = [reference.prompt_token_ids(policy.tokenizer, prompt) for prompt in prompts]
+        ids = [prompt_token_ids(policy.tokenizer, prompt) for prompt in prompts]
         return [(one.prompt_index, one.text, ids[one.prompt_index], list(one.token_ids)) for one in answers]
     found = engine.generate(list(prompts), samples, params).check()
     engine.release()

@@ -13,7 +13,7 @@ from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.metrics import Cell, Table
 from explorl.rollout import Engine, UnsupportedModel
-from explorl.rollout.backends import generate as reference
+from explorl.rollout.requests import eos_token_ids
 from explorl.text import clean
 
 
@@ -51,7 +51,7 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
             f"the answers have the token id {largest}, and {policy.name} knows ids below {vocabulary}; analyze them "
             "with the model that wrote them"
         )
-    stop_ids = tuple(reference.eos_token_ids(policy.model, policy.tokenizer))
+    stop_ids = tuple(eos_token_ids(policy.model, policy.tokenizer))
     limits = Limits(
         settings.max_tokens or longest_answer(table, stop_ids),
         getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None),

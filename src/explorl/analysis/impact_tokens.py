@@ -21,7 +21,7 @@ from explorl.analysis.instances import answer_perplexity, perplexity_groups
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import signs
-from explorl.rollout.backends import generate as reference
+from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
 from explorl.text import clean
 
@@ -111,7 +111,7 @@ def candidates_of(table: LensTable, tokenizer: Any, task: Task, settings: Settin
     for index in wanted:
         problem, prompt = problems[answers.prompt[index]]
         stored = answers.prompt_ids[index] if index < len(answers.prompt_ids) else None
-        own = [int(token) for token in stored] if stored else reference.prompt_token_ids(tokenizer, prompt)
+        own = [int(token) for token in stored] if stored else prompt_token_ids(tokenizer, prompt)
         own = prompts.setdefault(tuple(own), own)  # one list for all answers to a prompt
         start = int(answers.start[index])
         found.append(Candidate(index, own, ids[start : start + int(answers.count[index])].tolist(), problem))

@@ -18,6 +18,7 @@ from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.backends.vllm import VllmEngine
+from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
 from explorl.store import write_json, write_parquet
@@ -185,7 +186,7 @@ def evaluate(
     context = getattr(policy.model.config, "max_position_embeddings", None)
     params = replace(how.sampling, seed=seed)
     if context is not None:
-        longest = max(len(reference.prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
+        longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
         if longest >= context:
             raise ValueError(f"a prompt of {longest} tokens does not fit into the context of {policy.name}: {context}")
         params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))

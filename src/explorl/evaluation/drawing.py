@@ -23,8 +23,8 @@ from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
-from explorl.rollout.backends import generate as reference
 from explorl.rollout.backends.vllm import VllmEngine
+from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
@@ -159,7 +159,7 @@ class Job:
         if context is None:
             return limit
         prefix = self.policy.tokenizer(self.sampling.prefix, add_special_tokens=False)["input_ids"]
-        length = len(reference.prompt_token_ids(self.policy.tokenizer, prompt)) + len(prefix)
+        length = len(prompt_token_ids(self.policy.tokenizer, prompt)) + len(prefix)
         if length >= context:
             raise ValueError(
                 f"a prompt of {length} tokens does not fit into the context of {self.policy.name}: {context}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from explorl.config import ConfigError
 from explorl.models import Policy
-from explorl.rollout.backends.generate import prompt_token_ids
+from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Task
 
 LONGEST = 64

@@ -26,7 +26,7 @@ from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.slots import probe
 from explorl.rollout.memory.spans import SpanMemory
 from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan, total_memory
-from explorl.rollout.requests import Prompt, Requests, prepare
+from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.runner import Runner
 from explorl.rollout.samples import PromptTokens
@@ -225,7 +225,7 @@ class Engine:
             tokenizer=self.tokenizer,
             vocab=self.input_vocab(),
             context=self.context(),
-            eos=self._eos(),
+            eos=eos_token_ids(self.model, self.tokenizer),
             seed=seed,
             outputs=self.vocab,
         )
@@ -348,15 +348,6 @@ class Engine:
     def input_vocab(self) -> int:
         """Token ids that the model takes."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-
-    def _eos(self) -> tuple[int, ...]:
-        """Every token that the model or its tokenizer declares to end a completion."""
-        ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        if ids is None:
-            ids = getattr(self._config(), "eos_token_id", None)
-        found = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-        own = getattr(self.tokenizer, "eos_token_id", None)
-        return tuple(dict.fromkeys(int(token) for token in [*found, *([] if own is None else [own])]))
 
 
 def _have_kernels(device: torch.device) -> bool:

@@ -128,18 +128,37 @@ def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-def _tokens(index: int, prompt: Any, tokenizer: Any) -> list[int]:
+def prompt_token_ids(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    """Token ids of a prompt: text as it stands, or messages through the model's chat template."""
     if isinstance(prompt, str):
-        return _encode(tokenizer, prompt, special=getattr(tokenizer, "bos_token", None) is not None)
-    if isinstance(prompt, Mapping):
-        raise ValueError(f"prompt {index} is one chat message; give a list of messages")
-    items = list(prompt)
-    if items and isinstance(items[0], Mapping):
+        ids = _encode(tokenizer, prompt, special=getattr(tokenizer, "bos_token", None) is not None)
+    else:
         if tokenizer is None:
             raise ValueError("the engine has no tokenizer; give prompts as token ids")
-        text = tokenizer.apply_chat_template(items, add_generation_prompt=True, tokenize=False)
-        return _encode(tokenizer, text, special=False)
-    return [int(token) for token in items]
+        text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+        ids = _encode(tokenizer, text, special=False)
+    if not ids:
+        raise ValueError(f"the prompt {prompt!r} has no tokens; give it at least one character")
+    return ids
+
+
+def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
+    """Every token that the model or its tokenizer declares to end a completion."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ids is None:
+        ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    found = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+    own = getattr(tokenizer, "eos_token_id", None)
+    return list(dict.fromkeys(int(token) for token in [*found, *([] if own is None else [own])]))
+
+
+def _tokens(index: int, prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, Mapping):
+        raise ValueError(f"prompt {index} is one chat message; give a list of messages")
+    if isinstance(prompt, str):
+        return prompt_token_ids(tokenizer, prompt) if prompt else []
+    items = list(prompt)
+    return prompt_token_ids(tokenizer, items) if items and isinstance(items[0], Mapping) else [int(i) for i in items]
 
 
 def _check(index: int, tokens: list[int], vocab: int, context: int | None) -> None:

@@ -1,7 +1,7 @@
 """What a strategy may ask of the other processes, where each of them holds its own rows of a batch alone.
 
 A `Batch` that was gathered, or that somebody built by hand, holds all rows: its world is `World` itself, in which every
-answer is what was asked with. Where the rows are spread over processes (`explorl.training.processes`), the same
+answer is what was asked with. Where the rows are spread over processes (`explorl.training.world`), the same
 questions are answered together: so all processes must ask the same ones in the same order, and what decides whether one
 is asked must be the same on all of them, such as a hyperparameter or an answer.
 """

@@ -3,7 +3,7 @@
 Strategies act on the whole batch of all processes. Where one of them must see it, what was recorded is gathered, and
 each process puts its own rows of what the strategies said into the dictionary that is split into micro-batches. Where
 all of them act on parts, each process keeps to its own rows, and asks the others for sums and for what there is one of
-per row (`explorl.training.processes`).
+per row (`explorl.training.world`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from explorl.strategies.base import masked_mean
 from explorl.strategies.world import ALONE
 from explorl.training.checked import finite, per_token
 from explorl.training.correct import Correct
-from explorl.training.processes import Processes
 from explorl.training.records import counted_tokens, prompt_text
 from explorl.training.shaping import Shaped
+from explorl.training.world import Processes
 
 
 class Recorded(NamedTuple):

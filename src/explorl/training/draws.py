@@ -128,12 +128,22 @@ class Draw:
     """How the rows of one call of the engine are sampled, and at which temperature the loss looks at them."""
 
     def __init__(
-        self, options: dict[str, Any], strategies: Sequence[Strategy], prompts: Sequence[str], step: int
+        self,
+        options: dict[str, Any],
+        strategies: Sequence[Strategy],
+        prompts: Sequence[str],
+        step: int,
+        interprets: bool = True,
     ) -> None:
         said: dict[str, Any] = {}
         for strategy in strategies:
             if overrides(strategy, "sampling"):
                 own_words = _said(strategy, strategy.sampling(prompts, step), len(prompts))
+                if "tool_calls" in own_words and not interprets:
+                    raise ValueError(
+                        f"{title(strategy)}.sampling gives 'tool_calls', and there is no tool to call; give "
+                        "interpreter='python' (rollout.tools in a configuration), or leave it out"
+                    )
                 for key, other in _EXCLUSIVE.items():
                     if key in own_words:
                         said.pop(other, None)

@@ -212,7 +212,8 @@ class SamplingTrainer(NamedGRPOTrainer):
             return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
-        draw = Draw(sampling_options(self.generation_kwargs, self.eos_token_ids), strategies, texts, self.now)
+        options = sampling_options(self.generation_kwargs, self.eos_token_ids)
+        draw = Draw(options, strategies, texts, self.now, self.interprets)
         longest = self._everywhere_longest(prompt_ids)
         context = getattr(text_config(self.model), "max_position_embeddings", None)
         if context is not None and longest >= context and not per_row:
@@ -244,7 +245,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         if self.mode != "train" or len(prompt_ids) != len(self._prompts):
             return None
         texts = [prompt_text(prompt) for prompt in self._prompts]
-        draw = Draw(vllm_rows.options(self), self.strategies, texts, self.now)
+        draw = Draw(vllm_rows.options(self), self.strategies, texts, self.now, self.interprets)
         self.load_vllm_weights()
         rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
         self._remember(rollouts, draw)

@@ -52,6 +52,7 @@ from explorl.training.records import (
     token_weights,
 )
 from explorl.training.trl_trainer import IMAGES
+from explorl.training.world import to_main
 
 RolloutListener = Callable[[int, dict[str, list[Any]]], None]
 """Gets the step that a generation batch is for, and the batch's columns."""
@@ -153,24 +154,25 @@ class WatchingTrainer(ObjectiveTrainer):
         mask = counted_tokens(output).float()
         unknown = torch.full_like(mask, torch.nan)
 
-        def everywhere(tensor: Tensor | None) -> Tensor:
+        def told(tensor: Tensor | None) -> Tensor:
+            """Of all processes on the main one, which alone looks at it."""
             values = unknown if tensor is None else tensor
             if accelerator.num_processes == 1:
                 return values
-            return accelerator.gather(accelerator.pad_across_processes(values.contiguous(), dim=1))
+            return to_main(accelerator.pad_across_processes(values.contiguous(), dim=1))
 
         parts = self.reward_parts
         assert parts is not None
         logged = logged_columns(self.logs, len(rewards))
         return StepView(
             step=self.now + 1,
-            token_ids=everywhere(output["completion_ids"]),
-            mask=everywhere(mask),
-            logps=everywhere(None if recorded is None else recorded.logps),
-            entropy=everywhere(None if recorded is None else recorded.entropy),
-            branching=everywhere(None if recorded is None else recorded.branching),
-            advantages=everywhere(token_advantages(output) * mask),
-            weights=everywhere(token_weights(output)),
+            token_ids=told(output["completion_ids"]),
+            mask=told(mask),
+            logps=told(None if recorded is None else recorded.logps),
+            entropy=told(None if recorded is None else recorded.entropy),
+            branching=told(None if recorded is None else recorded.branching),
+            advantages=told(token_advantages(output) * mask),
+            weights=told(token_weights(output)),
             advantage=advantage if accelerator.num_processes == 1 else accelerator.gather(advantage),
             rewards=rewards,
             reward_parts=dict(zip(self.reward_func_names, parts.unbind(1), strict=True)),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from explorl.rollout.requests import eos_token_ids, prompt_token_ids
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.sampling.constraints import bias_tables, is_per_request
 from explorl.rollout.stops import StopStrings, first_stop
@@ -26,28 +27,6 @@ class Completion:
     text: str
     token_ids: list[int]
     finish_reason: Literal["stop", "length"]
-
-
-def prompt_token_ids(tokenizer: Any, prompt: Any) -> list[int]:
-    """Token ids of a prompt: text as it stands, or messages through the model's chat template."""
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt, add_special_tokens=tokenizer.bos_token is not None)["input_ids"]
-    else:
-        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
-            "input_ids"
-        ]
-    if not ids:
-        raise ValueError(f"the prompt {prompt!r} has no tokens")
-    return list(ids)
-
-
-def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that the model or its tokenizer declares to end a completion."""
-    declared = model.generation_config.eos_token_id
-    ids = [declared] if isinstance(declared, int) else list(declared or [])
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
-        ids.append(tokenizer.eos_token_id)
-    return ids
 
 
 def _check(params: SamplingParams) -> None:

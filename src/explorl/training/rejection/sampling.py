@@ -15,6 +15,7 @@ from explorl.evaluation.drawing import _opened as opens_think_in
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel
 from explorl.rollout.backends import generate as reference
+from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
 from explorl.training.rejection.answers import first_answer_end
 from explorl.training.rejection.samples import Sample
@@ -62,7 +63,7 @@ class Sampler:
         self.engine.release()
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        return reference.prompt_token_ids(self.policy.tokenizer, prompt)
+        return prompt_token_ids(self.policy.tokenizer, prompt)
 
     def _by(self) -> Literal["explorl", "generate"]:
         """What samples: as `rollout.engine` says, or as the model allows."""
@@ -129,13 +130,13 @@ def limit_of(config: Config, policy: Policy, prompt: Prompt) -> int:
     limit = config.rollout.max_tokens
     if context is None:
         return limit
-    return min(limit, max(1, int(context) - len(reference.prompt_token_ids(policy.tokenizer, prompt))))
+    return min(limit, max(1, int(context) - len(prompt_token_ids(policy.tokenizer, prompt))))
 
 
 def check_room(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """That a response of any length can be learnt whole: the fit cuts examples off at `sft.max_length`."""
     longest = max(
-        len(reference.prompt_token_ids(policy.tokenizer, prompt)) + limit_of(config, policy, prompt)
+        len(prompt_token_ids(policy.tokenizer, prompt)) + limit_of(config, policy, prompt)
         for prompt in sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
     )
     if longest > config.sft.max_length:

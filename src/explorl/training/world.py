@@ -49,3 +49,10 @@ class Processes(World):
         found: list[list[Anything]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(found, list(rows))
         return [one for part in found for one in part]
+
+
+def to_main(rows: Tensor) -> Tensor:
+    """The rows of all processes, of which each has as many, on the first of them; the others keep to their own."""
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.gather(rows, parts, dst=0)
+    return rows if parts is None else torch.cat(parts)
