@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shlex
-import signal
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -24,7 +21,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import typer
 import yaml
-from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 
@@ -40,29 +36,17 @@ from explorl.config import (
     presets,
     resumed_config,
 )
-from explorl.evaluation.judge import JudgeError
+from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
 from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched
 from explorl.models import ModelError
-from explorl.store import RunStore, StoreError, file_name, go_on
+from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, study_names
-from explorl.terminal import NOT_FINITE, indented, literal
+from explorl.terminal import indented, literal
 from explorl.text import clean
 
 if TYPE_CHECKING:
     from explorl.metrics import Table
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, with the exit code; the text says how to go on. Typer would say nothing but "Aborted"."""
-
-    def __init__(self, how: str, code: int) -> None:
-        super().__init__(how)
-        self.code = code
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as a batch system sends it before it kills."""
 
 
 # Typer's boxes would leave the texts a column of sixteen characters where a terminal has 80.
@@ -884,7 +868,7 @@ def main(argv: list[str] | None = None) -> Any:
     """Entry point: what a user can cause is one clear message and exit code 2."""
     _find_own_modules()
     try:
-        with _terminable():
+        with terminable():
             code = app(argv, prog_name="explorl", standalone_mode=False)
     except Interrupted as interrupt:
         if not processes.is_first():
@@ -912,65 +896,6 @@ def main(argv: list[str] | None = None) -> Any:
         print(said, file=sys.stderr)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    process = os.getpid()
-
-    def end(number: int, frame: Any) -> None:
-        if os.getpid() != process:  # a child that was forked off
-            os._exit(128 + number)
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def usage(error: Exception) -> str | None:
-    """What is wrong with the command line, and where to read more; the help where it is empty; None of other errors."""
-    if not isinstance(error, _UsageError):
-        return None
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return error.format_message()
-    said = error.format_message()
-    if isinstance(error.__cause__, ValidationError):  # typer has the value, and does not show it
-        said = said.replace("value for", f"value {error.__cause__.errors()[0]['input']!r} for", 1)
-    said = clean(" ".join(said.split()))
-    said = said[:1].lower() + said[1:].removesuffix(".")
-    return said if error.ctx is None else f"{said}\nsee {clean(error.ctx.command_path)} --help"
-
-
-def in_words(error: Exception) -> str | None:
-    """What to tell the user of an error that is theirs or their computer's, in three lines at most; None of a bug."""
-    lines = [line.strip() for line in clean_lines(str(error)) if line.strip()] or [type(error).__name__]
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        lines = [f"cannot use {clean(str(error.filename))}: {error.strerror.lower()}"]
-    elif isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        lines = ["cannot write: the disk is full; make room, or name a folder on another disk"]
-    elif isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "out of memory" in lines[0].lower()):
-        lines = [lines[0], "out of memory: lower training.micro_batch, rollout.max_tokens or --batch-size"]
-    elif isinstance(error, RuntimeError) and any(phrase in lines[0] for phrase in NOT_FINITE):
-        lines = [lines[0], "use weights from before the training diverged, such as an earlier checkpoint"]
-    elif not isinstance(error, USER_ERRORS) and type(error).__name__ != "UnsupportedModel":
-        return None
-    return "\n".join(lines if len(lines) < 4 else [*lines[:2], f"(and {len(lines) - 2} lines more)"])
-
-
-def clean_lines(text: str) -> list[str]:
-    """The lines of a text, each clean."""
-    return [clean(line) for line in text.splitlines()]
-
-
-_UsageError: Any = typer.BadParameter.__base__  # click's, of which some releases of typer bring their own
-USER_ERRORS = (ConfigError, StoreError, ModelError, JudgeError, ValueError, OSError, ImportError)
 
 
 if __name__ == "__main__":
