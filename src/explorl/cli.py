@@ -211,15 +211,10 @@ def rft(
     Sample, filter, select, fit, and again. To go on with a run, use --resume FOLDER; with --set rft.iterations=8, it
     also makes a finished run longer.
     """
-    if processes.count() > 1:
-        raise ConfigError(
-            f"`explorl rft` is one of {processes.count()} processes, and it samples and fits in one; start it without "
-            "a launcher, or run arms of kind rft side by side in a study"
-        )
     store, settings = _start(config, preset, overrides, run, resume, kind="rft")
     from explorl.rft import rft_command
 
-    model = rft_command(settings, store, console=console, alone=True)
+    model = rft_command(settings, store, console=console, alone=processes.is_first())
     if model is not None:
         _say_end(model, ["explorl", "report", str(store.folder)])
 

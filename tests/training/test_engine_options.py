@@ -14,6 +14,8 @@ from explorl.training.sampling import ENGINE_OPTIONS, SamplingTrainer
 class Bare(SamplingTrainer):
     """As much of a trainer as `_engine_for` looks at."""
 
+    use_vllm = False
+
     def __init__(self) -> None:
         self.strategies = []
 
