@@ -159,16 +159,18 @@ def cases() -> tuple[dict[str, Case], dict[str, Case]]:
         "still/plain": still,
         "windows/plain": replace(windows, strategies=[]),
     }
+    last = {next(iter(spec)): name for name, spec in variants().items()}
+    usual = {*last.values(), label(EXACT_TEMPERATURE)}  # test_local_batch has every setting in every test run
     for name, spec in variants().items():
         # TRL averages its entropy bonus within each micro-batch. Where all of those have as many tokens, it does not
         # matter in which of them a row is.
         bonus = {"compared": "no"} if "entropy_bonus" in spec else {}
         even = {"even": bool(bonus), "strategies": [spec]}
         if needs_engine(spec):
-            fast[f"engine/{name}"] = Case([spec])
+            (fast if name in usual else slow)[f"engine/{name}"] = Case([spec])
             slow[f"reused/{name}"] = Case([spec], config=REUSED)
         else:
-            (slow if ALIKE & spec.keys() else fast)[f"given/{name}"] = replace(given, **even)
+            (slow if ALIKE & spec.keys() or name not in usual else fast)[f"given/{name}"] = replace(given, **even)
             slow[f"still/{name}"] = replace(still, **even)
             if spec.get("entropy_bonus", {}).get("target"):  # its coefficient changes between the steps on a batch
                 slow[f"still/{name}"] = replace(still, **even, compared="no")
