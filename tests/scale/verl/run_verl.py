@@ -15,6 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
+    "RAY_raylet_start_wait_time_s": "300",  # Ray allows its own start 30 s, too few on a busy machine
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "cpu_backend",
     "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")])),
