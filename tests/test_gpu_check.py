@@ -70,6 +70,20 @@ def test_what_is_left_out_and_what_is_not_there(script: ModuleType, capsys: Any)
     assert "no check has 'nothing' in its name" in capsys.readouterr().err
 
 
+def test_a_strategy_of_tools_has_one(script: ModuleType) -> None:
+    assert script.main(["--device", "cpu", "--only", "step: tool_progression"]) == 0
+
+
+def test_a_count_off_by_one_is_seen(script: ModuleType) -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.16, 0.04], [0.96, 0.02, 0.01, 0.01]]).log()
+    assert script._reaches(logits, torch.tensor([3, 1]), 0.95)
+    for counts in ([2, 1], [4, 1], [3, 2]):
+        assert not script._reaches(logits, torch.tensor(counts), 0.95)
+    tied = torch.tensor([[0.95 - 1e-8, 0.03, 0.02 + 1e-8]], dtype=torch.float64).log()
+    assert script._reaches(tied, torch.tensor([1]), 0.95)
+    assert script._reaches(tied, torch.tensor([2]), 0.95)
+
+
 @pytest.mark.slow
 def test_all_of_it_quickly(script: ModuleType, capsys: Any) -> None:
     assert script.main(["--device", "cpu", "--quick"]) == 0
