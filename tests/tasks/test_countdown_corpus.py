@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from explorl.tasks import countdown_corpus
 from explorl.tasks.countdown import verify
-from explorl.tasks.countdown_corpus import corpus
+from explorl.tasks.countdown_corpus import corpus, makeable
 from explorl.tasks.countdown_generator import Puzzle
 
 
@@ -63,3 +67,29 @@ def test_other_templates_and_bad_options() -> None:
         corpus(1, template="papr")
     with pytest.raises(ValueError, match="longest=10: few searches are so short; give 200 characters or more"):
         corpus(1, longest=10)
+
+
+def made_of(numbers: tuple[int, ...]) -> set[int]:
+    """What all the numbers give through whole positive values, one step at a time."""
+    if len(numbers) == 1:
+        return set(numbers)
+    values: set[int] = set()
+    for i, j in itertools.permutations(range(len(numbers)), 2):
+        left = tuple(number for place, number in enumerate(numbers) if place not in (i, j))
+        a, b = numbers[i], numbers[j]
+        for value in (a + b, a - b, a * b, a // b if a % b == 0 else 0):
+            if value > 0:
+                values |= made_of((*left, value))
+    return values
+
+
+@given(
+    st.integers(1, 4).flatmap(lambda count: st.lists(st.tuples(*[st.integers(1, 12)] * count), min_size=1, max_size=3))
+)
+def test_what_can_be_made(problems: list[tuple[int, ...]]) -> None:
+    targets = np.arange(1, 60)
+    for numbers in problems:
+        columns = [np.full(len(targets), number) for number in numbers]
+        assert set(targets[makeable(columns, targets)]) == made_of(numbers) & set(range(1, 60))
+    together = makeable(list(np.array(problems).T), np.full(len(problems), 24))
+    assert together.tolist() == [24 in made_of(numbers) for numbers in problems]

@@ -13,7 +13,10 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from explorl.tasks.base import Prompt, opens_think, unknown
 from explorl.tasks.countdown_generator import PAPER, Key, Puzzle, Space, draw_puzzles
@@ -27,6 +30,8 @@ KINDS = ("hub four",) * 14 + ("hub three",) * 2 + ("paper",) * 4
 """What a problem is drawn from, by shares of 20: those of three numbers are learnt soon."""
 AT_ONCE = 500
 """Rows of one piece of work."""
+DRAWN = 512
+"""Random problems that are looked at together: most of them have no solution."""
 
 
 class Piece(NamedTuple):
@@ -92,19 +97,42 @@ def _made(piece: Piece) -> list[dict[str, Prompt]]:
 
 
 def _rows(piece: Piece, rng: Random) -> Iterator[dict[str, Prompt]]:
-    expressions = draw_puzzles(PAPER, rng)
+    puzzles = {"paper": draw_puzzles(PAPER, rng), "hub three": _drawn(3, rng), "hub four": _drawn(4, rng)}
     while True:
-        kind = pick(rng, KINDS)
-        text = None
-        while text is None:
-            puzzle = next(expressions) if kind == "paper" else _drawn(4 if kind == "hub four" else 3, rng)
+        kind, text = pick(rng, KINDS), None
+        while text is None or len(text) > piece.longest:
+            puzzle, text = next(puzzles[kind]), None
             if puzzle.key not in _hidden:
                 text = search(puzzle.nums, puzzle.target, rng=rng, order=piece.style)
-            if text is not None and len(text) > piece.longest:
-                text = None
         prompt = TEMPLATES[piece.template](puzzle.nums, puzzle.target)
         yield {"prompt": prompt, "completion": text.removeprefix("<think>" if opens_think(prompt) else "")}
 
 
-def _drawn(operands: int, rng: Random) -> Puzzle:
-    return Puzzle(tuple(between(rng, *HUB.numbers) for _ in range(operands)), between(rng, *HUB.targets))
+def _drawn(operands: int, rng: Random) -> Iterator[Puzzle]:
+    """Numbers and targets at random, those that have a solution."""
+    while True:
+        puzzles = [
+            Puzzle(tuple(between(rng, *HUB.numbers) for _ in range(operands)), between(rng, *HUB.targets))
+            for _ in range(DRAWN)
+        ]
+        numbers = np.array([puzzle.nums for puzzle in puzzles])
+        found = makeable(list(numbers.T), np.array([puzzle.target for puzzle in puzzles]))
+        yield from itertools.compress(puzzles, found.tolist())
+
+
+def makeable(numbers: list[NDArray[Any]], targets: NDArray[Any]) -> NDArray[Any]:
+    """Which of many problems have a solution with all numbers through whole positive values, as `search` looks for.
+
+    ``numbers`` has the first number of every problem, then the second, and so on. A 0 is a value that is not there.
+    """
+    if len(numbers) == 1:
+        return numbers[0] == targets
+    found = np.zeros(len(targets), dtype=bool)
+    for i, j in itertools.combinations(range(len(numbers)), 2):
+        left = [column for place, column in enumerate(numbers) if place not in (i, j)]
+        high, low = np.maximum(numbers[i], numbers[j]), np.minimum(numbers[i], numbers[j])
+        some = np.maximum(low, 1)
+        whole = high // some
+        for value in (high + low, high - low, high * low, whole * (whole * some == high)):
+            found |= makeable([*left, value * (low > 0)], targets)
+    return found
