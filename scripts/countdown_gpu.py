@@ -18,18 +18,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from explorl.config import ConfigError, load_config
 from explorl.models import ModelError, resolve_model
-from explorl.store import RunStore, StoreError, atomic_folder, file_name
+from explorl.store import RunStore, StoreError, atomic_folder, file_name, write_json
 from explorl.study.file import load_study, merged
 from explorl.tasks.base import Problem
 from explorl.tasks.countdown import Countdown
 from explorl.tasks.countdown_corpus import corpus
 from explorl.tasks.countdown_generator import Key
+
+if TYPE_CHECKING:
+    from explorl.evaluation import Evaluation
 
 # torch, transformers and TRL are imported where they are needed: the processes that write searches begin without them
 
@@ -122,7 +125,12 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
     with atomic_folder(options.out / "sft" / "model") as folder:
         trainer.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
-    last = next(log for log in reversed(trainer.state.log_history) if "loss" in log)
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    kept = [
+        {key: log[key] for key in ("step", "loss", "mean_token_accuracy", "num_tokens") if key in log} for log in logs
+    ]
+    write_json(options.out / "sft" / "log.json", kept)
+    last = logs[-1]
     return {
         "stage": "sft",
         "steps": trainer.state.global_step,
@@ -178,6 +186,7 @@ def reinforced(options: argparse.Namespace) -> dict[str, Any]:
         "model": {"name": str(start), "dtype": "bfloat16" if has_gpu() else "float32"},
         "task": {"data_dir": str(options.data), "template": options.template},
         "rollout": {"max_tokens": options.max_tokens},
+        "training": {"steps": options.rl_steps},
         "evaluation": {"every": 0, "ends": 0},
     }
     folder = run_folder(options)
@@ -215,7 +224,7 @@ def run_folder(options: argparse.Namespace) -> Path:
 
 
 def evaluated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Stage eval: every model by the paper's protocol on each set, then pass@k at temperature 1 on the first one."""
+    """Stage eval: all models by the paper's protocol on each set, then pass@k at temperature 1 on the first one."""
     from timed_sft import Clock
 
     from explorl.evaluation import evaluate, protocol
@@ -223,43 +232,46 @@ def evaluated(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     clock = Clock(options.eval_seconds)
     clock.start()
-    for name, path in asked_models(options).items():
-        policy = load_policy(path, dtype="bfloat16" if has_gpu() else "float32")
-        plans: list[tuple[str, str, dict[str, Any], int | None]] = [
-            (chosen, "mecklenburg", {"repetition_penalty": options.repetition_penalty}, options.problems)
-            for chosen in options.sets
-        ]
-        if options.passk:
-            plans.append((options.sets[0], "plain", {"samples": options.passk}, options.passk_problems))
-        for chosen, how, changes, limit in plans:
-            if clock.over():
-                say(f"{name} on {chosen} by {how} is left out: the {options.eval_seconds:g} s are spent")
-                continue
-            begun = time.monotonic()
-            result = evaluate(
-                policy,
-                Countdown(),
-                asked_problems(options, chosen)[:limit],
-                protocol(how, max_tokens=options.max_tokens, **changes),
-                name=how,
-                template=options.template,
-                seed=options.seed,
-            )
-            result.save(options.out / "evaluations", file_name(f"{name}-{chosen}-{how}"))
-            summary = result.summary()
-            yield {
-                "stage": "eval",
-                "model": name,
-                "problems_of": chosen,
-                "protocol": how,
-                **{key: summary[key] for key in ("problems", "samples", "well_formed", "truncated", "mean_tokens")},
-                "entropy": summary["entropy"],
-                "pass": {f"pass@{k}": round(result.pass_at(k).mean, 4) for k in result.ks},
-                "interval": [round(value, 4) for value in list(asdict(result.pass_at(1)).values())[:3]],
-                "repetition_penalty": result.sampling.repetition_penalty,
-                "seconds": round(time.monotonic() - begun, 1),
-            }
-        del policy
+    paper = {"repetition_penalty": options.repetition_penalty}
+    plans: list[tuple[str, str, dict[str, Any], int | None]] = [
+        (chosen, "mecklenburg", paper, options.problems) for chosen in options.sets
+    ]
+    passk = [(options.sets[0], "plain", {"samples": options.passk}, options.passk_problems)] if options.passk else []
+    for some in (plans, passk):  # the paper's protocol for all models first: seconds may run out
+        for name, path in asked_models(options).items():
+            policy = load_policy(path, dtype="bfloat16" if has_gpu() else "float32")
+            for chosen, how, changes, limit in some:
+                if clock.over():
+                    say(f"{name} on {chosen} by {how} is left out: the {options.eval_seconds:g} s are spent")
+                    continue
+                begun = time.monotonic()
+                result = evaluate(
+                    policy,
+                    Countdown(),
+                    asked_problems(options, chosen)[:limit],
+                    protocol(how, max_tokens=options.max_tokens, **changes),
+                    name=how,
+                    template=options.template,
+                    seed=options.seed,
+                )
+                result.save(options.out / "evaluations", file_name(f"{name}-{chosen}-{how}"))
+                yield measured(name, chosen, result, time.monotonic() - begun)
+            del policy
+
+
+def measured(model: str, problems: str, result: Evaluation, seconds: float) -> dict[str, Any]:
+    summary = result.summary()
+    return {
+        "stage": "eval",
+        "model": model,
+        "problems_of": problems,
+        "protocol": result.protocol,
+        **{key: summary[key] for key in ("problems", "samples", "well_formed", "truncated", "mean_tokens", "entropy")},
+        "pass": {f"pass@{k}": round(result.pass_at(k).mean, 4) for k in result.ks},
+        "interval": [round(value, 4) for value in list(asdict(result.pass_at(1)).values())[:3]],
+        "repetition_penalty": result.sampling.repetition_penalty,
+        "seconds": round(seconds, 1),
+    }
 
 
 def asked_models(options: argparse.Namespace) -> dict[str, str]:
@@ -269,7 +281,9 @@ def asked_models(options: argparse.Namespace) -> dict[str, str]:
         "sft": options.out / "sft" / "model",
         run_folder(options).name: run_folder(options) / "model",
     }
-    made = [name for name, stage in zip(folders, ("", "sft", "rl"), strict=True) if stage in options.stages]
+    made = [name for name, stage in zip(folders, ("sft", "sft", "rl"), strict=True) if stage in options.stages]
+    if not folders["base"].is_dir():  # fine-tuning started from a folder or a name
+        made = [name for name in made if name != "base"]
     chosen = options.models or made or ["sft"]
     paths = {name: folders.get(name, options.out / name / "model") for name in chosen}
     for name, path in paths.items():
@@ -307,17 +321,18 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--template", default="paper-opened")
     add("--max-tokens", type=int, default=1024)
-    add("--style", default="guided", help="how a search is ordered: systematic, shuffled or guided")
-    add("--examples", type=int, default=150_000)
+    add("--style", default="systematic", help="how a search is ordered: systematic, shuffled or guided")
+    add("--examples", type=int, default=120_000)
     add("--processes", type=int, default=None, help="that write searches; by default one per core")
-    add("--sft-seconds", type=float, default=180)
+    add("--sft-seconds", type=float, default=215)
     add("--sft-steps", type=int, default=1_000_000)
     add("--sft-rows", type=int, default=128, help="examples per optimizer step")
-    add("--sft-rate", type=float, default=5e-4)
+    add("--sft-rate", type=float, default=1e-3)
     add("--arm", default="GRPO", help="an arm of studies/countdown-gpu.yaml")
     add("--run", help="another name for its folder")
     add("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes to the configuration of GRPO")
     add("--rl-seconds", type=float, default=300)
+    add("--rl-steps", type=int, default=100_000)
     add("--models", nargs="+", help="what is evaluated: base, sft, GRPO-0, …")
     add("--sets", nargs="+", choices=SETS, default=["test", "synthetic"])
     add("--problems", type=int, help="of each set at most")

@@ -79,13 +79,16 @@ def test_all_stages(script: ModuleType, data: Path, model: Path, tmp_path: Path,
     assert [line["stage"] for line in printed] == ["sft", "rl", *["eval"] * 6]
     assert printed[0]["steps"] == 4
     assert printed[1]["steps"] == 1  # the clock is looked at after a step
-    assert [(line["model"], line["problems_of"], line["protocol"]) for line in printed[2:5]] == [
+    assert [(line["model"], line["problems_of"], line["protocol"]) for line in printed[2:]] == [
         ("sft", "test", "mecklenburg"),
         ("sft", "synthetic", "mecklenburg"),
+        ("MaxRL-0", "test", "mecklenburg"),
+        ("MaxRL-0", "synthetic", "mecklenburg"),
         ("sft", "test", "plain"),
+        ("MaxRL-0", "test", "plain"),
     ]
-    assert printed[5]["model"] == "MaxRL-0"
-    assert list(printed[4]["pass"]) == ["pass@1", "pass@2", "pass@4"]
+    assert list(printed[6]["pass"]) == ["pass@1", "pass@2", "pass@4"]
+    assert [log["step"] for log in json.loads((out / "sft" / "log.json").read_text())][-1] == 4
     script.main([*common, "--stages", "eval", "--models", "MaxRL-0", "--sets", "validation", "--passk", "0"])
     (line,) = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert line["problems"] == len(Countdown(data_dir=data, validation=True).problems("holdout"))

@@ -1,0 +1,254 @@
+"""What scripts/countdown_gpu.py measured, kept in small files; tables and the picture from them.
+
+    python scripts/countdown_results.py keep OUT docs/results/countdown-135m/2026-11-16.json --commit b444f92
+    python scripts/countdown_results.py show docs/results/countdown-135m/*.json --picture docs/images/countdown-135m
+
+A file holds the training curves and, for every evaluation, how many samples of each problem were right, so that
+intervals, paired differences and sets of unsolved problems can be computed anew, over several leases of a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from explorl.analysis.study_answers import error_breakdown
+from explorl.metrics import Interval, bootstrap_mean, paired_difference, pass_at_k
+from explorl.report.boundary_figures import save
+from explorl.report.figures import COLOURS
+from explorl.store import read_json, write_text
+
+Record: TypeAlias = dict[str, Any]
+
+PAPER = (("Qwen2-0.5B, SFT *", 0.38), ("Qwen2-0.5B, SFT + GRPO *", 0.43))
+"""Mecklenburg 2025, on 500 problems of its own: the start of its runs, and the best of them (Table 1)."""
+CURVES = ("step", "reward", "entropy", "completions/mean_length", "completions/clipped_ratio", "step_time")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parsed(arguments)
+    if options.command == "keep":
+        write_text(
+            options.file, json.dumps(kept(options.out, options.commit, options.note), separators=(",", ":")) + "\n"
+        )
+        return
+    leases = [read_json(path) for path in options.files]
+    evaluations = [evaluation for lease in leases for evaluation in lease["evaluations"]]
+    for table in (scores(evaluations), boundaries(evaluations), errors(evaluations), stages(leases)):
+        print("\n".join(table), end="\n\n")
+    if options.picture:
+        save(picture(leases[0], evaluations), options.picture.parent, options.picture.name)
+
+
+# -------------------------------------------------------------------- what is kept
+
+
+def kept(out: Path, commit: str, note: str) -> Record:
+    """Everything of a folder that countdown_gpu.py has filled, without the answers themselves."""
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {
+        "commit": commit,
+        "note": note,
+        "stages": [line for line in lines if line["stage"] != "eval"],
+        "sft": read_json(out / "sft" / "log.json"),
+        "runs": {path.parent.name: list(curve(path)) for path in sorted(out.glob("*/metrics.jsonl"))},
+        "evaluations": [evaluation(path) for path in sorted((out / "evaluations").glob("*.json"))],
+    }
+
+
+def curve(path: Path) -> Iterator[Record]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["kind"] == "train":
+            yield {key: round(float(record[key]), 4) for key in CURVES if key in record}
+
+
+def evaluation(path: Path) -> Record:
+    import pyarrow.parquet as pq
+
+    summary, answers = read_json(path), path.with_suffix(".parquet")
+    correct = np.array(pq.read_table(answers, columns=["correct"])["correct"].to_pylist()).reshape(
+        -1, summary["samples"]
+    )
+    model, problems, how = path.stem.rsplit("-", 2)
+    return {
+        "model": model,
+        "problems_of": problems,
+        "protocol": how,
+        "samples": summary["samples"],
+        "right": correct.sum(axis=1).tolist(),
+        **{key: summary[key] for key in ("truncated", "mean_tokens", "entropy")},
+        "errors": error_breakdown([answers]),
+    }
+
+
+# -------------------------------------------------------------------- tables
+
+
+def scores(evaluations: Sequence[Record]) -> Iterator[str]:
+    """Every model by the paper's protocol."""
+    yield "| model | test | synthetic | validation | tokens | cut off |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for model in dict.fromkeys(one["model"] for one in evaluations):
+        by = {
+            one["problems_of"]: one for one in evaluations if (one["model"], one["protocol"]) == (model, "mecklenburg")
+        }
+        if "test" in by:
+            cells = [
+                percent(passed(by[name], 1)) if name in by else "–" for name in ("test", "synthetic", "validation")
+            ]
+            test = by["test"]
+            yield f"| {model} | {' | '.join(cells)} | {test['mean_tokens']:.0f} | {test['truncated']:.1%} |"
+
+
+def boundaries(evaluations: Sequence[Record]) -> Iterator[str]:
+    """pass@k at temperature 1 on the test problems, and its paired differences to the fine-tuned model."""
+    plain = {one["model"]: one for one in evaluations if (one["problems_of"], one["protocol"]) == ("test", "plain")}
+    ks = (1, 4, 16, 64)
+    columns = ("model", *(f"pass@{k}" for k in ks), "entropy (nats)", "unsolved", "newly solved", "newly unsolved")
+    yield f"| {' | '.join(columns)} |"
+    yield f"| --- | {' | '.join(['---:'] * (len(ks) + 4))} |"
+    start = plain.get("sft")
+    for model, one in plain.items():
+        cells = []
+        for k in ks:
+            cell = percent(passed(one, k)) if k <= one["samples"] else "–"
+            if start and one is not start and k <= min(one["samples"], start["samples"]):
+                cell += f" ({difference(one, start, k)})"
+            cells.append(cell)
+        cells += [f"{one['entropy']:.4f}", f"{sum(right == 0 for right in one['right'])} of {len(one['right'])}"]
+        cells += turned(one, start) if start and one is not start and one["samples"] == start["samples"] else ["–", "–"]
+        yield f"| {model} ({one['samples']} samples) | {' | '.join(cells)} |"
+
+
+def turned(one: Record, start: Record) -> list[str]:
+    """How many problems the start never solves and the model does, and the other way round."""
+    before, now = np.array(start["right"]) > 0, np.array(one["right"]) > 0
+    return [str(int((~before & now).sum())), str(int((before & ~now).sum()))]
+
+
+def errors(evaluations: Sequence[Record]) -> Iterator[str]:
+    """Mecklenburg's Figure 6: the share that is right, by numbers given and by operation; and what is wrong."""
+    for one in evaluations:
+        if (one["problems_of"], one["protocol"]) == ("test", "mecklenburg"):
+            yield f"{one['model']}:"
+            for by in ("by operands", "by operation"):
+                shares = {
+                    key: f"{count['correct'] / sum(count.values()):.1%} of {sum(count.values()):,}"
+                    for key, count in one["errors"][by].items()
+                }
+                yield f"- {by}: {', '.join(f'{key} {share}' for key, share in shares.items())}"
+            kinds = one["errors"]["by kind"]
+            yield f"- wrong: {', '.join(f'{kind} {count}' for kind, count in kinds.items())}"
+
+
+def stages(leases: Sequence[Record]) -> Iterator[str]:
+    yield "| stage | steps | seconds | with everything around it |"
+    yield "| --- | ---: | ---: | ---: |"
+    for lease in leases:
+        for stage in lease["stages"]:
+            name = " ".join([stage["stage"], stage.get("arm", stage["style"]), *stage.get("set", [])])
+            yield f"| {name} | {stage['steps']:,} | {stage['seconds']:.0f} | {stage['seconds_in_all']:.0f} |"
+
+
+def passed(one: Record, k: int) -> Interval:
+    return bootstrap_mean(per_problem(one, k))
+
+
+def per_problem(one: Record, k: int) -> Any:
+    return pass_at_k(one["samples"], np.array(one["right"]), k)
+
+
+def difference(one: Record, start: Record, k: int) -> str:
+    found = paired_difference(per_problem(one, k), per_problem(start, k))
+    return f"{found.mean * 100:+.1f} [{found.low * 100:+.1f}, {found.high * 100:+.1f}]".replace("-", "−")
+
+
+def percent(interval: Interval) -> str:
+    return f"{interval.mean:.1%} [{interval.low * 100:.1f}, {interval.high * 100:.1f}]".replace("%", " %")
+
+
+# -------------------------------------------------------------------- the picture
+
+
+def picture(lease: Record, evaluations: Sequence[Record]) -> Any:
+    """Left: accuracy by the paper's protocol, beside the paper's own. Right: pass@k before and after GRPO."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    named = [(name, label) for name, label in LABELS.items() if any(one["model"] == name for one in evaluations)]
+    tests = {
+        one["model"]: passed(one, 1)
+        for one in evaluations
+        if (one["problems_of"], one["protocol"]) == ("test", "mecklenburg")
+    }
+    bars = [*((label, Interval(value, value, value, 0.95), "#9a9a9a") for label, value in PAPER)]
+    bars += [(label, tests[name], COLOURS[0]) for name, label in named if name in tests]
+    for place, (_, interval, colour) in enumerate(bars):
+        whiskers = [[interval.mean - interval.low], [interval.high - interval.mean]]
+        left.barh(-place, interval.mean * 100, color=colour, height=0.66)
+        if interval.high > interval.low:
+            left.errorbar(interval.mean * 100, -place, xerr=np.array(whiskers) * 100, color="#222222", capsize=3)
+        left.text(interval.high * 100 + 1.5, -place, f"{interval.mean * 100:.1f}", va="center")
+    left.set_yticks([-place for place in range(len(bars))], [label for label, _, _ in bars])
+    left.set_xlim(0, 112)
+    left.set_xticks(range(0, 101, 20))
+    left.set_xlabel("right answers, %   (* as published, on other problems)")
+    left.set_title("Countdown, three and four numbers", loc="left", fontsize=10)
+    for index, (name, label) in enumerate(named):
+        for one in evaluations:
+            if (one["model"], one["problems_of"], one["protocol"]) == (name, "test", "plain") and one["samples"] >= 64:
+                ks = [2**i for i in range(7)]
+                points = [passed(one, k) for k in ks]
+                colour = COLOURS[index % len(COLOURS)]
+                right.plot(ks, [p.mean * 100 for p in points], marker="o", color=colour, label=label)
+                lows, highs = [p.low * 100 for p in points], [p.high * 100 for p in points]
+                right.fill_between(ks, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    right.set_xscale("log", base=2)
+    right.set_xticks([2**i for i in range(7)], [str(2**i) for i in range(7)])
+    right.set_xlabel("k")
+    right.set_ylabel("pass@k at temperature 1, %")
+    right.set_title("Before and after GRPO", loc="left", fontsize=10)
+    if right.lines:
+        right.legend(frameon=False, loc="lower right")
+    for axes in (left, right):
+        axes.grid(axis="x" if axes is left else "y", alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+LABELS = {
+    "base": "SmolLM2-135M, as it comes",
+    "sft": "SmolLM2-135M, SFT on searches",
+    "GRPO-fast-0": "SmolLM2-135M, SFT + GRPO",
+}
+"""Models of the picture."""
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    keep = commands.add_parser("keep", help="write a small file")
+    keep.add_argument("out", type=Path)
+    keep.add_argument("file", type=Path)
+    keep.add_argument("--commit", required=True)
+    keep.add_argument("--note", default="")
+    show = commands.add_parser("show", help="print the tables")
+    show.add_argument("files", type=Path, nargs="+")
+    show.add_argument("--picture", type=Path, help="also draw PICTURE.svg and PICTURE.png")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        sys.exit(f"error: {error}")
