@@ -96,13 +96,13 @@ class LogProbabilityTrainer(SamplingTrainer):
         kind = "padded" if asked.keys() - {"compute_entropy"} else self._kind(model, input_ids.size(1))
         if kind == "padded" and temperature is None:
             return self.padded_log_probabilities(model, input_ids, attention_mask, completion, rows=rows, **asked)
-        found = []
+        found: list[tuple[Tensor, Tensor | None]] = []
         for some in torch.arange(len(input_ids), device=input_ids.device).split(rows):
             ids, mask = input_ids[some], attention_mask[some]
             own = None if temperature is None else temperature[some]
             if kind == "padded":
                 assert own is not None
-                found.append(self._tempered(model, ids, mask, completion, own))
+                found.append(self._tempered(model, ids, mask, completion, own, entropy))
                 continue
             with self.accelerator.autocast():
                 found.append(
@@ -116,19 +116,18 @@ class LogProbabilityTrainer(SamplingTrainer):
                         written_out=kind == "written out",
                     )
                 )
-        logps, entropies = (torch.cat(values) for values in zip(*found, strict=True))
-        return logps, entropies if entropy else None, None
+        logps, entropies = zip(*found, strict=True)
+        return torch.cat(logps), torch.cat(entropies) if entropy else None, None
 
     def _tempered(
-        self, model: Any, ids: Tensor, mask: Tensor, completion: int, temperature: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The padded pass with a temperature per row, or per token."""
+        self, model: Any, ids: Tensor, mask: Tensor, completion: int, temperature: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The padded pass with a temperature per row, or per token; TRL's head of a reference gives no entropy."""
         if not is_linear(model):
             with self.accelerator.autocast():
                 return passes.tempered_logps(model, ids, mask, completion, temperature)
         with scaled_states(model, self.temperature / by_place(temperature, ids).unsqueeze(2)):
-            logps, entropy, _ = self.padded_log_probabilities(
-                model, ids, mask, completion, rows=len(ids), compute_entropy=True
+            logps, entropies, _ = self.padded_log_probabilities(
+                model, ids, mask, completion, rows=len(ids), compute_entropy=entropy
             )
-        assert entropy is not None
-        return logps, entropy
+        return logps, entropies
