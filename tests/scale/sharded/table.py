@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import DistributedType, PartialState
 from datasets import Dataset
 from trl import GRPOConfig
 
@@ -23,28 +22,10 @@ from explorl.models import load_policy
 from explorl.strategies import Strategy
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.sharding import fsdp_modules, fsdp_version, zero_stage
-from tests.scale.sharded.training import deepspeed_config, digits, use_deepspeed_on_cpus
+from tests.scale.sharded.training import digits, prepare, sharding
 from tests.scale.strategies import beside, one_of_each
 
 PROMPTS = [f"{a}*{b}=" for a in range(1, 3) for b in range(5, 7)]
-
-
-def use_fsdp_on_cpus() -> None:
-    """Over gloo: accelerate has FSDP on GPUs only, so it is told that these are some."""
-    backend: Any = lambda self, *given, **options: ("gloo", DistributedType.MULTI_GPU)  # noqa: E731
-    PartialState._prepare_backend = backend
-
-    def set_device(self: Any) -> None:
-        self.device = torch.device("cpu")
-
-    PartialState.set_device = set_device
-
-
-def sharding(backend: str) -> dict[str, Any]:
-    if backend == "zero3":
-        return {"deepspeed": deepspeed_config(3)}
-    wrap = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "reshard_after_forward": True}
-    return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2, **wrap}}
 
 
 def against(strategy: Strategy, policy: Path, out: Path, backend: str, beta: float) -> str:
@@ -85,7 +66,7 @@ def against(strategy: Strategy, policy: Path, out: Path, backend: str, beta: flo
 
 
 def main(policy: Path, folder: Path, backend: str) -> None:
-    use_deepspeed_on_cpus() if backend == "zero3" else use_fsdp_on_cpus()
+    prepare(backend)
     warnings.simplefilter("ignore")
     gc.freeze()  # every trainer collects garbage, and looking at all modules for it takes longer than to train
     done = {
