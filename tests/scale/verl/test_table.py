@@ -1,4 +1,4 @@
-"""The column verl of docs/support.md, row by row: the trainer's words, and one step of verl's own driver and workers."""
+"""The column verl of docs/support.md, row by row: the trainer's words, and a step of verl's own driver and workers."""
 
 from __future__ import annotations
 
