@@ -11,7 +11,6 @@ pytest.importorskip("vllm")
 
 from explorl.rollout import SamplingParams
 from explorl.rollout.backends.vllm import Served, VllmEngine, VllmError
-from explorl.rollout.backends.vllm_requests import chains_of
 from tests.scale.vllm.conftest import free_port
 
 pytestmark = pytest.mark.scale
@@ -30,11 +29,7 @@ def test_each_request_is_sampled_as_it_says(url: str, policy: Any) -> None:
         stop_token_ids=[],
         seed=3,
     )
-    requests = engine.requests(PROMPTS, 2, params)
-    chains = chains_of(requests, params)
-    repeated = [prompt for prompt in requests.prompts for _ in range(2)]
-    drawn = engine.sampler.draw(repeated, engine.options(requests, params, chains))
-    rollouts, logps = engine.rollouts(requests, chains, drawn)
+    rollouts, logps = engine.drawn(PROMPTS, 2, params)
     assert [len(one) for one in rollouts] == [4, 4, 9, 9, 12, 12]
     for rollout, own in zip(rollouts, logps, strict=True):  # the server's log q is that of the model and our chain
         np.testing.assert_allclose(own, rollout.sampling_logps, atol=2e-4)
