@@ -3,6 +3,9 @@
 SCALE_COMMON ?= .venv-scale
 SCALE_PIP = -m pip --disable-pip-version-check install --quiet --no-deps --no-compile
 
+# They are compiled when they are first imported, also where the shell says that nothing is to be kept of it.
+scale-vllm scale-sharded scale-verl: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: scale-installed
 scale-installed:
 	$(MAKE) --jobs 2 $(VLLM_VENV)/.installed $(SHARDED)/.installed $(VERL)/.installed

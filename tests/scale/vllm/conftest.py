@@ -70,8 +70,8 @@ def url(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     command += ["--distributed-executor-backend", "uni"]  # the engine's process is the worker: one less to start
     command += ["--weight-transfer-config", '{"backend": "gloo"}']
     command += ["--worker-extension-cls", "tests.scale.vllm.gloo_weights.Worker"]
-    own = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    own |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    own = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    own |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # else there is no `uni`
     root = Path(__file__).parents[3]
     with log.open("w") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env=own, cwd=root, start_new_session=True)
