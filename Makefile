@@ -40,7 +40,7 @@ fuzz: .venv/.test-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile=default
 
 # What needs vLLM, DeepSpeed or verl: each has a virtual environment of its own, since their versions exclude each other.
-scale: scale-vllm scale-sharded scale-verl
+scale: scale-installed scale-vllm scale-sharded scale-verl
 -include scale/*.mk
 
 # The documentation as a site, in site/; open site/index.html. A dead link or a page outside the navigation fails.

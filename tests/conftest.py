@@ -61,31 +61,9 @@ def logging_as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def small_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a two-layer policy with the tiny tokenizer and random, not too flat weights."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tests.small_llama import written
 
-    from explorl.models import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    folder = tmp_path_factory.mktemp("small-policy")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return written(tmp_path_factory.mktemp("small-policy"))
 
 
 @pytest.fixture

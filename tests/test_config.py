@@ -67,6 +67,7 @@ def test_numbers_inside_strategies_too() -> None:
         ("training.learning_rat=1", ["unknown key training.learning_rat", "--set", "did you mean learning_rate?"]),
         ("trainin.steps=1", ["unknown key trainin", "did you mean training?"]),
         ("model.lora.rnk=8", ["unknown key model.lora.rnk", "did you mean rank?"]),
+        ("evaluation.engine=vllm", ["unknown key evaluation.engine", "--set", "explorl eval --engine vllm"]),
         ("training.steps=0", ["training.steps is 0", "greater than or equal to 1", "default is 200"]),
         ("training.learning_rate=fast", ["training.learning_rate is 'fast'", "number"]),
         ("rollout.temperature=.nan", ["rollout.temperature is nan", "finite"]),

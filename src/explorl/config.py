@@ -604,6 +604,13 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
+_ELSEWHERE = {
+    "evaluation.engine": "Explorl's engine samples the evaluations of a run; explorl eval --engine vllm scores its model "
+    "with vLLM afterwards",
+}
+"""Keys that one may expect, and where the thing is to be had."""
+
+
 def _explain(error: ValidationError, place: str) -> str:
     """pydantic's findings, one line each: key, value, what is wrong, the nearest known key."""
     lines = []
@@ -611,7 +618,8 @@ def _explain(error: ValidationError, place: str) -> str:
         location = [str(part) for part in finding["loc"]]
         key = ".".join(location)
         if finding["type"] == "extra_forbidden":
-            lines.append(f"unknown key {key} in {place}; {_nearest(location[-1], _keys_beside(location))}")
+            advice = _ELSEWHERE.get(key) or _nearest(location[-1], _keys_beside(location))
+            lines.append(f"unknown key {key} in {place}; {advice}")
         elif finding["type"] == "value_error":
             said = str(finding["ctx"]["error"])
             where = f"{key}: " if key and not said.startswith(f"{key} ") else ""

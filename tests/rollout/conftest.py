@@ -36,25 +36,11 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def policy(tokenizer: Any) -> Any:
+def policy() -> Any:
     """A small model that writes the tiny tokenizer's characters."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tests.small_llama import small_llama
 
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    ).eval()
+    model = small_llama(seed=3, max_position_embeddings=256, initializer_range=0.02).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

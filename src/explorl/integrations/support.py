@@ -23,30 +23,21 @@ each for itself. Inside [verl](verl.md) its own workers sample and train.
 """
 
 
-def _by_generate(strategy: Strategy) -> str | None:
-    if overrides(strategy, "sampling"):
-        return "it samples all rows alike"
-    if overrides(strategy, "branching"):
-        return "its answers cannot branch"
-    if strategy.needs_min_p_mass is not None:
-        return "it does not record how likely other tokens were"
-    if strategy.needs_sampling_logps:
-        return "it does not record the log-probabilities that were sampled from"
-    return None
+Rule = tuple[Callable[[Strategy], bool], str]
+
+_ROWS: Rule = lambda one: overrides(one, "sampling"), "it samples all rows alike"
+_BRANCHES: Rule = lambda one: overrides(one, "branching"), "its answers cannot branch"
+_MASS: Rule = lambda one: one.needs_min_p_mass is not None, "it does not record how likely other tokens were"
+_LOGPS: Rule = (
+    lambda one: one.needs_sampling_logps,
+    "it does not record the log-probabilities that were sampled from",
+)
+_TOOL: Rule = lambda one: bool(one.needs_interpreter), "the interpreter needs Explorl's engine"
 
 
-def _by_vllm(strategy: Strategy) -> str | None:
-    if overrides(strategy, "branching"):
-        return "its answers cannot branch"
-    if strategy.needs_min_p_mass is not None:
-        return "it does not record how likely other tokens were"
-    if strategy.needs_interpreter:
-        return "the interpreter needs Explorl's engine"
-    return None
-
-
-def _never(strategy: Strategy) -> str | None:
-    return None
+def _refused_by(*rules: Rule) -> Callable[[Strategy], str | None]:
+    """The reason of the first rule that applies."""
+    return lambda one: next((reason for applies, reason in rules if applies(one)), None)
 
 
 def _in_shards(strategy: Strategy) -> str | None:
@@ -56,10 +47,10 @@ def _in_shards(strategy: Strategy) -> str | None:
 
 
 REFUSALS: Mapping[str, Callable[[Strategy], str | None]] = {
-    "explorl": _never,
-    "generate": _by_generate,
-    "vllm": _by_vllm,
-    "DDP, ZeRO-1/2": _never,
+    "explorl": _refused_by(),
+    "generate": _refused_by(_ROWS, _BRANCHES, _MASS, _LOGPS),
+    "vllm": _refused_by(_BRANCHES, _MASS, _TOOL),
+    "DDP, ZeRO-1/2": _refused_by(),
     "ZeRO-3, FSDP2": _in_shards,
     "verl": _inside_verl,
 }

@@ -11,7 +11,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from explorl.rollout import Rollouts, SamplingParams
 from explorl.rollout.backends.recorded import RecordPass
 from explorl.rollout.backends.vllm import Colocated, Served, VllmEngine
-from explorl.rollout.backends.vllm_requests import Drawn, chains_of
+from explorl.rollout.backends.vllm_requests import Drawn
 from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
@@ -138,9 +138,4 @@ class VllmRows:
 
     def draw(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
         """One completion of each prompt, and vLLM's log q of its tokens."""
-        engine = self.engine
-        requests = engine.requests(prompt_ids, 1, params)
-        chains = chains_of(requests, params)
-        engine.check(chains)
-        drawn = engine.sampler.draw(requests.prompts, engine.options(requests, params, chains))
-        return engine.rollouts(requests, chains, drawn)
+        return self.engine.drawn(prompt_ids, 1, params)

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO on two processes over gloo: the same tokens, losses and weights as DDP's, strategies included."""
+"""ZeRO and FSDP2 on two processes over gloo: the same tokens, losses and weights as DDP's, strategies included."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ RUNS = {
     "zero1": ["shaped"],
     "zero2": ["shaped", "reset", "kept", "resumed", "checkpointed", "half"],
     "zero3": ["shaped", "reset", "kept", "resumed", "checkpointed", "generate", "apart", "half"],
+    "fsdp2": ["shaped"],
 }
 """What is trained, in one start of two processes for each backend. From the second case on, ZeRO-3 takes the model
 apart when it is loaded."""
@@ -48,7 +49,8 @@ def outcomes(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Ou
 
 
 @pytest.mark.parametrize(
-    ("backend", "name"), [("zero1", "shaped"), *((f"zero{n}", name) for n in (2, 3) for name in RUNS["ddp"])]
+    ("backend", "name"),
+    [("zero1", "shaped"), ("fsdp2", "shaped"), *((f"zero{n}", name) for n in (2, 3) for name in RUNS["ddp"])],
 )
 def test_as_ddp(outcomes: Outcomes, backend: str, name: str) -> None:
     for found, expected in zip(outcomes[backend, name], outcomes["ddp", name], strict=True):
@@ -70,9 +72,10 @@ def test_the_cases_learn(outcomes: Outcomes) -> None:
     assert reset.reference != pytest.approx(reset.weights, abs=1e-4)  # it moved at step 4, and the policy once more
 
 
-def test_zero2_has_the_packed_pass_and_zero3_has_not(outcomes: Outcomes) -> None:
+def test_zero2_has_the_packed_pass_and_sharded_weights_have_not(outcomes: Outcomes) -> None:
     assert outcomes["zero2", "shaped"][0].packed
     assert not outcomes["zero3", "shaped"][0].packed
+    assert not outcomes["fsdp2", "shaped"][0].packed
 
 
 @pytest.mark.parametrize("backend", ["zero2", "zero3"])

@@ -1,4 +1,4 @@
-"""One of two processes that train under DDP or DeepSpeed and write down what happened.
+"""One of two processes that train under DDP, DeepSpeed or FSDP2 and write down what happened.
 
 torchrun --nproc-per-node 2 -m tests.scale.sharded.training POLICY FOLDER BACKEND CASE...
 """
@@ -26,7 +26,6 @@ from explorl.training.batch import padded_to
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.sharding import at_hand
 
-STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 SHAPED = [{"ppl_shaping": {"alpha": 0.2}}, {"forking_tokens": {"fraction": 0.5}}, {"clip_cov": {"fraction": 0.1}}]
 
 
@@ -91,9 +90,18 @@ def deepspeed_config(stage: int) -> dict[str, Any]:
     }
 
 
+def sharding(backend: str) -> dict[str, Any]:
+    """Arguments of `GRPOConfig`."""
+    if backend == "ddp":
+        return {"use_cpu": True}
+    if backend == "fsdp2":
+        wrap = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "reshard_after_forward": True}
+        return {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2, **wrap}}
+    return {"deepspeed": deepspeed_config(int(backend.removeprefix("zero")))}
+
+
 def trainer_of(policy: Path, folder: Path, backend: str, case: Case, kept: list[Any]) -> ExplorationTrainer:
-    loaded, stage = load_policy(str(policy), device="cpu"), STAGES[backend]
-    sharding: dict[str, Any] = {"deepspeed": deepspeed_config(stage)} if stage else {"use_cpu": True}
+    loaded = load_policy(str(policy), device="cpu")
 
     def score(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
         kept.append(completion_ids)
@@ -114,7 +122,7 @@ def trainer_of(policy: Path, folder: Path, backend: str, case: Case, kept: list[
         "gradient_checkpointing": False,
         "dataloader_pin_memory": False,
         "seed": 3,
-        **sharding,
+        **sharding(backend),
         **case.config,
     }
     prompts = [f"{a} {b} {a + b}={2 * (a + b)}\n" for a in range(1, 5) for b in range(5, 9)]
@@ -174,12 +182,17 @@ def with_drift(trainer: Any, drift: list[float]) -> None:
     trainer.scored = compared
 
 
+def materialized(tensor: Any) -> torch.Tensor:
+    """FSDP2's are in parts."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def sums(model: Any) -> list[float]:
     if model is None:
         return []
     with at_hand(model):
-        values = [parameter.detach().double() for parameter in model.parameters()]
-        return [float(value) for tensor in values for value in (tensor.sum(), tensor.square().sum())]
+        whole = [materialized(parameter.detach()).double() for parameter in model.parameters()]
+        return [float(value) for tensor in whole for value in (tensor.sum(), tensor.square().sum())]
 
 
 def train(policy: Path, folder: Path, backend: str, name: str) -> Outcome:
@@ -216,9 +229,27 @@ def use_deepspeed_on_cpus() -> None:
     transformers.training_args.is_torch_bf16_gpu_available = lambda: True
 
 
-def main(policy: Path, folder: Path, backend: str, names: list[str]) -> None:
-    if STAGES[backend]:
+def use_fsdp_on_cpus() -> None:
+    """Over gloo: accelerate has FSDP on GPUs only, so it is told that these are some."""
+    backend: Any = lambda self, *given, **options: ("gloo", DistributedType.MULTI_GPU)  # noqa: E731
+    PartialState._prepare_backend = backend
+
+    def set_device(self: Any) -> None:
+        self.device = torch.device("cpu")
+
+    PartialState.set_device = set_device
+
+
+def prepare(backend: str) -> None:
+    """Lets this process train so on a CPU."""
+    if backend == "fsdp2":
+        use_fsdp_on_cpus()
+    elif backend != "ddp":
         use_deepspeed_on_cpus()
+
+
+def main(policy: Path, folder: Path, backend: str, names: list[str]) -> None:
+    prepare(backend)
     gc.freeze()  # every trainer collects garbage, and looking at all modules for it takes longer than to train
     for name in names:
         outcome = train(policy, folder, backend, name)

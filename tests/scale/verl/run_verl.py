@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def watched_runner(out: Path) -> Any:
     return ray.remote(Runner)
 
 
-def main(out: Path, overrides: list[str], prompts: int = 64) -> None:
+def main(out: Path, overrides: list[str], prompts: int = 64, runner: Callable[[Path], Any] = watched_runner) -> None:
     out.mkdir(parents=True, exist_ok=True)
     config = compose(prepare(out, prompts) + overrides)
     from verl.trainer import main_ppo
@@ -141,7 +142,7 @@ def main(out: Path, overrides: list[str], prompts: int = 64) -> None:
         num_cpus=16, num_gpus=1, include_dashboard=False, object_store_memory=200 * 2**20,
         runtime_env={"env_vars": {**ENVIRONMENT, "TRANSFER_QUEUE_ENABLE": "1"}},
     )  # fmt: skip
-    main_ppo.run_ppo(config, task_runner_class=watched_runner(out))
+    main_ppo.run_ppo(config, task_runner_class=runner(out))
     ray.shutdown()
 
 

@@ -46,26 +46,26 @@ def reward(completions: list[str], **_: Any) -> list[float]:
     return [float(sum(character.isdigit() for character in text)) for text in completions]
 
 
+def config(out: Path, **options: Any) -> GRPOConfig:
+    usual: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "max_steps": 3,
+        "learning_rate": 3e-3,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "seed": 1,
+        "use_vllm": True,
+    }
+    return GRPOConfig(str(out), **{**usual, **options})
+
+
 def trained(folder: Path, out: Path, strategies: list[Any], **options: Any) -> Seen:
-    args = GRPOConfig(
-        str(out),
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=12,
-        max_steps=3,
-        learning_rate=3e-3,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        logging_steps=1,
-        save_strategy="no",
-        seed=1,
-        use_vllm=True,
-        vllm_mode="colocate",
-        vllm_max_model_length=64,
-        vllm_gpu_memory_utilization=0.3,
-        **options,
-    )
+    args = config(out, vllm_mode="colocate", vllm_max_model_length=64, vllm_gpu_memory_utilization=0.3, **options)
     data = Dataset.from_dict({"prompt": PROMPTS * 4})
     trainer = Seen(str(folder), reward, args, data, strategies=strategies)
     trainer.train()

@@ -243,16 +243,18 @@ class VllmEngine:
 
         ``on_finish`` is called with every completion once all are there.
         """
-        params = params or SamplingParams()
+        rollouts = self.drawn(prompts, n, params or SamplingParams())[0]
+        for rollout in rollouts if on_finish is not None else ():
+            on_finish(rollout)  # type: ignore[misc]
+        return rollouts
+
+    def drawn(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
+        """``n`` completions of every prompt, and vLLM's log q of their tokens, see `rollouts`."""
         requests = self.requests(prompts, n, params)
         chains = chains_of(requests, params)
         self.check(chains)
         repeated = [prompt for prompt in requests.prompts for _ in range(n)]
-        drawn = self.sampler.draw(repeated, self.options(requests, params, chains))
-        rollouts = self.rollouts(requests, chains, drawn)[0]
-        for rollout in rollouts if on_finish is not None else ():
-            on_finish(rollout)  # type: ignore[misc]
-        return rollouts
+        return self.rollouts(requests, chains, self.sampler.draw(repeated, self.options(requests, params, chains)))
 
     def check(self, chains: Sequence[Chain]) -> None:
         """That vLLM honours them; asked once."""

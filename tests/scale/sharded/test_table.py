@@ -1,0 +1,40 @@
+"""The column ZeRO-3, FSDP2 of docs/support.md, row by row, against the real trainer on two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from explorl.integrations.support import REFUSALS
+from tests.scale.strategies import one_of_each, unlike
+
+pytestmark = pytest.mark.scale
+pytest.importorskip("deepspeed")
+
+WORDS = "moves the reference, which cannot be done where FSDP shards it"
+
+
+@pytest.mark.parametrize("backend", ["zero3", "fsdp2"])
+def test_the_column_of_sharded_weights(backend: str, small_policy: Path, tmp_path: Path) -> None:
+    """What the table calls "partly", both ways: ZeRO-3 moves a reference, FSDP2 has to refuse it unless β is 0."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, "-m", "tests.scale.sharded.table", str(small_policy), str(tmp_path), backend]
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(command, cwd=root, env=dict(os.environ), capture_output=True, text=True, timeout=500)
+    found = [tmp_path / f"{backend}-{rank}.json" for rank in (0, 1)]
+    assert all(path.exists() for path in found), ended.stderr[-6000:]
+    done, other = (json.loads(path.read_text()) for path in found)
+    assert other == done
+    reasons = {one.name: REFUSALS["ZeRO-3, FSDP2"](one) for one in one_of_each(["1"])}
+    partly = {name: reason for name, reason in reasons.items() if reason is not None}
+    assert list(partly) == ["reference_reset"]
+    told = {f"{name} 0.0": None for name in reasons} | {
+        "reference_reset 0.05": None if backend == "zero3" else partly["reference_reset"]
+    }
+    assert done.keys() == told.keys()
+    assert not unlike(told, done, {partly["reference_reset"]: WORDS})

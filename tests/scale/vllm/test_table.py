@@ -1,0 +1,54 @@
+"""The column vllm of docs/support.md, row by row, against the real trainer with a real vLLM."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from datasets import Dataset
+from trl.generation import vllm_generation
+
+from explorl import ExplorationTrainer
+from explorl.integrations.support import REFUSALS
+from explorl.strategies import Strategy
+from tests.scale.strategies import beside, one_of_each, unlike
+from tests.scale.vllm.test_training import PROMPTS, config, reward
+
+pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+WORDS = {
+    "its answers cannot branch": "answers branch off each other",
+    "it does not record how likely other tokens were": "how likely other tokens were",
+    "the interpreter needs Explorl's engine": "interpreter",
+}
+
+
+def against(strategy: Strategy, folder: Path, out: Path) -> str:
+    """What the trainer says against a strategy; empty where it has made a step."""
+    changes = {"max_steps": 1, "beta": 0.01, "vllm_importance_sampling_correction": not strategy.needs_sampling_logps}
+    args = config(out, vllm_mode="colocate", **changes)
+    data = Dataset.from_dict({"prompt": PROMPTS * 2})
+    try:
+        trainer = ExplorationTrainer(str(folder), reward, args, data, correct="reward", **beside(strategy))
+    except ValueError as error:
+        return str(error)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 1, strategy.name
+    assert math.isfinite(losses[0]), strategy.name
+    return ""
+
+
+def test_the_column_vllm(llm: Any, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One vLLM for all of them: TRL makes one for each trainer, and hands it the trainer's weights."""
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **_: llm)
+    strategies = one_of_each(PROMPTS)
+    told = {one.name: REFUSALS["vllm"](one) for one in strategies}
+    done = {one.name: against(one, policy_folder, tmp_path) for one in strategies}
+    assert not unlike(told, done, WORDS)
+    assert any(done.values())
