@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -9,6 +11,7 @@ from functools import cached_property
 from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,10 +32,10 @@ STEPS = 8
 """Tokens per row between two looks at calls that are running: rows whose outputs came go on together, as computing one
 output costs nearly as much time as computing several."""
 _SHARE = 4
-"""Where no row goes on: of the rows that wait, the part of one in so many that is waited for, so that few rows are not
-sampled at the cost of many while calls need the processors…"""
-_NEXT = 0.02
-"""… as long as one output follows the other in so many seconds."""
+"""Where no row goes on: of the rows that wait, the part of one in so many that is waited for before a GPU samples…"""
+_NEXT, _BUSY = 0.02, 0.25
+"""… as long as one output follows the other in so many seconds; the second while there are more calls than processors,
+which are then busy anyway."""
 _LONGEST_CLOSING = 20
 """Times that the text which every call ends with may follow upon itself at the end of one."""
 _BEFORE = ("\n", "a", "=")
@@ -41,6 +44,10 @@ _REST = 0.005
 """Seconds in which the listener leaves the interpreter of Python to whoever samples."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
+
+
+_SHARES: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
+"""Of the rows that might have called in an engine's last session, the part that did."""
 
 
 def _check_stops(stops: Sequence[Sequence[str]], tool: ToolSpec) -> None:
@@ -136,7 +143,11 @@ class ToolSession:
         """Rows that have ended since somebody asked."""
         self._looked = 0
         """`Session.steps` when the calls were last looked at."""
-        self._pool.expect(sum(map(bool, allowed)))
+        self._callers = 0
+        """Interpreters that were opened."""
+        self._on_cpu = next(engine.model.parameters()).device.type == "cpu"
+        self._share = _SHARES.get(engine, 0.0)
+        self._expect()
         self._listener.wanted.set()
 
     def _limits(self, params: SamplingParams, n: int) -> list[int]:
@@ -225,6 +236,8 @@ class ToolSession:
 
     def close(self) -> None:
         """Ends all interpreters and the engine's session. What was sampled stays readable."""
+        if may := sum(row.allowed > 0 for row in self._rows):
+            _SHARES[self.engine] = min(1.0, self._callers / may)
         for row in self._rows:
             if row.interpreter is not None:
                 row.interpreter.close()
@@ -245,26 +258,47 @@ class ToolSession:
 
     def _pass(self, tokens: int | None, same_weights: bool = False) -> None:
         most = tokens
-        if self._waiting:
+        busy = len(self._waiting) or int(self._pool.starting)
+        if busy:
             most = max(1, min(tokens or STEPS, self._looked + STEPS - self._session.steps))
-        with _processors_left(len(self._waiting)):
+        with _processors_left(busy):
             stopped = self._session.step(most, same_weights=same_weights)
         index = {row.row: index for index, row in enumerate(self._rows)}
+        callers = self._callers
         for rollout in stopped:
             if rollout.request in index:
                 self._look(index[rollout.request], rollout)
+        if self._callers > callers:
+            self._expect()
         if self._waiting and not self._session.running:
             self._await()
         if not self._session.running or self._session.steps >= self._looked + STEPS:
             self._take()
 
+    def _expect(self) -> None:
+        """Has interpreters start ahead for rows that will probably call.
+
+        That is as many more as have called so far, or as many as in the engine's last session: rows of a policy that
+        does not call shall cost nothing.
+        """
+        may = [row for row in self._rows if row.allowed]
+        before = math.ceil(self._share * len(may)) - self._callers
+        silent = sum(row.interpreter is None and not row.ended for row in may)
+        self._pool.expect(min(silent, max(before, self._callers)))
+
     def _await(self) -> None:
-        """Waits for outputs, as no row goes on: for the first, and for others that follow it quickly."""
+        """Waits for outputs, as no row goes on: for the first, and for others that follow it quickly.
+
+        Where calls need the processors that would sample, nothing is gained by sampling a few rows meanwhile, and a
+        step of few costs nearly as much as a step of many: there all are waited for.
+        """
         self._listener.wanted.clear()
         if not self._done():
             self._pool.poll(_WAIT)
-        while 0 < len(self._done()) < len(self._waiting) // _SHARE and self._pool.poll(_NEXT):
-            pass
+        enough = len(self._waiting) if self._on_cpu else len(self._waiting) // _SHARE
+        while 0 < (done := len(self._done())) < enough:
+            if not self._pool.poll(_BUSY if len(self._waiting) - done > _processors() else _NEXT):
+                break
         self._listener.wanted.set()
 
     def _take(self) -> None:
@@ -332,6 +366,7 @@ class ToolSession:
             return
         if row.interpreter is None:
             row.interpreter = self._pool.open()
+            self._callers += 1
             for source in row.replay:
                 row.interpreter.submit(source)
         self._waiting[index] = stop, row.interpreter.submit(stop.source)
@@ -395,6 +430,10 @@ def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
         elif call.status != "refused":
             sources.clear()
     return sources
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 @contextmanager
