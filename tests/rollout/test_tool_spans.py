@@ -127,7 +127,7 @@ def test_a_call_that_a_prompt_opens(prompt: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "expected"), [("3*4 is <<3", "<<3"), ("<<1+1=2>> <<", "<<"), ("<<1+1=2>>", ""), ("a << b\n", "")]
+    ("prompt", "expected"), [("3*4 is <<", "<<"), ("<<1+1=2>> <<", "<<"), ("<<1+1=2>>", ""), ("What is x << 2", "")]
 )
 def test_a_calculation_that_a_prompt_opens(prompt: str, expected: str) -> None:
     assert opened_call(prompt, CALCULATOR) == expected

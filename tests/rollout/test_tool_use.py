@@ -556,3 +556,43 @@ def test_torch_leaves_processors_to_interpreters_that_start(monkeypatch: pytest.
     finally:
         torch.set_num_threads(threads)
     assert seen == [(True, 3), (True, 3), (False, 4)]
+
+
+def opened_by_its_prompt() -> tuple[Any, Any, list[int]]:
+    """A model, its tokenizer and a prompt that ends in a block of Python, which the model closes; it opens more."""
+    closing, second = "1\n```", "```python\nx\n```"
+    model, tokenizer = planted(always(["x=", closing], **{"\n": second}))
+    prompt = tokenizer("say\n```text\na\n```\nrun\n```python\n")["input_ids"]
+    return model, tokenizer, [*prompt, tokenizer.convert_tokens_to_ids("x=")]
+
+
+def test_a_call_that_the_prompt_has_opened_is_made() -> None:
+    model, tokenizer, prompt = opened_by_its_prompt()
+    desk, params = Desk(echo), SamplingParams(temperature=0, max_tokens=80)
+    with ToolSession(
+        Engine(model, tokenizer), [prompt], 1, params, use(python_tool(max_calls=2)), pool=standing_in(desk)
+    ) as session:
+        session.step(1)
+        (fork,) = session.fork(0, at=0)
+        session.run()
+        first, other = session.rollouts()
+    assert [worker.sources for worker in desk.opened] == [["x=1\n", "x\n"]] * 2
+    assert fork == other.request
+    assert other.text == first.text
+    assert first.text.startswith("1\n```\n```output\n4x=1\n```\n```python\nx\n```\n```output\n2x\n")
+    call = first.calls[0]
+    assert (call.source, call.begin) == ("x=1\n", 1)
+    assert first.sampled.tolist()[: call.end + 1] == [True, *[False] * (call.end - 1), True]
+
+
+def test_a_block_that_somebody_else_has_left_open_is_no_call() -> None:
+    """Before a special token others have spoken; and a row that may make no call makes none."""
+    model, tokenizer, prompt = opened_by_its_prompt()
+    desk, params = Desk(echo), SamplingParams(temperature=0, max_tokens=20)
+    foreign = [*prompt[:-1], tokenizer.eos_token_id, prompt[-1]]
+    found = generate_with_tools(
+        Engine(model, tokenizer), [foreign, prompt], 1, params, use(python_tool()), uses=[3, 0], pool=standing_in(desk)
+    )
+    assert desk.opened == []
+    assert [rollout.calls for rollout in found] == [(), ()]
+    assert {rollout.text for rollout in found} == {"1\n```"}

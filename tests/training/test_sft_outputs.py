@@ -50,6 +50,8 @@ def test_text() -> None:
     assert without == [9 * "." + "a<<6*7=42>>b<<1+1=2>>c<eos>", ".6*7=42<eos>"]
     assert learnt(rows[:1], calculator_tool(), completion_only=False) == ["<<1=1>>?\na<<6*7=....b<<1+1=...c<eos>"]
     assert learnt(rows[:1], calculator_tool(), max_length=18) == [9 * "." + "a<<6*7=.."]
+    opened = [{"prompt": "6*7 is <<", "completion": "6*7=42>>!"}]
+    assert learnt(opened, calculator_tool()) == [9 * "." + "6*7=....!<eos>"]
 
 
 def test_messages() -> None:

@@ -21,6 +21,7 @@ from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.session import plain_tokens
+from explorl.rollout.tool_spans import LONGEST_CLOSING, opened_by
 from explorl.rollout.tools import ToolSpec, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -36,8 +37,6 @@ _SHARE = 4
 _NEXT, _BUSY = 0.02, 0.25
 """… as long as one output follows the other in so many seconds; the second while there are more calls than processors,
 which are then busy anyway."""
-_LONGEST_CLOSING = 20
-"""Times that the text which every call ends with may follow upon itself at the end of one."""
 _BEFORE = ("\n", "a", "=")
 """Texts to try as a beginning, since one of them may be in one token with what follows."""
 _REST = 0.005
@@ -73,6 +72,8 @@ class _Row:
     """Most tokens."""
     allowed: int
     """Calls that it may make."""
+    opened: str = ""
+    """The end of its prompt, where that has opened a call."""
     calls: list[ToolCall] = field(default_factory=list)
     interpreter: Interpreter | None = None
     replay: list[str] = field(default_factory=list)
@@ -136,7 +137,12 @@ class ToolSession:
             self._closing = closing.pop_all()
         self.prompt_ids = self._session.prompt_ids
         limits = self._limits(params, n)
-        self._rows = [_Row(row, limit, calls) for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))]
+        asked = [tuple(ids) for ids in self.prompt_ids]
+        opened = {ids: opened_by(ids, engine.tokenizer, self.tool) for ids in set(asked)}
+        self._rows = [
+            _Row(row, limit, calls, opened[asked[row // n]])
+            for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))
+        ]
         self._waiting: dict[int, tuple[_Stop, Call]] = {}
         """By row: calls that run."""
         self._ended: list[int] = []
@@ -215,7 +221,7 @@ class ToolSession:
         forks = list(range(len(self._rows), len(self._rows) + n))
         for other in rows:
             replay = _makes_variables(calls)
-            self._rows.append(_Row(other, row.limit, row.allowed, [*calls], None, replay, index, length))
+            self._rows.append(_Row(other, row.limit, row.allowed, row.opened, [*calls], None, replay, index, length))
         return forks
 
     def cancel(self, index: int) -> None:
@@ -326,37 +332,41 @@ class ToolSession:
             return
         final = rollout.finish_reason == "error" or not row.allowed
         before = rollout.token_ids if rollout.stop in (None, mark) else rollout.token_ids[:-1]  # a stop of the caller's
-        stop = None if final else self._called(before, row.behind)
+        stop = None if final else self._called(row, before)
         if stop is not None and stop.keep < row.limit:
             self._call(index, stop)
             return
         watched = rollout.finish_reason == "length" and len(rollout) < row.limit
         if (rollout.stop == mark and not final) or watched:
-            limit = len(rollout) + 1 if self._may_close(rollout.token_ids, row.behind) else row.limit
+            limit = len(rollout) + 1 if self._may_close(row, rollout.token_ids) else row.limit
             self._session.extend(row.row, [], min(limit, row.limit))
             if len(rollout) < row.limit:
                 return
         self._end(index)
 
-    def _may_close(self, tokens: list[int], behind: int) -> bool:
+    def _may_close(self, row: _Row, tokens: list[int]) -> bool:
         """Whether a call is open that more of the text which every call ends with would close here."""
-        text = self._text(tokens) + _LONGEST_CLOSING * self.tool.fence.stop
-        return find_call(text, self.tool, len(self._text(tokens[:behind]))) is not None
+        text = row.opened + self._text(tokens) + LONGEST_CLOSING * self.tool.fence.stop
+        return find_call(text, self.tool, self._start(row, tokens)) is not None
 
-    def _called(self, tokens: list[int], behind: int) -> _Stop | None:
+    def _start(self, row: _Row, tokens: list[int]) -> int:
+        """Where in a row's text, behind what its prompt has opened, calls are looked for."""
+        return len(row.opened + self._text(tokens[: row.behind])) if row.behind else 0
+
+    def _called(self, row: _Row, tokens: list[int]) -> _Stop | None:
         """The first call of a row, if it is complete, and how many tokens there are up to its end."""
-        start = len(self._text(tokens[:behind]))
-        count, text = len(tokens), self._text(tokens)
+        start, count, text = self._start(row, tokens), len(tokens), row.opened + self._text(tokens)
         found = find_call(text, self.tool, start)
         if found is None:
             return None
-        while find_call(shorter := self._text(tokens[: count - 1]), self.tool, start) is not None:
+        while find_call(shorter := row.opened + self._text(tokens[: count - 1]), self.tool, start) is not None:
             count, text = count - 1, shorter
         if not text[found.end :].strip():
             return _Stop(found.source, count, text, "")
         said = text[: found.end]
-        keep = next(k for k in range(count - 1, -1, -1) if said.startswith(self._text(tokens[:k])))
-        return _Stop(found.source, keep, said, said[len(self._text(tokens[:keep])) :])
+        texts = ((k, row.opened + self._text(tokens[:k])) for k in range(count - 1, -1, -1))
+        keep, kept = next((k, text) for k, text in texts if said.startswith(text))
+        return _Stop(found.source, keep, said, said[len(kept) :])
 
     def _call(self, index: int, stop: _Stop) -> None:
         row = self._rows[index]

@@ -1,9 +1,10 @@
-"""Where in a text the outputs of a tool stand, and where a call is open: pure text, as in `explorl.rollout.tools`."""
+"""Where in a text the outputs of a tool stand, and where a call is open; see `explorl.rollout.tools`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -49,10 +50,13 @@ def output_mask(
 
 
 def opened_call(text: str, tool: ToolSpec) -> str:
-    """The end of a text in which a call is open, from its opening on; empty where none is.
+    """The end of a prompt in which a call is open, from its opening on; empty where none is.
 
-    The text of a prompt: what a model writes after it goes on with the call.
+    What a model writes after it goes on with the call. An opening within a line may mean something else, as in
+    ``x << 2``: it counts where nothing stands behind it.
     """
+    if isinstance(tool.fence, Delimiters):
+        return tool.fence.opening if text.endswith(tool.fence.opening) else ""
     mark = LONGEST_CLOSING * tool.fence.stop
     for closing in (mark, f"\n{mark}"):
         start = 0
@@ -62,6 +66,16 @@ def opened_call(text: str, tool: ToolSpec) -> str:
                 return text[found.begin if text[line : found.begin].strip() else line :]
             start = found.end
     return ""
+
+
+def opened_by(prompt: Sequence[int], tokenizer: Any, tool: ToolSpec) -> str:
+    """The call that a prompt's tokens have opened.
+
+    Special tokens end what others have said: nothing that they leave open is the answer's.
+    """
+    special = set(tokenizer.all_special_ids)
+    begin = next((place for place in range(len(prompt), 0, -1) if int(prompt[place - 1]) in special), 0)
+    return opened_call(str(tokenizer.decode(prompt[begin:], skip_special_tokens=True)), tool)
 
 
 def _output_end(text: str, begin: int, tool: ToolSpec) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.rollout.tool_spans import output_mask, output_spans
+from explorl.rollout.tool_spans import opened_by, output_mask, output_spans
 from explorl.rollout.tools import ToolSpec
 from explorl.training.sft_rows import IGNORED
 
@@ -48,7 +48,7 @@ def tokenised(
         pair = _tokens(tokenizer, rows["prompt"], rows["completion"])
         if pair is None:
             return None
-        said = None if tool is None else _said_by(tool, tokenizer, rows["prompt"], rows["completion"], pair[1])
+        said = None if tool is None else _said_by(tool, tokenizer, rows["prompt"], rows["completion"], pair)
         for number, (prompt, whole) in enumerate(zip(*pair, strict=True)):
             begin = common_prefix(prompt, whole)
             merged += begin < len(prompt)
@@ -110,9 +110,13 @@ def _ended(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -
 
 
 def _said_by(
-    tool: ToolSpec, tokenizer: Any, prompts: Sequence[Any], completions: Sequence[Any], ids: Sequence[NDArray[Any]]
+    tool: ToolSpec,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    pair: tuple[list[NDArray[Any]], list[NDArray[Any]]],
 ) -> list[NDArray[np.bool_]]:
-    """Which tokens of each row are outputs of the tool."""
+    """Which tokens of each row are outputs of the tool; ``pair``: what `_tokens` gave."""
     if isinstance(prompts[0], str):
         asked, wholes, how = prompts, _ended(tokenizer, prompts, completions), {}
     else:
@@ -127,14 +131,16 @@ def _said_by(
     encoded = tokenizer(wholes, return_offsets_mapping=True, **how)
     masks = []
     for row, (prompt, text, offsets) in enumerate(zip(asked, wholes, encoded["offset_mapping"], strict=True)):
-        if not np.array_equal(encoded["input_ids"][row], ids[row]):
+        if not np.array_equal(encoded["input_ids"][row], pair[1][row]):
             raise ValueError(
                 f"the tokenizer gives row {row} other tokens when it says where they stand, so that outputs of tool "
                 f"{tool.name!r} cannot be left out; use no tool"
             )
         differ = (place for place, (one, other) in enumerate(zip(prompt, text, strict=False)) if one != other)
         begin = len(prompt) if text.startswith(prompt) else next(differ, 0)
-        spans = [(begin + first, begin + last) for first, last in output_spans(text[begin:], tool)]
+        opened = opened_by(pair[0][row].tolist(), tokenizer, tool) if text.startswith(prompt) else ""
+        found, begin = output_spans(opened + text[begin:], tool), begin - len(opened)
+        spans = [(begin + first, begin + last) for first, last in found]
         masks.append(output_mask(text, offsets, spans))
     return masks
 
