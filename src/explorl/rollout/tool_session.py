@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
@@ -21,6 +19,7 @@ from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.session import plain_tokens
+from explorl.rollout.tool_listener import Listener, processors, processors_left
 from explorl.rollout.tool_spans import LONGEST_CLOSING, opened_by
 from explorl.rollout.tools import ToolSpec, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
@@ -39,8 +38,6 @@ _NEXT, _BUSY = 0.02, 0.25
 which are then busy anyway."""
 _BEFORE = ("\n", "a", "=")
 """Texts to try as a beginning, since one of them may be in one token with what follows."""
-_REST = 0.005
-"""Seconds in which the listener leaves the interpreter of Python to whoever samples."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
 
@@ -132,7 +129,7 @@ class ToolSession:
         stops = [[*texts, self.tool.fence.stop] if calls else texts for texts, calls in zip(own, allowed, strict=True)]
         with ExitStack() as closing:
             self._pool = closing.enter_context(tools.pool()) if pool is None else pool
-            self._listener = closing.enter_context(_Listener(self._pool))
+            self._listener = closing.enter_context(Listener(self._pool))
             self._session = closing.enter_context(engine.open(prompts, n, replace(params, stop=stops, seed=self.seed)))
             self._closing = closing.pop_all()
         self.prompt_ids = self._session.prompt_ids
@@ -267,7 +264,7 @@ class ToolSession:
         busy = len(self._waiting) or int(self._pool.starting)
         if busy:
             most = max(1, min(tokens or STEPS, self._looked + STEPS - self._session.steps))
-        with _processors_left(busy):
+        with processors_left(busy):
             stopped = self._session.step(most, same_weights=same_weights)
         index = {row.row: index for index, row in enumerate(self._rows)}
         callers = self._callers
@@ -303,7 +300,7 @@ class ToolSession:
             self._pool.poll(_WAIT)
         enough = len(self._waiting) if self._on_cpu else len(self._waiting) // _SHARE
         while 0 < (done := len(self._done())) < enough:
-            if not self._pool.poll(_BUSY if len(self._waiting) - done > _processors() else _NEXT):
+            if not self._pool.poll(_BUSY if len(self._waiting) - done > processors() else _NEXT):
                 break
         self._listener.wanted.set()
 
@@ -440,53 +437,3 @@ def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
         elif call.status != "refused":
             sources.clear()
     return sources
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-@contextmanager
-def _processors_left(calls: int) -> Iterator[None]:
-    """Leaves a processor to each of so many calls, up to half of those that torch computes on.
-
-    Its threads wait for each other without resting: where a call holds up one of them, the others use up the time.
-    """
-    threads = torch.get_num_threads()
-    if not calls or threads == 1:
-        yield
-        return
-    torch.set_num_threads(threads - min(calls, threads // 2))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-class _Listener:
-    """Has a pool start interpreters and pass on calls and results while the caller samples.
-
-    Where it fails, whoever waits for a call hears of it: the session polls too.
-    """
-
-    def __init__(self, pool: InterpreterPool) -> None:
-        self._pool, self.wanted, self._over = pool, Event(), Event()
-        self._thread = Thread(target=self._listen, name="explorl tool calls", daemon=True)
-
-    def _listen(self) -> None:
-        while not self._over.is_set():
-            self.wanted.wait()
-            try:
-                self._pool.poll(0.05)
-            except (ValueError, OSError):  # the pool was closed
-                return
-            self._over.wait(_REST)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.wanted.set()
-        self._thread.join()
