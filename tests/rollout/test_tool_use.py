@@ -473,11 +473,14 @@ class Slow(Desk):
         return int(self.polls != self.gap)
 
 
-@pytest.mark.parametrize(("gap", "together"), [(0, 3), (3, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("device", "gap", "together"), [("cpu", 0, 12), ("cpu", 5, 5), ("gpu", 0, 3), ("gpu", 3, 3), ("gpu", 2, 2)]
+)
 def test_where_no_row_goes_on_outputs_that_follow_each_other_are_taken_together(
-    monkeypatch: pytest.MonkeyPatch, gap: int, together: int
+    monkeypatch: pytest.MonkeyPatch, device: str, gap: int, together: int
 ) -> None:
-    """Twelve rows call at the same step: a quarter of them goes on at once, or what there is when one is late."""
+    """Twelve rows call at the same step: all of them go on at once, or a quarter where a GPU would wait for them, or
+    what there is when one is late."""
     from explorl.rollout.session import Session
 
     went_on, step, extend = [0], Session.step, Session.extend
@@ -494,19 +497,102 @@ def test_where_no_row_goes_on_outputs_that_follow_each_other_are_taken_together(
     monkeypatch.setattr(Session, "extend", extended)
     model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
     start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=20)
-    found = generate_with_tools(
-        Engine(model, tokenizer), start, 12, params, use(calculator_tool()), pool=standing_in(Slow(gap))
-    )
+    desk = standing_in(Slow(gap))
+    with ToolSession(Engine(model, tokenizer), start, 12, params, use(calculator_tool()), pool=desk) as session:
+        assert session._on_cpu
+        session._on_cpu = device == "cpu"
+        session.run()
+        found = session.rollouts()
     assert {rollout.text for rollout in found} == {found[0].text}
     assert found[0].text.startswith("<<6*7=36*7>>z")
     assert next(filter(None, went_on)) == together
 
 
-def test_interpreters_are_expected_for_rows_that_may_call() -> None:
-    model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "z"}))
-    start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=20)
-    desk = Desk(echo)
-    generate_with_tools(
-        Engine(model, tokenizer), start, 3, params, use(calculator_tool()), uses=[1, 0, 3], pool=standing_in(desk)
+def test_interpreters_are_expected_for_as_many_rows_as_have_called() -> None:
+    """Three rows call one after the other: first nothing is known, then as many more as have called are expected."""
+    model, tokenizer = planted(always(["go", "x", "y", "<<6*7", "="], **{">": "z", "z": "z"}))
+    ids = tokenizer.convert_tokens_to_ids
+    starts, params = [[ids(word)] for word in ("y", "x", "go", "z", "z")], SamplingParams(temperature=0, max_tokens=20)
+    engine, desk = Engine(model, tokenizer), Desk(echo)
+    generate_with_tools(engine, starts, 1, params, use(calculator_tool()), uses=[3, 3, 3, 3, 0], pool=standing_in(desk))
+    assert len(desk.opened) == 3
+    assert desk.expected == [0, 1, 2, 1, 0]  # of four rows that may; the last one never does
+
+    later = Desk(echo)
+    generate_with_tools(engine, starts[:2], 4, params, use(calculator_tool()), pool=standing_in(later))
+    assert later.expected[0] == 6  # three of four did
+
+
+def test_rows_that_never_call_have_no_interpreters_started() -> None:
+    model, tokenizer = planted(always(["go", "z"], z="z"))
+    start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=40)
+    engine, desk = Engine(model, tokenizer), Desk(echo)
+    for _ in range(2):
+        generate_with_tools(engine, start, 50, params, use(calculator_tool()), pool=standing_in(desk))
+    assert set(desk.expected) == {0}
+    assert desk.opened == []
+
+
+def test_torch_leaves_processors_to_interpreters_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from explorl.rollout.session import Session
+
+    seen: list[tuple[bool, int]] = []
+    desk, step = Desk(echo), Session.step
+    desk.starting = True
+
+    def stepped(session: Session, *args: Any, **how: Any) -> list[Rollout]:
+        seen.append((desk.starting, torch.get_num_threads()))
+        desk.starting = len(seen) < 2
+        return step(session, *args, **how)
+
+    monkeypatch.setattr(Session, "step", stepped)
+    model, tokenizer = planted(always(["go", "z"], z="z"))
+    start, params = [[tokenizer.convert_tokens_to_ids("go")]], SamplingParams(temperature=0, max_tokens=40)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        generate_with_tools(Engine(model, tokenizer), start, 2, params, use(calculator_tool()), pool=standing_in(desk))
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [(True, 3), (True, 3), (False, 4)]
+
+
+def opened_by_its_prompt() -> tuple[Any, Any, list[int]]:
+    """A model, its tokenizer and a prompt that ends in a block of Python, which the model closes; it opens more."""
+    closing, second = "1\n```", "```python\nx\n```"
+    model, tokenizer = planted(always(["x=", closing], **{"\n": second}))
+    prompt = tokenizer("say\n```text\na\n```\nrun\n```python\n")["input_ids"]
+    return model, tokenizer, [*prompt, tokenizer.convert_tokens_to_ids("x=")]
+
+
+def test_a_call_that_the_prompt_has_opened_is_made() -> None:
+    model, tokenizer, prompt = opened_by_its_prompt()
+    desk, params = Desk(echo), SamplingParams(temperature=0, max_tokens=80)
+    with ToolSession(
+        Engine(model, tokenizer), [prompt], 1, params, use(python_tool(max_calls=2)), pool=standing_in(desk)
+    ) as session:
+        session.step(1)
+        (fork,) = session.fork(0, at=0)
+        session.run()
+        first, other = session.rollouts()
+    assert [worker.sources for worker in desk.opened] == [["x=1\n", "x\n"]] * 2
+    assert fork == other.request
+    assert other.text == first.text
+    assert first.text.startswith("1\n```\n```output\n4x=1\n```\n```python\nx\n```\n```output\n2x\n")
+    call = first.calls[0]
+    assert (call.source, call.begin) == ("x=1\n", 1)
+    assert first.sampled.tolist()[: call.end + 1] == [True, *[False] * (call.end - 1), True]
+
+
+def test_a_block_that_somebody_else_has_left_open_is_no_call() -> None:
+    """Before a special token others have spoken; and a row that may make no call makes none."""
+    model, tokenizer, prompt = opened_by_its_prompt()
+    desk, params = Desk(echo), SamplingParams(temperature=0, max_tokens=20)
+    foreign = [*prompt[:-1], tokenizer.eos_token_id, prompt[-1]]
+    found = generate_with_tools(
+        Engine(model, tokenizer), [foreign, prompt], 1, params, use(python_tool()), uses=[3, 0], pool=standing_in(desk)
     )
-    assert desk.expected == [2, 0]
+    assert desk.opened == []
+    assert [rollout.calls for rollout in found] == [(), ()]
+    assert {rollout.text for rollout in found} == {"1\n```"}

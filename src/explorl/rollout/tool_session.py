@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Event, Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -18,6 +19,8 @@ from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.session import plain_tokens
+from explorl.rollout.tool_listener import Listener, processors, processors_left
+from explorl.rollout.tool_spans import LONGEST_CLOSING, opened_by
 from explorl.rollout.tools import ToolSpec, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -29,18 +32,18 @@ STEPS = 8
 """Tokens per row between two looks at calls that are running: rows whose outputs came go on together, as computing one
 output costs nearly as much time as computing several."""
 _SHARE = 4
-"""Where no row goes on: of the rows that wait, the part of one in so many that is waited for, so that few rows are not
-sampled at the cost of many while calls need the processors…"""
-_NEXT = 0.02
-"""… as long as one output follows the other in so many seconds."""
-_LONGEST_CLOSING = 20
-"""Times that the text which every call ends with may follow upon itself at the end of one."""
+"""Where no row goes on: of the rows that wait, the part of one in so many that is waited for before a GPU samples…"""
+_NEXT, _BUSY = 0.02, 0.25
+"""… as long as one output follows the other in so many seconds; the second while there are more calls than processors,
+which are then busy anyway."""
 _BEFORE = ("\n", "a", "=")
 """Texts to try as a beginning, since one of them may be in one token with what follows."""
-_REST = 0.005
-"""Seconds in which the listener leaves the interpreter of Python to whoever samples."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
+
+
+_SHARES: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
+"""Of the rows that might have called in an engine's last session, the part that did."""
 
 
 def _check_stops(stops: Sequence[Sequence[str]], tool: ToolSpec) -> None:
@@ -66,6 +69,8 @@ class _Row:
     """Most tokens."""
     allowed: int
     """Calls that it may make."""
+    opened: str = ""
+    """The end of its prompt, where that has opened a call."""
     calls: list[ToolCall] = field(default_factory=list)
     interpreter: Interpreter | None = None
     replay: list[str] = field(default_factory=list)
@@ -124,19 +129,28 @@ class ToolSession:
         stops = [[*texts, self.tool.fence.stop] if calls else texts for texts, calls in zip(own, allowed, strict=True)]
         with ExitStack() as closing:
             self._pool = closing.enter_context(tools.pool()) if pool is None else pool
-            self._listener = closing.enter_context(_Listener(self._pool))
+            self._listener = closing.enter_context(Listener(self._pool))
             self._session = closing.enter_context(engine.open(prompts, n, replace(params, stop=stops, seed=self.seed)))
             self._closing = closing.pop_all()
         self.prompt_ids = self._session.prompt_ids
         limits = self._limits(params, n)
-        self._rows = [_Row(row, limit, calls) for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))]
+        asked = [tuple(ids) for ids in self.prompt_ids]
+        opened = {ids: opened_by(ids, engine.tokenizer, self.tool) for ids in set(asked)}
+        self._rows = [
+            _Row(row, limit, calls, opened[asked[row // n]])
+            for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))
+        ]
         self._waiting: dict[int, tuple[_Stop, Call]] = {}
         """By row: calls that run."""
         self._ended: list[int] = []
         """Rows that have ended since somebody asked."""
         self._looked = 0
         """`Session.steps` when the calls were last looked at."""
-        self._pool.expect(sum(map(bool, allowed)))
+        self._callers = 0
+        """Interpreters that were opened."""
+        self._on_cpu = next(engine.model.parameters()).device.type == "cpu"
+        self._share = _SHARES.get(engine, 0.0)
+        self._expect()
         self._listener.wanted.set()
 
     def _limits(self, params: SamplingParams, n: int) -> list[int]:
@@ -204,7 +218,7 @@ class ToolSession:
         forks = list(range(len(self._rows), len(self._rows) + n))
         for other in rows:
             replay = _makes_variables(calls)
-            self._rows.append(_Row(other, row.limit, row.allowed, [*calls], None, replay, index, length))
+            self._rows.append(_Row(other, row.limit, row.allowed, row.opened, [*calls], None, replay, index, length))
         return forks
 
     def cancel(self, index: int) -> None:
@@ -225,6 +239,8 @@ class ToolSession:
 
     def close(self) -> None:
         """Ends all interpreters and the engine's session. What was sampled stays readable."""
+        if may := sum(row.allowed > 0 for row in self._rows):
+            _SHARES[self.engine] = min(1.0, self._callers / may)
         for row in self._rows:
             if row.interpreter is not None:
                 row.interpreter.close()
@@ -245,26 +261,47 @@ class ToolSession:
 
     def _pass(self, tokens: int | None, same_weights: bool = False) -> None:
         most = tokens
-        if self._waiting:
+        busy = len(self._waiting) or int(self._pool.starting)
+        if busy:
             most = max(1, min(tokens or STEPS, self._looked + STEPS - self._session.steps))
-        with _processors_left(len(self._waiting)):
+        with processors_left(busy):
             stopped = self._session.step(most, same_weights=same_weights)
         index = {row.row: index for index, row in enumerate(self._rows)}
+        callers = self._callers
         for rollout in stopped:
             if rollout.request in index:
                 self._look(index[rollout.request], rollout)
+        if self._callers > callers:
+            self._expect()
         if self._waiting and not self._session.running:
             self._await()
         if not self._session.running or self._session.steps >= self._looked + STEPS:
             self._take()
 
+    def _expect(self) -> None:
+        """Has interpreters start ahead for rows that will probably call.
+
+        That is as many more as have called so far, or as many as in the engine's last session: rows of a policy that
+        does not call shall cost nothing.
+        """
+        may = [row for row in self._rows if row.allowed]
+        before = math.ceil(self._share * len(may)) - self._callers
+        silent = sum(row.interpreter is None and not row.ended for row in may)
+        self._pool.expect(min(silent, max(before, self._callers)))
+
     def _await(self) -> None:
-        """Waits for outputs, as no row goes on: for the first, and for others that follow it quickly."""
+        """Waits for outputs, as no row goes on: for the first, and for others that follow it quickly.
+
+        Where calls need the processors that would sample, nothing is gained by sampling a few rows meanwhile, and a
+        step of few costs nearly as much as a step of many: there all are waited for.
+        """
         self._listener.wanted.clear()
         if not self._done():
             self._pool.poll(_WAIT)
-        while 0 < len(self._done()) < len(self._waiting) // _SHARE and self._pool.poll(_NEXT):
-            pass
+        enough = len(self._waiting) if self._on_cpu else len(self._waiting) // _SHARE
+        while 0 < (done := len(self._done())) < enough:
+            if not self._pool.poll(_BUSY if len(self._waiting) - done > processors() else _NEXT):
+                break
         self._listener.wanted.set()
 
     def _take(self) -> None:
@@ -292,37 +329,41 @@ class ToolSession:
             return
         final = rollout.finish_reason == "error" or not row.allowed
         before = rollout.token_ids if rollout.stop in (None, mark) else rollout.token_ids[:-1]  # a stop of the caller's
-        stop = None if final else self._called(before, row.behind)
+        stop = None if final else self._called(row, before)
         if stop is not None and stop.keep < row.limit:
             self._call(index, stop)
             return
         watched = rollout.finish_reason == "length" and len(rollout) < row.limit
         if (rollout.stop == mark and not final) or watched:
-            limit = len(rollout) + 1 if self._may_close(rollout.token_ids, row.behind) else row.limit
+            limit = len(rollout) + 1 if self._may_close(row, rollout.token_ids) else row.limit
             self._session.extend(row.row, [], min(limit, row.limit))
             if len(rollout) < row.limit:
                 return
         self._end(index)
 
-    def _may_close(self, tokens: list[int], behind: int) -> bool:
+    def _may_close(self, row: _Row, tokens: list[int]) -> bool:
         """Whether a call is open that more of the text which every call ends with would close here."""
-        text = self._text(tokens) + _LONGEST_CLOSING * self.tool.fence.stop
-        return find_call(text, self.tool, len(self._text(tokens[:behind]))) is not None
+        text = row.opened + self._text(tokens) + LONGEST_CLOSING * self.tool.fence.stop
+        return find_call(text, self.tool, self._start(row, tokens)) is not None
 
-    def _called(self, tokens: list[int], behind: int) -> _Stop | None:
+    def _start(self, row: _Row, tokens: list[int]) -> int:
+        """Where in a row's text, behind what its prompt has opened, calls are looked for."""
+        return len(row.opened + self._text(tokens[: row.behind])) if row.behind else 0
+
+    def _called(self, row: _Row, tokens: list[int]) -> _Stop | None:
         """The first call of a row, if it is complete, and how many tokens there are up to its end."""
-        start = len(self._text(tokens[:behind]))
-        count, text = len(tokens), self._text(tokens)
+        start, count, text = self._start(row, tokens), len(tokens), row.opened + self._text(tokens)
         found = find_call(text, self.tool, start)
         if found is None:
             return None
-        while find_call(shorter := self._text(tokens[: count - 1]), self.tool, start) is not None:
+        while find_call(shorter := row.opened + self._text(tokens[: count - 1]), self.tool, start) is not None:
             count, text = count - 1, shorter
         if not text[found.end :].strip():
             return _Stop(found.source, count, text, "")
         said = text[: found.end]
-        keep = next(k for k in range(count - 1, -1, -1) if said.startswith(self._text(tokens[:k])))
-        return _Stop(found.source, keep, said, said[len(self._text(tokens[:keep])) :])
+        texts = ((k, row.opened + self._text(tokens[:k])) for k in range(count - 1, -1, -1))
+        keep, kept = next((k, text) for k, text in texts if said.startswith(text))
+        return _Stop(found.source, keep, said, said[len(kept) :])
 
     def _call(self, index: int, stop: _Stop) -> None:
         row = self._rows[index]
@@ -332,6 +373,7 @@ class ToolSession:
             return
         if row.interpreter is None:
             row.interpreter = self._pool.open()
+            self._callers += 1
             for source in row.replay:
                 row.interpreter.submit(source)
         self._waiting[index] = stop, row.interpreter.submit(stop.source)
@@ -395,49 +437,3 @@ def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
         elif call.status != "refused":
             sources.clear()
     return sources
-
-
-@contextmanager
-def _processors_left(calls: int) -> Iterator[None]:
-    """Leaves a processor to each of so many calls, up to half of those that torch computes on.
-
-    Its threads wait for each other without resting: where a call holds up one of them, the others use up the time.
-    """
-    threads = torch.get_num_threads()
-    if not calls or threads == 1:
-        yield
-        return
-    torch.set_num_threads(threads - min(calls, threads // 2))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-class _Listener:
-    """Has a pool start interpreters and pass on calls and results while the caller samples.
-
-    Where it fails, whoever waits for a call hears of it: the session polls too.
-    """
-
-    def __init__(self, pool: InterpreterPool) -> None:
-        self._pool, self.wanted, self._over = pool, Event(), Event()
-        self._thread = Thread(target=self._listen, name="explorl tool calls", daemon=True)
-
-    def _listen(self) -> None:
-        while not self._over.is_set():
-            self.wanted.wait()
-            try:
-                self._pool.poll(0.05)
-            except (ValueError, OSError):  # the pool was closed
-                return
-            self._over.wait(_REST)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.wanted.set()
-        self._thread.join()

@@ -51,7 +51,8 @@ def run_sft(
     """Trains on `sft.examples` reference solutions from the last whole checkpoint on; returns the folder of the model.
 
     Nothing is written before all parts are there. ``alone`` keeps other processes out of the folder. ``examples``,
-    prompts with completions, are learnt in place of reference solutions.
+    prompts with completions, are learnt in place of reference solutions. Where `rollout.tools` names a tool, what it
+    says in completions is not learnt.
     """
     from datasets import Dataset
 
@@ -112,6 +113,7 @@ def run_sft(
                 train_dataset=Dataset.from_list(rows),
                 processing_class=policy.tokenizer,
                 peft_config=lora,
+                tool=config.rollout.tool(),
                 callbacks=[StopAtDivergence("sft.learning_rate", settings.learning_rate), Recorder(store), shown],
             )
         except NothingToLearn as error:
@@ -187,6 +189,8 @@ def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str
 def write_recipe(config: Config, folder: Path, *, console: Console) -> None:
     """Puts recipe.json beside the weights: how they were made and, where asked, what they score."""
     recipe: dict[str, Any] = {"seed": config.seed, "sft": config.dump()["sft"], "task": config.dump()["task"]}
+    if config.rollout.tools is not None:
+        recipe["tools"] = config.rollout.tools
     if config.sft.score:
         console.print("scoring the policy on held-out problems")
         result = evaluate_holdout(config, load_policy(str(folder), dtype=config.model.evaluation_dtype))

@@ -27,6 +27,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from explorl.modeling import passes
 from explorl.modeling.packed import causal, packed_rows
+from explorl.rollout.tools import ToolSpec, get_tool
 from explorl.training.sft_data import tokenised
 from explorl.training.sft_pass import add_scores, tokens_that_fit
 from explorl.training.sft_rows import TokenRows
@@ -45,16 +46,23 @@ class PackedSFTTrainer(SFTTrainer):
             makes that an error. False is TRL's own padded pass.
         tokens_per_pass: No more tokens go through the model at a time, if no single row has more. None is what memory
             allows, up to 65,536. `per_device_train_batch_size` bounds the rows as ever.
+        tool: A tool that completions were written with, such as "python": what it says in them is not learnt.
     """
 
     data_collator: Any
 
     def __init__(
-        self, *args: Any, packed: bool | None = None, tokens_per_pass: int | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        packed: bool | None = None,
+        tokens_per_pass: int | None = None,
+        tool: ToolSpec | str | None = None,
+        **kwargs: Any,
     ) -> None:
         if tokens_per_pass is not None and tokens_per_pass < 1:
             raise ValueError(f"tokens_per_pass is {tokens_per_pass}; use at least the longest row's tokens, or None")
         self._packed, self._tokens_per_pass = packed, tokens_per_pass
+        self._tool = get_tool(tool) if isinstance(tool, str) else tool
         self._rows: TokenRows | None = None
         self._kind: passes.Kind = "padded"
         self._parameters: int | None = None
@@ -68,7 +76,8 @@ class PackedSFTTrainer(SFTTrainer):
         self, dataset: Any, processing_class: Any, args: Any, packing: bool, formatting_func: Any, dataset_name: str
     ) -> Any:
         rows = None
-        special = packing or formatting_func is not None or args.assistant_only_loss or self._packed is False
+        special = packing or formatting_func is not None or args.assistant_only_loss
+        special = special or (self._packed is False and self._tool is None)
         if not special and args.dataset_text_field not in (getattr(dataset, "column_names", None) or ()):
             rows = tokenised(
                 dataset,
@@ -76,6 +85,13 @@ class PackedSFTTrainer(SFTTrainer):
                 max_length=args.max_length,
                 keep_start=args.truncation_mode == "keep_start",
                 completion_only=self.completion_only_loss,
+                tool=self._tool,
+            )
+        if rows is None and self._tool is not None:
+            raise ValueError(
+                f"tool is {self._tool.name!r}, whose outputs can be left out where rows are a prompt and a completion, "
+                f"text or messages; the {dataset_name} dataset has other rows, or packing, a formatting function or "
+                "assistant_only_loss is set: leave that out, or the tool"
             )
         if rows is None:
             rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
