@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampling import Active
-from explorl.rollout.sampling.draw import sample_step
+from explorl.rollout.sampling.draw import Scratch, sample_step
 from explorl.rollout.state import POSITION, TOKEN, State
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Runner:
         self.model, self.layers, self.plan, self.device = model, layers, plan, device
         self.use_graphs, self.use_kernels, self.write_out = use_graphs, use_kernels, write_out
         self.state = State(plan.slots, plan.tokens, vocab, device)
-        self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = sample_step
+        self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = partial(sample_step, scratch=Scratch())
         page_cache: type[PageCache] = PageCache
         if use_kernels:
             from explorl.rollout.kernels import KernelPages, sample_step_kernel

@@ -7,7 +7,8 @@ blocks of the vocabulary and then inside one block, in float64, so the far tail 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -52,6 +53,25 @@ BLOCK = 256
 BOTTOM_P_ALONE = Active(bottom_p=True)
 FLOOR = -1e30
 """Stands for −inf, whose product with a probability of 0 would be NaN."""
+
+
+class Scratch:
+    """Memory for the distributions of a step, kept from one step to the next.
+
+    Taking it anew costs a CPU several milliseconds with a large vocabulary: the system hands out pages one by one, and
+    takes them back at the end of the step.
+    """
+
+    def __init__(self) -> None:
+        self._held = torch.empty(0)
+
+    def __call__(self, like: Float[Tensor, "rows vocab"]) -> Sequence[Any]:
+        """Room for three tensors like this one; none where the device has an allocator that keeps what it took."""
+        if like.device.type != "cpu":
+            return None, None, None
+        if self._held.numel() < 3 * like.numel():
+            self._held = torch.empty(3 * like.numel())
+        return self._held[: 3 * like.numel()].view(3, *like.shape).unbind()
 
 
 class Draw(NamedTuple):
@@ -132,16 +152,12 @@ def draw(
     state: State,
     active: Active,
     row_of: Int[Tensor, " seats"] | None = None,
+    scratch: Scratch | None = None,
 ) -> Draw:
     """Samples for the state's first seats; ``row_of`` is the row of each in the logits, where several share one."""
     seats = logits.shape[0] if row_of is None else len(row_of)
     ints, reals = state.ints[:, :seats], state.reals[:, :seats]
-    scores = logits.float()
-    if scores.device.type != "cpu" or not bool(scores.amin() > -torch.inf):
-        scores = scores.clamp(min=FLOOR)
-    policy = torch.log_softmax(scores, -1)
-    weights = torch.exp(policy)
-    entropy = -torch.linalg.vecdot(weights, policy)
+    scores, policy, weights, entropy = _policy(logits.float(), scratch or Scratch())
     branching = branching_count(policy, weights)
     if row_of is not None:
         entropy, branching = entropy[row_of], branching[row_of]
@@ -176,6 +192,24 @@ def draw(
         logq = torch.where(greedy, 0.0, logq)
     mass = _min_p_mass(policy, row, token, active.min_p_mass) if active.min_p_mass else None
     return Draw(token, logp, logq, entropy, branching, broken, mass)
+
+
+def _policy(scores: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores without −inf, their log π and π at temperature 1, and its entropy."""
+    if scores.device.type != "cpu":
+        scores = scores.clamp(min=FLOOR)
+    policy, weights, entropy = _distribution(scores, scratch)
+    if scores.device.type == "cpu" and not bool(torch.isfinite(entropy).all()):
+        scores = scores.clamp(min=FLOOR)  # few models have −inf, and here a look costs less than a pass
+        policy, weights, entropy = _distribution(scores, scratch)
+    return scores, policy, weights, entropy
+
+
+def _distribution(scores: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+    rooms = scratch(scores)
+    policy = torch.log_softmax(scores, -1, out=rooms[0])
+    weights = torch.exp(policy, out=rooms[1])
+    return policy, weights, torch.mul(weights, policy, out=rooms[2]).sum(-1).neg_()
 
 
 def _min_p_mass(policy: Tensor, row: Tensor, token: Tensor, share: float) -> Tensor:
@@ -245,12 +279,16 @@ def alternatives(
 
 
 def sample_step(
-    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " seats"] | None = None
+    logits: Float[Tensor, "rows vocab"],
+    state: State,
+    active: Active,
+    row_of: Int[Tensor, " seats"] | None = None,
+    scratch: Scratch | None = None,
 ) -> None:
     """Draws a token for each of the first seats, records it, and moves those that go on to their next token."""
     rows = logits.shape[0] if row_of is None else len(row_of)
     ints = state.ints[:, :rows]
-    result = draw(logits, state, active, row_of)
+    result = draw(logits, state, active, row_of, scratch)
     running = ints[STATUS] == RUNNING
     good = running & ~result.broken
     step = ints[STEP].clamp(max=state.tokens - 1)[:, None]
