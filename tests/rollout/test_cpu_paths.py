@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from explorl.modeling.llama import HEAD_ROWS, TorchOps
+from explorl.rollout.memory.attention import Grouping, shared_attention
 from explorl.rollout.sampling import Active, rng
 from explorl.rollout.sampling.draw import Scratch, draw
 from explorl.rollout.sampling.ranking import branching_count
@@ -85,3 +88,40 @@ def test_tokens_that_the_model_rules_out(active: Active) -> None:
         held = probs[probs > 0]
         assert float(drawn.entropy[row]) == pytest.approx(-(held * np.log(held)).sum(), abs=5e-6)
         assert float(drawn.logp[row]) == pytest.approx(np.log(probs[drawn.token[row]]), abs=5e-6)
+
+
+@pytest.mark.parametrize("given", ["grouped", "ordered", "one by one"])
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_rows_attend_to_a_prompt_that_they_share_head_by_head(given: str, cap: float | None) -> None:
+    generator = np.random.default_rng(3)
+    entries = np.array([0, 0, 1, 1] if given == "ordered" else [1, 0, 1, 1, -1, 0])
+    rows, lengths, heads, kv_heads, size, columns = len(entries), np.array([3, 5]), 6, 3, 4, 7
+    query = generator.normal(size=(rows, heads, size))
+    own = generator.normal(size=(2, rows, columns, kv_heads, size))
+    prompt = generator.normal(size=(2, 2, 5, kv_heads, size))
+    taken = np.maximum(entries, 0)
+    hidden = np.arange(5) >= lengths[taken][:, None]
+    foreign = np.arange(heads)[:, None] // 2 != np.arange(kv_heads)
+    blocked = np.broadcast_to(foreign[None, :, None], (rows, heads, columns, kv_heads)).reshape(rows, heads, -1)
+    bias = np.concatenate([np.broadcast_to(hidden[:, None], (rows, heads, 5)), blocked], -1)
+    rows_of: Any = torch.from_numpy(taken)
+    if given != "one by one":
+        rows_of = Grouping.of(entries, lengths[entries[entries >= 0]], torch.device("cpu"))
+        assert rows_of.ordered == (given == "ordered")
+    got = shared_attention(
+        torch.from_numpy(query),
+        (torch.from_numpy(own[0]).flatten(1, 2), torch.from_numpy(own[1]).flatten(1, 2)),
+        (torch.from_numpy(prompt[0]), torch.from_numpy(prompt[1])),
+        rows_of,
+        torch.zeros(bias.shape, dtype=torch.float64).masked_fill(torch.from_numpy(bias), -torch.inf),
+        cap,
+    )
+    for row in np.flatnonzero(entries >= 0):
+        for head in range(heads):
+            keys, values = (
+                np.concatenate([prompt[i, entries[row], : lengths[entries[row]], head // 2], own[i, row, :, head // 2]])
+                for i in range(2)
+            )
+            scores = keys @ query[row, head]
+            want = softmax(scores if cap is None else np.tanh(scores / cap) * cap) @ values
+            np.testing.assert_allclose(got[row, head].numpy(), want, atol=1e-6)

@@ -73,6 +73,9 @@ class JoinedCache(SlotCache):
             out = torch.cat(parts, 1)
         return out.unsqueeze(1)
 
+    def _apart(self) -> int:
+        return 0
+
     def _hidden(self, window: int | None) -> Tensor:
         ints = self.ints[..., None]
         prompt = self._columns[: self.seen] - self.seen + ints[OFFSET]  # positions; negative before the prompt

@@ -27,7 +27,7 @@ COPY_BYTES = 64 << 20
 ROW_BYTES = 32 << 10
 """Bytes of a slot from which a CPU copies slots one by one faster than all at once by their numbers."""
 FEW_COLUMNS = 1024
-"""Columns, counted once for each key/value head, up to which one product serves all heads of a row."""
+"""Columns of a row, counted once for each key/value head, up to which one product serves all of its heads."""
 
 
 @dataclass(frozen=True)
@@ -285,9 +285,9 @@ class SlotCache(_Slots):
             rows_of = grouping
             prompt = tuple(part[: grouping.entries, : grouping.length] for part in prompt)  # type: ignore[assignment]
         query = query[:, :, 0] * scale
-        if self.one_product(kv_heads, prompt[0].shape[1] + self.length):
+        if self.one_product(kv_heads, self.length):
             bias = self._bias(window, kv_heads, group)
-            own, prompt = ((k.flatten(1, 2), v.flatten(1, 2)) for k, v in (own, prompt))
+            own = own[0].flatten(1, 2), own[1].flatten(1, 2)
             out = shared_attention(query, own, prompt, rows_of, bias, cap)
         else:
             bias = self._bias(window, 1, 1)
@@ -295,7 +295,7 @@ class SlotCache(_Slots):
                 shared_attention(
                     query[:, head * group : (head + 1) * group],
                     (own[0][:, :, head], own[1][:, :, head]),
-                    (prompt[0][:, :, head], prompt[1][:, :, head]),
+                    (prompt[0][:, :, head : head + 1], prompt[1][:, :, head : head + 1]),
                     rows_of,
                     bias,
                     cap,
@@ -313,22 +313,27 @@ class SlotCache(_Slots):
     def _bias(self, window: int | None, kv_heads: int, group: int) -> Tensor | None:
         """0 on the prompt's and the slot's columns that a row's newest token sees, −inf elsewhere.
 
-        (rows or 1, query heads, columns · kv heads): a query head sees none but its own kv head.
+        (rows or 1, query heads, columns), where a column that all heads share counts once for each kv head: a query
+        head sees none but its own.
         """
         key = (window, kv_heads, group)
         if key not in self._step:
             hidden = self._hidden(window)
+            if hidden is None and kv_heads > 1:
+                hidden = torch.zeros(1, self._apart() + self.length, dtype=torch.bool, device=self._columns.device)
             bias = None if hidden is None else self._hide(hidden)[:, None]
-            if kv_heads > 1:
-                head = torch.arange(kv_heads, device=self._columns.device)
+            if bias is not None and kv_heads > 1:
+                head = torch.arange(kv_heads, device=bias.device)
                 foreign = self._hide(head.repeat_interleave(group)[:, None] != head)[None, :, None]
-                if bias is None:
-                    columns = self.length + (self.prompts.length if self.grouping is None else self.grouping.length)
-                    bias = foreign.expand(-1, -1, columns, -1).flatten(2)
-                else:
-                    bias = (bias[..., None] + foreign).flatten(2)
+                apart, joint = bias.tensor_split([self._apart()], -1)
+                joint = (joint[..., None] + foreign).flatten(2)
+                bias = torch.cat([apart.expand(-1, joint.shape[1], -1), joint], -1)
             self._step[key] = bias
         return self._step[key]
+
+    def _apart(self) -> int:
+        """The first columns, which every head has for itself where one product serves all heads of a row."""
+        return self.prompts.length if self.grouping is None else self.grouping.length
 
     def _hide(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self.keys[0].dtype, device=hidden.device).masked_fill_(
