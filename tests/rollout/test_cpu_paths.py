@@ -8,13 +8,31 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS, TorchOps
 from explorl.rollout.memory.attention import Grouping, shared_attention
+from explorl.rollout.memory.joined import JoinedCache
+from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.sampling import Active, rng
-from explorl.rollout.sampling.draw import Scratch, draw
+from explorl.rollout.sampling.draw import Draw, Scratch, _go_on, _go_on_on_host, draw
 from explorl.rollout.sampling.ranking import branching_count
-from explorl.rollout.state import KEY, RUNNING, STATUS, State
+from explorl.rollout.state import (
+    BROKEN,
+    IDLE,
+    KEY,
+    LENGTH,
+    LIMIT,
+    OFFSET,
+    POSITION,
+    RUNNING,
+    STATUS,
+    STEP,
+    STOP_SET,
+    STOPPED,
+    State,
+)
 
 
 def a_state(seats: int, vocab: int, seed: int = 0) -> State:
@@ -125,3 +143,113 @@ def test_rows_attend_to_a_prompt_that_they_share_head_by_head(given: str, cap: f
             scores = keys @ query[row, head]
             want = softmax(scores if cap is None else np.tanh(scores / cap) * cap) @ values
             np.testing.assert_allclose(got[row, head].numpy(), want, atol=1e-6)
+
+
+def _attention_module(width: int, heads: int, kv_heads: int, size: int) -> Any:
+    module = nn.Module()
+    module.q_proj = nn.Linear(width, heads * size, bias=False)
+    module.k_proj, module.v_proj = (nn.Linear(width, kv_heads * size, bias=False) for _ in range(2))
+    module.head_dim = size  # type: ignore[assignment]
+    return module
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3, 8), (20, 8), (20, WIDE), (60, WIDE)])
+def test_heads_of_one_token_are_projected_and_rotated(rows: int, width: int) -> None:
+    generator = np.random.default_rng(rows + width)
+    heads, kv_heads, size = 4, 2, 6
+    attn, norm = _attention_module(width, heads, kv_heads, size), LlamaRMSNorm(width, eps=1e-3)
+    x = generator.normal(size=(rows, width))
+    angle = np.tile(generator.normal(size=(rows, size // 2)), 2)
+    ops = CpuOps()
+    with torch.no_grad():
+        norm.weight.copy_(torch.from_numpy(generator.normal(size=width)))
+        given = torch.from_numpy(x).float()[:, None]
+        ops.begin(given)
+        angles = ops.angles(*(torch.from_numpy(part(angle)).float()[:, None] for part in (np.cos, np.sin)))
+        got = ops.rotated_heads(given, None, norm, attn, angles)
+        weights = [p.weight.double().numpy() for p in (attn.q_proj, attn.k_proj, attn.v_proj)]
+        scale = norm.weight.double().numpy()
+    normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * scale
+    query, key, value = ((normed @ weight.T).reshape(rows, -1, size) for weight in weights)
+    half = size // 2
+    for mine, theirs in zip(got, (_turn(query, angle, half), _turn(key, angle, half), value), strict=True):
+        np.testing.assert_allclose(mine[:, :, 0].numpy(), theirs, atol=2e-5)
+
+
+def _turn(x: np.ndarray, angle: np.ndarray, half: int) -> np.ndarray:
+    swapped = np.concatenate([-x[..., half:], x[..., :half]], -1)
+    return x * np.cos(angle)[:, None] + swapped * np.sin(angle)[:, None]
+
+
+@pytest.mark.parametrize("rows", [2, 20])
+def test_a_hook_on_a_projection_is_called(rows: int) -> None:
+    called: list[int] = []
+    attn = _attention_module(WIDE, 2, 2, 4)
+    attn.k_proj.register_forward_hook(lambda *_: called.append(1))
+    x, ops = torch.randn(rows, 1, WIDE), CpuOps()
+    with torch.no_grad():
+        ops.begin(x)
+        ops.rotated_heads(x, x, None, attn, ops.angles(torch.ones(rows, 1, 4), torch.zeros(rows, 1, 4)))
+        ops.project(x, attn.k_proj)
+    assert len(called) == 2
+
+
+@pytest.mark.parametrize("salt", [0, rng.BERNOULLI])
+def test_random_numbers_are_those_of_splitmix64(salt: int) -> None:
+    keys = rng.request_keys(5, range(40))
+    positions = np.array([0, 1, 7, 2**31, 2**40] * 8)
+    mask = 2**64 - 1
+    for key, position, mine, theirs in zip(
+        keys.tolist(),
+        positions.tolist(),
+        rng.uniform(torch.from_numpy(keys), torch.from_numpy(positions), salt).tolist(),
+        rng._on_device(torch.from_numpy(keys), torch.from_numpy(positions), salt).tolist(),
+        strict=True,
+    ):
+        want = rng._mix((((key & mask) ^ salt) + (position + 1) * rng.GOLDEN) & mask) >> 11
+        assert mine == theirs == want * 2.0**-53
+
+
+@pytest.mark.parametrize("stop_sets", [False, True])
+def test_seats_go_on_and_end_as_on_other_devices(stop_sets: bool) -> None:
+    states = [a_state(6, 50) for _ in range(2)]
+    running = torch.tensor([True, True, True, True, True, False])
+    result = Draw(
+        token=torch.tensor([3, 9, 4, 0, 9, 3]),
+        logp=torch.zeros(6),
+        logq=torch.zeros(6),
+        entropy=torch.zeros(6),
+        branching=torch.ones(6, dtype=torch.int64),
+        broken=torch.tensor([False, False, False, True, False, False]),
+    )
+    for state, go_on in zip(states, (_go_on, _go_on_on_host), strict=True):
+        state.set_stops([[3], [9, 4]])
+        state.ints[STATUS, 5], state.ints[STOP_SET, 3:] = IDLE, 1
+        state.ints[LIMIT] = torch.tensor([9, 1, 9, 9, 9, 9])
+        go_on(state, state.ints, result, Active(stop_sets=stop_sets), running, running & ~result.broken)
+    assert torch.equal(states[0].ints, states[1].ints)
+    ends = [STOPPED, LENGTH, RUNNING, BROKEN, STOPPED if stop_sets else RUNNING, IDLE]
+    assert states[1].ints[STATUS].tolist() == ends
+    assert states[1].ints[STEP].tolist() == [1, 1, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_is_hidden_is_found_anew_where_rows_or_prompts_are_others(joined: bool) -> None:
+    """A bias that is kept from one step to the next gives what one made for this step gives."""
+    shape = LayerShape(2, 4, 4, torch.float32, torch.device("cpu"))
+    state = State(4, 80, 50, torch.device("cpu"))
+    prompts = PromptCache([shape], 4, 9)
+    cache = (JoinedCache if joined else SlotCache)([shape], 4, 80, state, prompts)
+    for offsets, length in ([3, 9, 9], 1), ([3, 9, 9], 2), ([9, 3, 9], 3), ([9, 9, 9], 4), ([9, 2], 40), ([9, 2], 70):
+        ints = state.ints[:, : len(offsets)]
+        ints[OFFSET] = torch.tensor(offsets)
+        ints[POSITION] = ints[OFFSET] + length - 1
+        cache.regroup(np.arange(len(offsets)), np.array(offsets))
+        cache.look(ints, length, even=True)
+        kept = cache._bias(None, 2, 2)
+        assert kept is not None
+        cache.look(ints, length, even=False)
+        fresh = cache._bias(None, 2, 2)
+        assert fresh is not None
+        assert torch.equal(kept.expand_as(fresh), fresh)
+        assert (fresh == 0).sum() == 4 * (sum(offsets) + length * len(offsets))

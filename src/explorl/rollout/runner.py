@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from explorl.modeling.attention import attending
+from explorl.modeling.cpu_ops import CpuOps
 from explorl.modeling.fused import Fusion
-from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
+from explorl.modeling.llama import LlamaForward, Ops, TorchOps, llama_like
 from explorl.modeling.merged import MergedOps
 from explorl.modeling.proof import keeps_logits
 from explorl.rollout.memory.joined import JoinedCache
@@ -73,7 +74,7 @@ class Runner:
         self._warm_up: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         root = llama_like(model) if write_out else None
-        self._written_out = None if root is None else LlamaForward(root, MergedOps() if use_kernels else TorchOps())
+        self._written_out = None if root is None else LlamaForward(root, _ops(device, use_kernels))
         self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
         logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
@@ -235,3 +236,9 @@ class Runner:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step(Layout(rows, rows, None, None), length, False, active)
         return graph
+
+
+def _ops(device: torch.device, use_kernels: bool) -> Ops:
+    if use_kernels:
+        return MergedOps()
+    return CpuOps() if device.type == "cpu" else TorchOps()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
@@ -124,7 +125,8 @@ def pick(
     """The token at which the running sum of a seat's row of weights first exceeds u times its total."""
     rows, vocab = weights.shape
     if vocab <= 4 * BLOCK:
-        return _invert(weights.double().cumsum(-1), u, row_of)
+        ends = weights.double().cumsum(-1)
+        return _invert_on_host(ends, u, row_of) if weights.device.type == "cpu" else _invert(ends, u, row_of)
     whole = vocab // BLOCK
     sums = weights[:, : whole * BLOCK].view(rows, whole, BLOCK).sum(-1)
     if whole * BLOCK < vocab:
@@ -138,6 +140,13 @@ def pick(
     row = torch.arange(rows, device=weights.device) if row_of is None else row_of
     values = weights[row[:, None], index.clamp(max=vocab - 1)].masked_fill(index >= vocab, 0.0)
     return block[:, 0] * BLOCK + _invert(values.double().cumsum(-1), inside.clamp(0.0, 1.0 - 2.0**-53))
+
+
+def _invert_on_host(ends: Tensor, u: Tensor, row_of: Tensor | None) -> Tensor:
+    """`_invert` on a CPU, where NumPy has smaller calls."""
+    sums = ends.numpy() if row_of is None else ends.numpy()[row_of.numpy()]
+    index = np.count_nonzero(sums <= (u.numpy() * sums[:, -1])[:, None], axis=-1)
+    return torch.from_numpy(np.minimum(index, sums.shape[-1] - 1))
 
 
 def _invert(ends: Tensor, u: Tensor, row_of: Tensor | None = None) -> Tensor:
@@ -307,6 +316,11 @@ def sample_step(
         token = result.token[:, None]
         seen.scatter_(1, token, seen.gather(1, token) | good[:, None])
 
+    (_go_on_on_host if ints.device.type == "cpu" else _go_on)(state, ints, result, active, running, good)
+
+
+def _go_on(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+    """Counts the tokens that were drawn, and says which seats have ended with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
     stops = state.stops[ints[STOP_SET]] if active.stop_sets else state.stops[:1]
@@ -318,8 +332,26 @@ def sample_step(
     ints[POSITION] += onward
 
 
+def _go_on_on_host(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+    """`_go_on` on a CPU, where NumPy has smaller calls."""
+    held, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
+    held[STEP] += good.numpy()
+    status = np.where(held[STEP] >= held[LIMIT], LENGTH, RUNNING)
+    stops = stops[held[STOP_SET]] if active.stop_sets else stops[:1]
+    status[(token[:, None] == stops).any(-1)] = STOPPED
+    status[result.broken.numpy()] = BROKEN
+    held[STATUS] = np.where(running.numpy(), status, held[STATUS])
+    onward = held[STATUS] == RUNNING
+    held[TOKEN] = np.where(onward, token, held[TOKEN])
+    held[POSITION] += onward
+
+
 def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
     """Writes (fields, rows) values at each row's step, leaving the other rows alone."""
+    if out.device.type == "cpu":
+        at = np.flatnonzero(where.numpy())
+        out.numpy()[:, at, step.numpy()[at, 0]] = values.numpy()[:, at]
+        return
     index = step.expand(len(out), *step.shape)
     old = out.gather(-1, index)
     out.scatter_(-1, index, torch.where(where[:, None], values[..., None].to(out.dtype), old))
