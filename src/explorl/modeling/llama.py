@@ -22,6 +22,10 @@ LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen
 FEW_ROWS = range(12, 57)
 """Rows for which MKL multiplies a weight by the transposed input faster than the input by the transposed weight: twice
 as fast for 32 rows of SmolLM2-135M."""
+TABLED = 1 << 15
+"""Most positions in a table of angles that is made for a CPU."""
+HEAD_ROWS = 1536
+"""Tokens whose logits are then computed at a time: they are put in their place while they are in the CPU's cache."""
 
 
 Normed = Any
@@ -31,12 +35,19 @@ Normed = Any
 class Ops(Protocol):
     """The operations between the projections, and those themselves, for one kind of device."""
 
+    tabled: bool
+    """Whether the angles of a decode step are to be looked up in a table, where the cache says how far that reaches."""
+
     def begin(self, x: Tensor) -> None:
         """Looks at what the next operations will be about: as many rows as x has."""
         ...
 
     def project(self, x: Tensor, projection: Any) -> Tensor:
         """projection(x); the result need not be contiguous."""
+        ...
+
+    def logits(self, x: Tensor, head: Any) -> Tensor:
+        """head(x), contiguous."""
         ...
 
     def norm(self, x: Tensor, norm: Any) -> Tensor: ...
@@ -47,6 +58,16 @@ class Ops(Protocol):
 
     def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
         """Query, key and value, contiguous, of x, which ``norm`` has normed to h."""
+        ...
+
+    def rotated_heads(
+        self, x: Tensor, h: Normed, norm: Any, attn: Any, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as (rows, heads, length, size), query and key normed and rotated."""
+        ...
+
+    def split_heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, not yet rotated."""
         ...
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
@@ -67,6 +88,7 @@ class Ops(Protocol):
 class TorchOps:
     """The operations in torch, with as few passes over memory as it allows."""
 
+    tabled = False
     few = False
     """Whether there are `FEW_ROWS`."""
 
@@ -76,10 +98,20 @@ class TorchOps:
         self.few = on_cpu and rows in FEW_ROWS and torch.backends.mkl.is_available()
 
     def project(self, x: Tensor, projection: Any) -> Tensor:
-        if not self.few or not _plain(projection):
+        weight = plain_weight(projection) if self.few else None
+        if weight is None:
             return projection(x)
-        product = torch.mm(projection.weight, x.flatten(0, -2).t()).t()
+        product = torch.mm(weight, x.flatten(0, -2).t()).t()
         return product.unflatten(0, x.shape[:-1])
+
+    def logits(self, x: Tensor, head: Any) -> Tensor:
+        weight = plain_weight(head) if self.few else None
+        if weight is None:
+            return self.project(x, head).contiguous()
+        logits = x.new_empty(len(x), len(weight))
+        for block, part in zip(weight.split(HEAD_ROWS), logits.split(HEAD_ROWS, 1), strict=True):
+            part.copy_(torch.mm(block, x.t()).t())
+        return logits
 
     def norm(self, x: Tensor, norm: Any) -> Tensor:
         if x.dtype != torch.float32:
@@ -95,15 +127,30 @@ class TorchOps:
         h = self.norm(x, norm) if h is None else h
         return [self.project(h, projection).contiguous() for projection in (attn.q_proj, attn.k_proj, attn.v_proj)]
 
+    def rotated_heads(
+        self, x: Tensor, h: Normed, norm: Any, attn: Any, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.split_heads(x, h, norm, attn)
+        return *self.rotate(query, key, angles), value
+
+    def split_heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, not yet rotated."""
+        shape = *x.shape[:2], -1, attn.head_dim
+        query, key, value = (t.view(shape) for t in self.heads(x, h, norm, attn))
+        if "q_norm" in attn._modules:
+            query, key = self.norm(query, attn.q_norm), self.norm(key, attn.k_norm)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
         h = self.norm(x, norm) if h is None else h
         return self.gate(self.project(h, mlp.gate_proj), self.project(h, mlp.up_proj))
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        if self.few or not _plain(projection):
+        weight = None if self.few else plain_weight(projection)
+        if weight is None:
             x = x + self.project(y, projection)
         else:
-            x = torch.addmm(x.flatten(0, 1), y.flatten(0, 1), projection.weight.t()).view_as(x)
+            x = torch.addmm(x.flatten(0, 1), y.flatten(0, 1), weight.t()).view_as(x)
         return x, self.norm(x, norm)
 
     def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,11 +168,12 @@ class TorchOps:
         return F.silu(gate, inplace=True).mul_(up)
 
 
-def _plain(projection: Any) -> bool:
-    """Whether it is nothing but a product with its weight."""
+def plain_weight(projection: Any) -> Tensor | None:
+    """The weight of a projection that is nothing but a product with it; None of another."""
     if type(projection) is not nn.Linear or touched(projection):
-        return False
-    return getattr(projection, "bias", None) is None
+        return None
+    held = projection._parameters  # several times as fast as the attributes
+    return held.get("weight") if held.get("bias") is None else None
 
 
 class KernelOps(TorchOps):
@@ -163,7 +211,7 @@ class LlamaForward:
         """Logits (rows, vocab) of each row's last token."""
         last = self.hidden(ids, positions, cache)[:, -1]
         self.ops.begin(last)
-        return self.ops.project(last, self.root.lm_head).contiguous()
+        return self.ops.logits(last, self.root.lm_head)
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """What the head reads, (rows, length, width)."""
@@ -184,6 +232,11 @@ class LlamaForward:
             table = self.table.upto(cache.capacity, x)
             if table is not None:
                 return table
+        reach = getattr(cache, "reach", TABLED + 1) if self.ops.tabled else TABLED + 1
+        table = self.table.upto(reach, x) if reach <= TABLED else None
+        if table is not None:
+            cos, sin = (part.index_select(0, positions.flatten()).view(*positions.shape, -1) for part in table)
+            return self.ops.angles(cos, sin)
         return self.ops.angles(*self.body.rotary_emb(x, position_ids=positions))
 
     def layer(
@@ -192,17 +245,12 @@ class LlamaForward:
         """One layer: ``h`` is x normed for it; returns the next x, and that normed for the next layer."""
         ops, attn = self.ops, layer.self_attn
         rows, length = x.shape[:2]
-        shape = rows, length, -1, attn.head_dim
-        query, key, value = (t.view(shape) for t in ops.heads(x, h, layer.input_layernorm, attn))
-        if hasattr(attn, "q_norm"):
-            query, key = ops.norm(query, attn.q_norm), ops.norm(key, attn.k_norm)
-        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
-        window = window_of(attn)
+        window, given = window_of(attn), (x, h, layer.input_layernorm, attn)
         fused = getattr(cache, "rotate_and_attend", None)
         if fused is not None:
-            mixed = fused(query, key, value, angles, index, attn.scaling, window)
+            mixed = fused(*ops.split_heads(*given), angles, index, attn.scaling, window)
         else:
-            query, key = ops.rotate(query, key, angles)
+            query, key, value = ops.rotated_heads(*given, angles)
             key, value = cache.update(key, value, index)
             mixed = cache.attend(query, key, value, attn.scaling, window, None)
         x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)

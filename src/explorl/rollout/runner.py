@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from explorl.modeling.attention import attending
+from explorl.modeling.cpu_ops import CpuOps
 from explorl.modeling.fused import Fusion
-from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
+from explorl.modeling.llama import LlamaForward, Ops, TorchOps, llama_like
 from explorl.modeling.merged import MergedOps
 from explorl.modeling.proof import keeps_logits
 from explorl.rollout.memory.joined import JoinedCache
@@ -21,7 +23,7 @@ from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.plan import Plan
 from explorl.rollout.sampling import Active
-from explorl.rollout.sampling.draw import sample_step
+from explorl.rollout.sampling.draw import Scratch, sample_step
 from explorl.rollout.state import POSITION, TOKEN, State
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class Runner:
         self.model, self.layers, self.plan, self.device = model, layers, plan, device
         self.use_graphs, self.use_kernels, self.write_out = use_graphs, use_kernels, write_out
         self.state = State(plan.slots, plan.tokens, vocab, device)
-        self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = sample_step
+        self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = partial(sample_step, scratch=Scratch())
         page_cache: type[PageCache] = PageCache
         if use_kernels:
             from explorl.rollout.kernels import KernelPages, sample_step_kernel
@@ -72,7 +74,7 @@ class Runner:
         self._warm_up: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         root = llama_like(model) if write_out else None
-        self._written_out = None if root is None else LlamaForward(root, MergedOps() if use_kernels else TorchOps())
+        self._written_out = None if root is None else LlamaForward(root, _ops(device, use_kernels))
         self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
         logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
@@ -234,3 +236,9 @@ class Runner:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step(Layout(rows, rows, None, None), length, False, active)
         return graph
+
+
+def _ops(device: torch.device, use_kernels: bool) -> Ops:
+    if use_kernels:
+        return MergedOps()
+    return CpuOps() if device.type == "cpu" else TorchOps()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class Grouping:
     """Whether all prompts have that length."""
     ordered: bool
     """Whether the rows stand in the order of ``members`` already."""
+    _orders: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: np.ndarray, lengths: np.ndarray, device: torch.device) -> Grouping:
@@ -53,11 +54,27 @@ class Grouping:
         )
 
     def product(self, values: Tensor, matrices: Tensor) -> Tensor:
-        """(rows, m, k) × (entries, k, n) → (rows, m, n), each row with the matrix of its entry."""
-        m, k = values.shape[1:]
-        taken = values if self.ordered else values[self.members]
-        result = torch.bmm(taken.reshape(self.entries, -1, k), matrices).view(-1, m, matrices.shape[-1])
-        return result if self.ordered else result[self.place]
+        """(rows, heads, k) × (entries · kv heads, k, n) → (rows, heads, n), each with the matrix of its own."""
+        rows, heads, k = values.shape
+        kv_heads = len(matrices) // self.entries
+        there, back = self._order(kv_heads)
+        taken = values.reshape(rows * kv_heads, -1)
+        taken = taken if there is None else taken.index_select(0, there)
+        result = torch.bmm(taken.view(len(matrices), -1, k), matrices)
+        if back is None:
+            return result.view(rows, heads, -1)
+        return result.view(len(taken), -1).index_select(0, back).view(rows, heads, -1)
+
+    def _order(self, kv_heads: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """How rows, each in ``kv_heads`` pieces, are brought into the order of entry, head, row; and how back."""
+        if kv_heads == 1 and self.ordered:
+            return None, None
+        if kv_heads not in self._orders:
+            size, head = len(self.members) // self.entries, torch.arange(kv_heads, device=self.members.device)
+            there = self.members.view(-1, 1, size) * kv_heads + head[:, None]
+            back = (self.place // size * kv_heads)[:, None] + head
+            self._orders[kv_heads] = there.flatten(), (back * size + (self.place % size)[:, None]).flatten()
+        return self._orders[kv_heads]
 
 
 def shared_attention(
@@ -68,24 +85,32 @@ def shared_attention(
     bias: Tensor | None,
     cap: float | None,
 ) -> Tensor:
-    """Attention of a few queries per row, (rows, m, size), to its prompt's entry and to its own slot.
+    """Attention of a few queries per row, (rows, heads, size), to its prompt's entry and to its own slot.
 
-    ``own`` is keys and values (rows, n, size), ``prompt`` those of all entries; ``rows_of`` says which entry a row
-    has. ``bias`` is added to the scores of the prompt's positions, then the row's own.
+    ``own`` is keys and values (rows, n, size), ``prompt`` those of all entries, (entries, m, kv heads, size);
+    ``rows_of`` says which entry a row has. ``bias`` is added to the scores of the prompt's positions, then the row's
+    own.
     """
-    product: Callable[[Tensor, Tensor], Tensor] = torch.bmm
+    keys, values = prompt
+    product: Callable[[Tensor, Tensor], Tensor] = _own_product
     if isinstance(rows_of, Grouping):
         product = rows_of.product
     else:
-        prompt = prompt[0][rows_of], prompt[1][rows_of]
-    scores = torch.cat([product(query, prompt[0].mT), torch.bmm(query, own[0].mT)], dim=-1)
+        keys, values = keys[rows_of], values[rows_of]
+    length = keys.shape[1]
+    keys, values = keys.transpose(1, 2).flatten(0, 1), values.transpose(1, 2).flatten(0, 1)
+    scores = torch.cat([product(query, keys.mT), torch.bmm(query, own[0].mT)], dim=-1)
     if cap is not None:
         scores = scores.div_(cap).tanh_().mul_(cap)
     if bias is not None:
         scores = scores.add_(bias)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    length = prompt[0].shape[1]
-    return torch.baddbmm(product(weights[..., :length], prompt[1]), weights[..., length:], own[1])
+    return torch.baddbmm(product(weights[..., :length], values), weights[..., length:], own[1])
+
+
+def _own_product(values: Tensor, matrices: Tensor) -> Tensor:
+    """(rows, heads, k) × (rows · kv heads, k, n) → (rows, heads, n)."""
+    return torch.bmm(values.reshape(len(matrices), -1, values.shape[-1]), matrices).view(*values.shape[:2], -1)
 
 
 def masked_attention(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from explorl.rollout.memory.slots import NOWHERE, LayerShape, PromptCache, SlotCache
-from explorl.rollout.state import OFFSET, POSITION, State
+from explorl.rollout.state import OFFSET, State
 
 SHORT_PROMPT = 32
 """Prompt tokens up to which a copy in every row is faster than reading the prompt once for all rows that share it:
@@ -73,14 +73,17 @@ class JoinedCache(SlotCache):
             out = torch.cat(parts, 1)
         return out.unsqueeze(1)
 
-    def _hidden(self, window: int | None) -> Tensor:
-        ints = self.ints[..., None]
-        prompt = self._columns[: self.seen] - self.seen + ints[OFFSET]  # positions; negative before the prompt
-        newest, own = ints[POSITION] - ints[OFFSET], self._columns[: self.length]
-        hidden = torch.cat([prompt < 0, own > newest], dim=-1)
-        if window is not None:
-            hidden |= torch.cat([prompt <= ints[POSITION] - window, own <= newest - window], dim=-1)
-        return hidden
+    def _apart(self) -> int:
+        return 0
+
+    def _prompt_columns(self) -> int:
+        return self.seen
+
+    def _hidden_prompt(self) -> Tensor:
+        return self._prompt_at() < 0
+
+    def _prompt_at(self) -> Tensor:
+        return self._columns[: self.seen] - self.seen + self.ints[OFFSET, :, None]  # negative before the prompt
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None) -> Tensor:

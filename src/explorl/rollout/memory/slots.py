@@ -26,8 +26,10 @@ COPY_BYTES = 64 << 20
 """Most memory that a copy of rows takes on its way."""
 ROW_BYTES = 32 << 10
 """Bytes of a slot from which a CPU copies slots one by one faster than all at once by their numbers."""
+ROOM = 32
+"""Columns by which a bias that is kept for the next steps grows."""
 FEW_COLUMNS = 1024
-"""Columns, counted once for each key/value head, up to which one product serves all heads of a row."""
+"""Columns of a row, counted once for each key/value head, up to which one product serves all of its heads."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +231,14 @@ class SlotCache(_Slots):
         self.ints, self.rows, self.length, self.even = state.ints, slots, length, False
         self.grouping: Grouping | None = None
         self._grouped: tuple[Any, ...] = ()
+        self.reach = prompts.length + length + 1
+        """Positions that a row can have."""
         self._layer = 0
         self._step: dict[Any, Any] = {}
         """What the layers of one step share: places of the new tokens, and biases."""
+        self._known: Any = None
+        self._kept, self._room = torch.zeros(0), 0
+        """A bias that holds for more steps, of which rows, and for how many columns of their own."""
 
     def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
         """Says which prompt entry each row belongs to (−1: none) and how long the prompts are."""
@@ -285,9 +292,9 @@ class SlotCache(_Slots):
             rows_of = grouping
             prompt = tuple(part[: grouping.entries, : grouping.length] for part in prompt)  # type: ignore[assignment]
         query = query[:, :, 0] * scale
-        if self.one_product(kv_heads, prompt[0].shape[1] + self.length):
+        if self.one_product(kv_heads, self.length):
             bias = self._bias(window, kv_heads, group)
-            own, prompt = ((k.flatten(1, 2), v.flatten(1, 2)) for k, v in (own, prompt))
+            own = own[0].flatten(1, 2), own[1].flatten(1, 2)
             out = shared_attention(query, own, prompt, rows_of, bias, cap)
         else:
             bias = self._bias(window, 1, 1)
@@ -295,7 +302,7 @@ class SlotCache(_Slots):
                 shared_attention(
                     query[:, head * group : (head + 1) * group],
                     (own[0][:, :, head], own[1][:, :, head]),
-                    (prompt[0][:, :, head], prompt[1][:, :, head]),
+                    (prompt[0][:, :, head : head + 1], prompt[1][:, :, head : head + 1]),
                     rows_of,
                     bias,
                     cap,
@@ -313,41 +320,71 @@ class SlotCache(_Slots):
     def _bias(self, window: int | None, kv_heads: int, group: int) -> Tensor | None:
         """0 on the prompt's and the slot's columns that a row's newest token sees, −inf elsewhere.
 
-        (rows or 1, query heads, columns · kv heads): a query head sees none but its own kv head.
+        (rows or 1, query heads, columns), where a column that all heads share counts once for each kv head: a query
+        head sees none but its own.
         """
         key = (window, kv_heads, group)
         if key not in self._step:
-            hidden = self._hidden(window)
-            bias = None if hidden is None else self._hide(hidden)[:, None]
-            if kv_heads > 1:
-                head = torch.arange(kv_heads, device=self._columns.device)
-                foreign = self._hide(head.repeat_interleave(group)[:, None] != head)[None, :, None]
-                if bias is None:
-                    columns = self.length + (self.prompts.length if self.grouping is None else self.grouping.length)
-                    bias = foreign.expand(-1, -1, columns, -1).flatten(2)
-                else:
-                    bias = (bias[..., None] + foreign).flatten(2)
-            self._step[key] = bias
+            if self.even and window is None:
+                self._step[key] = self._even_bias(kv_heads, group)
+            else:
+                self._step[key] = self._spread(self._hidden(window), kv_heads, group)
         return self._step[key]
+
+    def _even_bias(self, kv_heads: int, group: int) -> Tensor | None:
+        """`_bias` where all rows fill all columns: nothing new is hidden in a step, as long as the rows are those."""
+        if kv_heads == 1 and self.grouping is not None and self.grouping.even:
+            return None
+        rows = self.ints[OFFSET].cpu().numpy().tobytes()
+        known = kv_heads, group, self._prompt_columns(), rows
+        if known != self._known or self._room < self.length:
+            self._known, self._room = known, min(-(-self.length // ROOM) * ROOM, self.capacity)
+            hidden = self._hidden_prompt()
+            if not bool(hidden.any()):
+                hidden = hidden[:1]
+            seen = hidden.new_zeros(len(hidden), self._room)
+            self._kept = self._spread(torch.cat([hidden, seen], -1), kv_heads, group)
+        return self._kept[..., : self._kept.shape[-1] - (self._room - self.length) * kv_heads]
+
+    def _spread(self, hidden: Tensor, kv_heads: int, group: int) -> Tensor:
+        bias = self._hide(hidden)[:, None]
+        if kv_heads == 1:
+            return bias
+        head = torch.arange(kv_heads, device=bias.device)
+        foreign = self._hide(head.repeat_interleave(group)[:, None] != head)[None, :, None]
+        apart, joint = bias.tensor_split([self._apart()], -1)
+        joint = (joint[..., None] + foreign).flatten(2)
+        return torch.cat([apart.expand(-1, joint.shape[1], -1), joint], -1)
+
+    def _apart(self) -> int:
+        """The first columns, which every head has for itself where one product serves all heads of a row."""
+        return self._prompt_columns()
+
+    def _prompt_columns(self) -> int:
+        return self.prompts.length if self.grouping is None else self.grouping.length
 
     def _hide(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self.keys[0].dtype, device=hidden.device).masked_fill_(
             hidden, -torch.inf
         )
 
-    def _hidden(self, window: int | None) -> Tensor | None:
-        """(rows, columns): True on the columns that a row's newest token does not see; None where it sees all."""
-        grouping = self.grouping
-        if window is None and self.even and grouping is not None and grouping.even:
-            return None
+    def _hidden(self, window: int | None) -> Tensor:
+        """(rows, columns): True on the columns that a row's newest token does not see."""
         ints = self.ints[..., None]
-        prompt = self._columns[: self.prompts.length if grouping is None else grouping.length]
         newest, own = ints[POSITION] - ints[OFFSET], self._columns[: self.length]
-        hidden = torch.cat([prompt >= ints[OFFSET], own > newest], dim=-1)
+        hidden = torch.cat([self._hidden_prompt(), own > newest], dim=-1)
         if window is not None:
-            old = torch.cat([prompt <= ints[POSITION] - window, own <= newest - window], dim=-1)
+            old = torch.cat([self._prompt_at() <= ints[POSITION] - window, own <= newest - window], dim=-1)
             hidden = hidden | old
         return hidden
+
+    def _hidden_prompt(self) -> Tensor:
+        """The prompt's part of it: what is behind a prompt."""
+        return self._prompt_at() >= self.ints[OFFSET, :, None]
+
+    def _prompt_at(self) -> Tensor:
+        """Positions (rows or 1, columns) of the prompt's columns."""
+        return self._columns[None, : self._prompt_columns()]
 
     def move(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copies the first columns of slots to others; no slot is both source and target."""

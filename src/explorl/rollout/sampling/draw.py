@@ -7,8 +7,10 @@ blocks of the vocabulary and then inside one block, in float64, so the far tail 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
@@ -52,6 +54,25 @@ BLOCK = 256
 BOTTOM_P_ALONE = Active(bottom_p=True)
 FLOOR = -1e30
 """Stands for −inf, whose product with a probability of 0 would be NaN."""
+
+
+class Scratch:
+    """Memory for the distributions of a step, kept from one step to the next.
+
+    Taking it anew costs a CPU several milliseconds with a large vocabulary: the system hands out pages one by one, and
+    takes them back at the end of the step.
+    """
+
+    def __init__(self) -> None:
+        self._held = torch.empty(0)
+
+    def __call__(self, like: Float[Tensor, "rows vocab"]) -> Sequence[Any]:
+        """Room for three tensors like this one; none where the device has an allocator that keeps what it took."""
+        if like.device.type != "cpu":
+            return None, None, None
+        if self._held.numel() < 3 * like.numel():
+            self._held = torch.empty(3 * like.numel())
+        return self._held[: 3 * like.numel()].view(3, *like.shape).unbind()
 
 
 class Draw(NamedTuple):
@@ -104,7 +125,8 @@ def pick(
     """The token at which the running sum of a seat's row of weights first exceeds u times its total."""
     rows, vocab = weights.shape
     if vocab <= 4 * BLOCK:
-        return _invert(weights.double().cumsum(-1), u, row_of)
+        ends = weights.double().cumsum(-1)
+        return _invert_on_host(ends, u, row_of) if weights.device.type == "cpu" else _invert(ends, u, row_of)
     whole = vocab // BLOCK
     sums = weights[:, : whole * BLOCK].view(rows, whole, BLOCK).sum(-1)
     if whole * BLOCK < vocab:
@@ -120,6 +142,13 @@ def pick(
     return block[:, 0] * BLOCK + _invert(values.double().cumsum(-1), inside.clamp(0.0, 1.0 - 2.0**-53))
 
 
+def _invert_on_host(ends: Tensor, u: Tensor, row_of: Tensor | None) -> Tensor:
+    """`_invert` on a CPU, where NumPy has smaller calls."""
+    sums = ends.numpy() if row_of is None else ends.numpy()[row_of.numpy()]
+    index = np.count_nonzero(sums <= (u.numpy() * sums[:, -1])[:, None], axis=-1)
+    return torch.from_numpy(np.minimum(index, sums.shape[-1] - 1))
+
+
 def _invert(ends: Tensor, u: Tensor, row_of: Tensor | None = None) -> Tensor:
     if row_of is not None:
         ends = ends[row_of]
@@ -132,16 +161,12 @@ def draw(
     state: State,
     active: Active,
     row_of: Int[Tensor, " seats"] | None = None,
+    scratch: Scratch | None = None,
 ) -> Draw:
     """Samples for the state's first seats; ``row_of`` is the row of each in the logits, where several share one."""
     seats = logits.shape[0] if row_of is None else len(row_of)
     ints, reals = state.ints[:, :seats], state.reals[:, :seats]
-    scores = logits.float()
-    if scores.device.type != "cpu" or not bool(scores.amin() > -torch.inf):
-        scores = scores.clamp(min=FLOOR)
-    policy = torch.log_softmax(scores, -1)
-    weights = torch.exp(policy)
-    entropy = -torch.linalg.vecdot(weights, policy)
+    scores, policy, weights, entropy = _policy(logits.float(), scratch or Scratch())
     branching = branching_count(policy, weights)
     if row_of is not None:
         entropy, branching = entropy[row_of], branching[row_of]
@@ -176,6 +201,24 @@ def draw(
         logq = torch.where(greedy, 0.0, logq)
     mass = _min_p_mass(policy, row, token, active.min_p_mass) if active.min_p_mass else None
     return Draw(token, logp, logq, entropy, branching, broken, mass)
+
+
+def _policy(scores: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores without −inf, their log π and π at temperature 1, and its entropy."""
+    if scores.device.type != "cpu":
+        scores = scores.clamp(min=FLOOR)
+    policy, weights, entropy = _distribution(scores, scratch)
+    if scores.device.type == "cpu" and not bool(torch.isfinite(entropy).all()):
+        scores = scores.clamp(min=FLOOR)  # few models have −inf, and here a look costs less than a pass
+        policy, weights, entropy = _distribution(scores, scratch)
+    return scores, policy, weights, entropy
+
+
+def _distribution(scores: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+    rooms = scratch(scores)
+    policy = torch.log_softmax(scores, -1, out=rooms[0])
+    weights = torch.exp(policy, out=rooms[1])
+    return policy, weights, torch.mul(weights, policy, out=rooms[2]).sum(-1).neg_()
 
 
 def _min_p_mass(policy: Tensor, row: Tensor, token: Tensor, share: float) -> Tensor:
@@ -245,12 +288,16 @@ def alternatives(
 
 
 def sample_step(
-    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " seats"] | None = None
+    logits: Float[Tensor, "rows vocab"],
+    state: State,
+    active: Active,
+    row_of: Int[Tensor, " seats"] | None = None,
+    scratch: Scratch | None = None,
 ) -> None:
     """Draws a token for each of the first seats, records it, and moves those that go on to their next token."""
     rows = logits.shape[0] if row_of is None else len(row_of)
     ints = state.ints[:, :rows]
-    result = draw(logits, state, active, row_of)
+    result = draw(logits, state, active, row_of, scratch)
     running = ints[STATUS] == RUNNING
     good = running & ~result.broken
     step = ints[STEP].clamp(max=state.tokens - 1)[:, None]
@@ -269,6 +316,11 @@ def sample_step(
         token = result.token[:, None]
         seen.scatter_(1, token, seen.gather(1, token) | good[:, None])
 
+    (_go_on_on_host if ints.device.type == "cpu" else _go_on)(state, ints, result, active, running, good)
+
+
+def _go_on(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+    """Counts the tokens that were drawn, and says which seats have ended with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
     stops = state.stops[ints[STOP_SET]] if active.stop_sets else state.stops[:1]
@@ -280,8 +332,26 @@ def sample_step(
     ints[POSITION] += onward
 
 
+def _go_on_on_host(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+    """`_go_on` on a CPU, where NumPy has smaller calls."""
+    held, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
+    held[STEP] += good.numpy()
+    status = np.where(held[STEP] >= held[LIMIT], LENGTH, RUNNING)
+    stops = stops[held[STOP_SET]] if active.stop_sets else stops[:1]
+    status[(token[:, None] == stops).any(-1)] = STOPPED
+    status[result.broken.numpy()] = BROKEN
+    held[STATUS] = np.where(running.numpy(), status, held[STATUS])
+    onward = held[STATUS] == RUNNING
+    held[TOKEN] = np.where(onward, token, held[TOKEN])
+    held[POSITION] += onward
+
+
 def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
     """Writes (fields, rows) values at each row's step, leaving the other rows alone."""
+    if out.device.type == "cpu":
+        at = np.flatnonzero(where.numpy())
+        out.numpy()[:, at, step.numpy()[at, 0]] = values.numpy()[:, at]
+        return
     index = step.expand(len(out), *step.shape)
     old = out.gather(-1, index)
     out.scatter_(-1, index, torch.where(where[:, None], values[..., None].to(out.dtype), old))

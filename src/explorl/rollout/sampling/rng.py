@@ -57,8 +57,22 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 def uniform(keys: Int64[Tensor, " rows"], positions: Int64[Tensor, " rows"], salt: int = 0) -> Float64[Tensor, " rows"]:
     """One number in [0, 1) a row, with 53 random bits."""
+    if keys.device.type == "cpu":  # where NumPy has the same in a quarter of the time
+        return torch.from_numpy(_on_host(keys.numpy().view(np.uint64), positions.numpy().view(np.uint64), salt))
+    return _on_device(keys, positions, salt)
+
+
+def _on_device(keys: Tensor, positions: Tensor, salt: int) -> Tensor:
     z = (keys ^ signed(salt) if salt else keys) + (positions + 1) * signed(GOLDEN)
     z = (z ^ _shift(z, 30)) * signed(MIX_1)
     z = (z ^ _shift(z, 27)) * signed(MIX_2)
     z = z ^ _shift(z, 31)
     return _shift(z, 11).to(torch.float64) * 2.0**-53
+
+
+def _on_host(keys: np.ndarray, positions: np.ndarray, salt: int) -> np.ndarray:
+    z = (keys ^ np.uint64(salt)) + (positions + np.uint64(1)) * np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,64 @@
+"""The operations of a decode step on a CPU, for `explorl.modeling.llama`: no gradients, and few calls.
+
+A step of a small model has hundreds of operations on a few thousand numbers, which take less time than their calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from explorl.modeling.llama import Normed, TorchOps, plain_weight
+
+WIDE = 256
+"""Width from which a product with the transposed input is worth the way back."""
+
+
+class CpuOps(TorchOps):
+    """`TorchOps` where a row has one token: plain projections without their modules, and angles from a table."""
+
+    tabled = True
+
+    def __init__(self) -> None:
+        self._epsilons: dict[float, Tensor] = {}
+
+    def begin(self, x: Tensor) -> None:
+        super().begin(x)
+        self.few = self.few and x.shape[-1] >= WIDE
+
+    def project(self, x: Tensor, projection: Any) -> Tensor:
+        weight = None if self.few else plain_weight(projection)
+        return super().project(x, projection) if weight is None else F.linear(x, weight)
+
+    def norm(self, x: Tensor, norm: Any) -> Tensor:
+        if x.dtype != torch.float32:
+            return super().norm(x, norm)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        epsilon = self._epsilons.get(norm.variance_epsilon)
+        if epsilon is None:
+            epsilon = self._epsilons[norm.variance_epsilon] = torch.tensor(norm.variance_epsilon)
+        scale = torch.addcmul(epsilon, size, size, value=1 / x.shape[-1]).rsqrt_()
+        return (x * scale).mul_(norm.weight)
+
+    def rotated_heads(
+        self, x: Tensor, h: Normed, norm: Any, attn: Any, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (plain_weight(projection) for projection in (attn.q_proj, attn.k_proj, attn.v_proj))
+        simple = x.shape[1] == 1 and x.dtype == torch.float32 and "q_norm" not in attn._modules
+        if not simple or query is None or key is None or value is None:
+            return super().rotated_heads(x, h, norm, attn, angles)
+        h = (self.norm(x, norm) if h is None else h)[:, 0]
+        shape = len(h), -1, 1, attn.head_dim
+        if not self.few:
+            first, second, third = (F.linear(h, weight).view(shape) for weight in (query, key, value))
+            return self._turned(first, angles), self._turned(second, angles), third
+        across = h.t()
+        both = torch.cat([torch.mm(weight, across) for weight in (query, key)]).t().contiguous()
+        turned, heads = self._turned(both.view(shape), angles), len(query) // attn.head_dim
+        return turned[:, :heads], turned[:, heads:], torch.mm(value, across).t().contiguous().view(shape)
+
+    def _turned(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        return (x * angles[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), angles[1])
