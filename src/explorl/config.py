@@ -605,8 +605,8 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 _ELSEWHERE = {
-    "evaluation.engine": "Explorl's engine samples the evaluations of a run; explorl eval --engine vllm scores its model "
-    "with vLLM afterwards",
+    "evaluation.engine": "Explorl's engine samples the evaluations of a run; explorl eval --engine vllm scores its "
+    "model with vLLM afterwards",
 }
 """Keys that one may expect, and where the thing is to be had."""
 
