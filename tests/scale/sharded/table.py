@@ -25,6 +25,8 @@ from explorl.training.sharding import fsdp_modules, fsdp_version, zero_stage
 from tests.scale.sharded.training import digits, prepare, sharding
 from tests.scale.strategies import beside, one_of_each
 
+WITH_REFERENCE = ("reference_reset", "element_wise_temperature")
+"""Strategies that also make a step beside a reference: one moves it, one has it compute at temperatures per row."""
 PROMPTS = [f"{a}*{b}=" for a in range(1, 3) for b in range(5, 7)]
 
 
@@ -72,7 +74,7 @@ def main(policy: Path, folder: Path, backend: str) -> None:
     done = {
         f"{one.name} {beta}": against(one, policy, folder, backend, beta)
         for one in one_of_each(PROMPTS)
-        for beta in ([0.0, 0.05] if one.name == "reference_reset" else [0.0])
+        for beta in ([0.0, 0.05] if one.name in WITH_REFERENCE else [0.0])
     }
     (folder / f"{backend}-{os.environ['RANK']}.json").write_text(json.dumps(done))
     torch.distributed.destroy_process_group()

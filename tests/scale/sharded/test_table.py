@@ -34,7 +34,8 @@ def test_the_column_of_sharded_weights(backend: str, small_policy: Path, tmp_pat
     partly = {name: reason for name, reason in reasons.items() if reason is not None}
     assert list(partly) == ["reference_reset"]
     told = {f"{name} 0.0": None for name in reasons} | {
-        "reference_reset 0.05": None if backend == "zero3" else partly["reference_reset"]
+        "element_wise_temperature 0.05": None,
+        "reference_reset 0.05": None if backend == "zero3" else partly["reference_reset"],
     }
     assert done.keys() == told.keys()
     assert not unlike(told, done, {partly["reference_reset"]: WORDS})
