@@ -2,6 +2,7 @@
 
     python benchmarks/rollout.py --shape tiny                                  # the embedded policy, its own lengths
     python benchmarks/rollout.py --shape smollm2-135m --requests 32 --samples 8 --prompt-tokens 80 --max-tokens 64
+    OMP_NUM_THREADS=1 python benchmarks/rollout.py --shape tiny --processor-time   # where others use the cores as well
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --max-tokens 256
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --lengths skewed
     python benchmarks/rollout.py --shape smollm2-135m --device cuda --dtype bfloat16 --requests 512 --parts
@@ -227,14 +228,14 @@ def mixed_engine(load: Load) -> Engine:
     return Engine(weights, load.tokenizer, dtype=next(load.model.parameters()).dtype)
 
 
-def in_turn(runs: dict[str, Callable[[], int]], repeats: int) -> list[Result]:
+def in_turn(runs: dict[str, Callable[[], int]], repeats: int, clock: Callable[[], float]) -> list[Result]:
     """Measures contenders one after the other, again and again: what else the machine does falls on all of them."""
     results = [Result(name, run(), [], None) for name, run in runs.items()]  # which warms up
     for _ in range(repeats):
         for result, run in zip(results, runs.values(), strict=True):
-            start = time.perf_counter()
+            start = clock()
             run()
-            result.seconds.append(time.perf_counter() - start)
+            result.seconds.append(clock() - start)
     return results
 
 
@@ -426,6 +427,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--lengths", default="equal", choices=["equal", *SPREADS])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--processor-time", action="store_true", help="count that of all threads; on a CPU")
     parser.add_argument("--batch-size", type=int, help="rows that the engine decodes together")
     parser.add_argument("--skip", nargs="*", default=[], choices=["generate", "static", "engine", "mixed"])
     parser.add_argument("--no-kernels", action="store_true", help="the engine without Triton")
@@ -464,7 +466,7 @@ def main() -> None:
     if load.device.type == "cuda":
         results = [measure(key, run, args.repeats, load.device, warm_up.get(key)) for key, run in runs.items()]
     else:
-        results = in_turn(runs, args.repeats)
+        results = in_turn(runs, args.repeats, time.process_time if args.processor_time else time.perf_counter)
     report = table(results)
     if args.device.startswith("cuda") and load.lengths is not None and "engine" not in args.skip:
         bandwidth = copy_bandwidth()
