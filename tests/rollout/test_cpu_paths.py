@@ -15,9 +15,9 @@ from explorl.modeling.llama import HEAD_ROWS, TorchOps
 from explorl.rollout.memory.attention import Grouping, shared_attention
 from explorl.rollout.memory.joined import JoinedCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
-from explorl.rollout.sampling import Active, rng
+from explorl.rollout.sampling import Active, ranking, rng
 from explorl.rollout.sampling.draw import Draw, Scratch, _go_on, _go_on_on_host, draw
-from explorl.rollout.sampling.ranking import branching_count
+from explorl.rollout.sampling.ranking import LONG, TINY, branching_count
 from explorl.rollout.state import (
     BROKEN,
     IDLE,
@@ -253,3 +253,64 @@ def test_what_is_hidden_is_found_anew_where_rows_or_prompts_are_others(joined: b
         assert fresh is not None
         assert torch.equal(kept.expand_as(fresh), fresh)
         assert (fresh == 0).sum() == 4 * (sum(offsets) + length * len(offsets))
+
+
+def ranked_head(scores: np.ndarray, target: float, over: bool, rate: float) -> tuple[list[int], float]:
+    """Tokens of the head in order of rank, and its probability, in float64."""
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    weights = np.exp((scores.astype(np.float64) - scores.max()) * rate)[order]
+    weights = np.where(weights < TINY, 0.0, weights) if over else weights
+    sums = np.cumsum(weights)
+    limit = target * sums[-1]
+    count = min(int((sums <= limit).sum()), int((weights > 0).sum()) - 1) if over else int((sums < limit).sum()) + 1
+    count = min(count, len(order))
+    return order[:count], float(sums[count - 1] / sums[-1]) if count else 0.0
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("rate", [None, 0.5, 3.0])
+@pytest.mark.parametrize(
+    "kind", ["flat", "peaked", "one token", "two values", "all equal", "with −inf", "huge", "tiny distances"]
+)
+def test_heads_of_long_rows(kind: str, rate: float | None, over: bool) -> None:
+    """Cut in the middle of a bucket, between two, before the first token and behind the last."""
+    generator, vocab = np.random.default_rng(1), LONG + 501
+    base = generator.normal(size=vocab).astype(np.float32)
+    row = {
+        "flat": base,
+        "peaked": base * 12,
+        "one token": np.where(np.arange(vocab) == 77, np.float32(60.0), base),
+        "two values": np.where(base > 0, np.float32(1.0), np.float32(-1.0)),
+        "all equal": np.zeros_like(base),
+        "with −inf": np.where(base > 1, base, -np.inf).astype(np.float32),
+        "huge": base * np.float32(1e30),
+        "tiny distances": np.float32(1.0) + base * np.float32(1e-7),
+    }[kind]
+    targets = [0.0, 1e-7, 0.05, 0.1, 0.5, 0.7301, 0.9, 0.999, 0.9999999, *([1.0, 1.000001] if over else [])]
+    scores = torch.from_numpy(np.stack([row] * len(targets)))
+    rates = None if rate is None else torch.full((len(targets),), rate)
+    target = torch.tensor(targets, dtype=torch.float64)
+    head = ranking._dealt_head(scores, target, over=over, rate=rates)
+    by_sort = ranking._sorted_head(scores, target, over=over, rate=rates)
+    mask = ranking.head_mask(scores, head)
+    ranks = sorted(range(vocab), key=lambda j: (-row[j], j))
+    for i, share in enumerate(targets):
+        size, (tokens, mass) = int(head.size[i]), ranked_head(row, share, over, rate or 1.0)
+        assert np.flatnonzero(mask[i].numpy()).tolist() == sorted(ranks[:size])
+        # a token more or less where float32 weights cannot tell
+        assert size == pytest.approx(len(tokens), abs=3 if kind == "tiny distances" else 1)
+        assert size == pytest.approx(int(by_sort.size[i]), abs=1)
+        if size == len(tokens):
+            assert float(head.mass[i]) == pytest.approx(mass, abs=1e-6)
+        if size == int(by_sort.size[i]):
+            assert float(head.mass[i]) == pytest.approx(float(by_sort.mass[i]), abs=1e-9)
+    if kind in ("two values", "all equal"):
+        assert torch.equal(head.threshold, by_sort.threshold)
+
+
+@pytest.mark.parametrize("k", [[1, 3, 0, 40], [LONG + 5, 2, 2000, 7]], ids=["few", "many"])
+def test_the_kth_largest_of_long_rows(k: list[int]) -> None:
+    scores = np.random.default_rng(0).integers(-40, 40, size=(4, LONG + 5)).astype(np.float32)
+    found = ranking.kth_largest(torch.from_numpy(scores), torch.tensor(k))
+    for row, count, got in zip(scores, k, found.tolist(), strict=True):
+        assert got == (-np.inf if count in (0, LONG + 5, 2000) else np.sort(row)[-count])

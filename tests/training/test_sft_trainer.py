@@ -81,9 +81,9 @@ def make(small_policy: Path, tmp_path: Path) -> Callable[..., Any]:
     def build(cls: Any, rows: Any, *, model: Any = None, options: dict[str, Any] | None = None, **changes: Any) -> Any:
         arguments: dict[str, Any] = {
             "output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 4, "max_steps": 2, "logging_steps": 1,
-            "optim": "sgd", "learning_rate": 0.1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "bf16": False,
-            "gradient_checkpointing": False, "use_cpu": True, "dataloader_pin_memory": False, "max_length": 4096,
-            "max_grad_norm": 0.0, "seed": 3,
+            "optim": "sgd", "learning_rate": 0.1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+            "bf16": False, "gradient_checkpointing": False, "use_cpu": True, "dataloader_pin_memory": False,
+            "max_length": 4096, "max_grad_norm": 0.0, "seed": 3,
         }  # fmt: skip
         if not isinstance(rows, list):
             arguments["dataset_kwargs"] = {"skip_prepare_dataset": True}

@@ -14,14 +14,17 @@ import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
+from explorl.modeling.llama import llama_like
 from explorl.modeling.precision import Shadow, weights_dtype
-from explorl.modeling.proof import touched
+from explorl.modeling.proof import TAIL, touched
+from explorl.modeling.reordered import copied_bytes
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.slots import probe
 from explorl.rollout.memory.spans import SpanMemory
@@ -38,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 HELD = 0.1
 """Part of a device's memory that an engine at rest may hold."""
+COPY_FROM = TAIL
+"""Tokens from which it is worth while to copy the weights for a call: what that takes, five steps save. As many as the
+engine is tried out with, so that copies are tried out too."""
 
 
 class Engine:
@@ -278,6 +284,7 @@ class Engine:
             raise ValueError(f"use_graphs needs a CUDA device and the model is on {device}; leave it None")
         itemsize = self.layers[0].dtype.itemsize
         config = self._config()
+        budget = (self._budget(device) if rows is None else self._budget(device) // 2) - table_bytes
         plan = make_plan(
             self.layers,
             requests=requests,
@@ -289,11 +296,15 @@ class Engine:
             record_bytes=8 * active.logprobs + (4 if active.min_p_mass else 0),
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
             batch_size=self.batch_size if rows is None else rows,
-            budget=(self._budget(device) if rows is None else self._budget(device) // 2) - table_bytes,
+            budget=budget,
             device=device,
             kernels=kernels,
             before=None if self._runner is None else self._runner.plan,
         )
+        if write_out and device.type == "cpu" and not kernels and tokens >= COPY_FROM:
+            copies = copied_bytes(llama_like(self.model)) if self._shadow is None else 0
+            if plan.bytes + copies <= budget:
+                plan = replace(plan, weight_bytes=copies)
         self.plan = plan
         if plan.split and not self._warned:
             self._warned = True

@@ -56,16 +56,18 @@ class Plan:
     """Prompts kept at once beside spans."""
     joined: bool = False
     """Whether every span begins with a copy of its prompt."""
+    weight_bytes: int = 0
+    """Of copies of the weights that are read in their place; see `explorl.modeling.reordered`."""
 
     @property
     def bytes(self) -> int:
         """What the engine will hold at its peak, beside the model."""
-        return self.cache_bytes + self.prompt_bytes + self.work_bytes
+        return self.cache_bytes + self.prompt_bytes + self.work_bytes + self.weight_bytes
 
     def covers(self, other: Plan) -> bool:
         """Whether a call with the other plan can run in the memory of this one, and gives the same bits there."""
         same = self.joined == other.joined and self.page == other.page
-        sizes = ("tokens", "entries", "prompt_tokens", "row_pages")
+        sizes = ("tokens", "entries", "prompt_tokens", "row_pages", "weight_bytes")
         large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
         # What memory allows is a little different each time; that alone is not worth new memory and graphs.
         part = NEARLY if other.split else 1.0
@@ -81,7 +83,7 @@ class Plan:
         kind = f"{self.pages} pages of {self.page}" if self.page else f"{self.entries} prompts of {self.prompt_tokens}"
         return (
             f"{self.slots} rows of {self.tokens} tokens, {kind}: {_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, "
-            f"prompts {_mib(self.prompt_bytes)}, work {_mib(self.work_bytes)})"
+            f"prompts {_mib(self.prompt_bytes)}, work {_mib(self.work_bytes)}, weights {_mib(self.weight_bytes)})"
         )
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from explorl.modeling.attention import attending
-from explorl.modeling.cpu_ops import CpuOps
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import LlamaForward, Ops, TorchOps, llama_like
 from explorl.modeling.merged import MergedOps
 from explorl.modeling.proof import keeps_logits
+from explorl.modeling.reordered import ReorderedOps
 from explorl.rollout.memory.joined import JoinedCache
 from explorl.rollout.memory.pages import Filling, PageCache
 from explorl.rollout.memory.sharing import Layout
@@ -74,7 +74,9 @@ class Runner:
         self._warm_up: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         root = llama_like(model) if write_out else None
-        self._written_out = None if root is None else LlamaForward(root, _ops(device, use_kernels))
+        self._written_out = None if root is None else LlamaForward(root, _ops(root, device, use_kernels))
+        self._copied: object = None
+        """For whom weights were last copied."""
         self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
         logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
@@ -83,6 +85,13 @@ class Runner:
         self.graphs.clear()
         self._prefills.clear()
         self._pool = None
+
+    def copy_weights(self, whose: object, wanted: bool) -> None:
+        """Copies the weights, where that is wanted and they are read from a copy; once for everybody who asks."""
+        ops = None if self._written_out is None else self._written_out.ops
+        if isinstance(ops, ReorderedOps) and whose is not self._copied:
+            self._copied = whose
+            ops.renew() if wanted else ops.forget()
 
     def fused(self) -> AbstractContextManager[None]:
         """Replaces small operations of the model by fused ones."""
@@ -238,7 +247,7 @@ class Runner:
         return graph
 
 
-def _ops(device: torch.device, use_kernels: bool) -> Ops:
+def _ops(root: Any, device: torch.device, use_kernels: bool) -> Ops:
     if use_kernels:
         return MergedOps()
-    return CpuOps() if device.type == "cpu" else TorchOps()
+    return ReorderedOps(root) if device.type == "cpu" else TorchOps()

@@ -64,6 +64,8 @@ class Session:
         """Stop strings of each row."""
         self._ended: list[Sample] = []
         self._weights: Any = None
+        self._stamp = object()
+        """What the engine knows this session by."""
         self._rows: int | None = None
         """Most rows together, once an allocation has failed."""
         self._closed = ""
@@ -309,6 +311,8 @@ class Session:
             try:
                 scheduler = self._settled()
                 with self.engine.weights(), sampling_mode(self.engine.model), scheduler.runner.fused():
+                    plan = self.engine.plan
+                    scheduler.runner.copy_weights(self._stamp, wanted=plan is not None and plan.weight_bytes > 0)
                     while scheduler.busy and not enough(done):
                         steps = scheduler.advance(None if most is None else most - done, ahead)
                         done += steps

@@ -7,8 +7,9 @@ The rank of a token is the same on every device and for every type of logits:
 so of tokens with the same score the one with the lower id comes first. Scores are compared as they are, before the
 temperature and before any softmax: rounding in those could make different scores equal. The *head* of a row is its
 first tokens by this rank. `count_head` is that of a given size, `mass_head` the one that stops at a given probability
-mass, and `head_mask` marks its tokens. On the CPU a row is sorted; elsewhere a bisection on the bits of the score does
-the same without a vocabulary-sized sort and without host synchronisation; `triton_sampling` follows the same rule.
+mass, and `head_mask` marks its tokens. On the CPU a short row is sorted; a long one is dealt into buckets by the first
+bits of its values, and only the bucket with the cut is sorted. Elsewhere a bisection on the bits of the score does the
+same without a vocabulary-sized sort and without host synchronisation; `kernel` follows the same rule.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ SLACK = 1e-6
 """Relative slack of a cut: float32 logits of 0.5 and 0.5 do not give exactly 0.5."""
 COUNT_SLACK = 1e-12
 """The same where tokens are only counted: of 20 equal ones, 19 hold 0.95."""
+LONG = 4 * BLOCK
+"""Tokens of a row beyond which it is dealt into buckets."""
+FIRST_BITS = 16
+"""Of a float32 that say which bucket it is in: its sign, its exponent and 7 bits more."""
+FEW_TOP = 1024
+"""So many of the largest are found faster than a row is sorted."""
 FEW_KEPT = 6
 """A part of the vocabulary smaller than one in so many is picked out faster than it is sorted with the others."""
 SURE = 0.99
@@ -69,7 +76,10 @@ def mass_head(
         mass = torch.full(scores.shape[:1], mass, device=scores.device)
     target = mass.double()
     target = target * (1 + slack if over else 1 - slack)
-    return (_sorted_head if scores.device.type == "cpu" else search_head)(scores, target, over=over, rate=rate)
+    if scores.device.type != "cpu":
+        return search_head(scores, target, over=over, rate=rate)
+    dealt = scores.shape[-1] > LONG and scores.dtype == torch.float32
+    return (_dealt_head if dealt else _sorted_head)(scores, target, over=over, rate=rate)
 
 
 def count_head(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> Head:
@@ -95,8 +105,12 @@ def kth_largest(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) ->
     scores, vocab = comparable(scores), scores.shape[-1]
     off = (k <= 0) | (k >= vocab)
     if scores.device.type == "cpu":
-        ranked = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
-        value = ranked.gather(-1, (vocab - k.clamp(1, vocab)).long()[:, None])[:, 0]
+        most = int(torch.where(off, 1, k).max())
+        if most <= FEW_TOP:
+            ranked = scores.topk(most).values
+        else:
+            ranked = torch.from_numpy(np.sort(scores.numpy(), axis=-1)).flip(-1)
+        value = ranked.gather(-1, (k.clamp(1, ranked.shape[-1]) - 1).long()[:, None])[:, 0]
     else:
         value = _bisect(scores, torch.ones_like(scores, dtype=torch.float32), k.double(), strict=False)
     return torch.where(off, -torch.inf, value)
@@ -119,9 +133,9 @@ def branching_count(
     """Size of the smallest set of top tokens whose mass is at least ``mass``; ``probs`` is softmax(``scores``)."""
     if probs.device.type != "cpu":
         return mass_head(scores, mass, slack=COUNT_SLACK).size
-    # NumPy sorts floats several times faster than torch. From the small end, tokens outside the set come first.
+    # From the small end, tokens outside the set come first.
     vocab, outside = probs.shape[-1], 1 - mass * (1 - COUNT_SLACK)
-    if vocab <= 4 * BLOCK:
+    if vocab <= LONG:
         cumulative = torch.from_numpy(np.sort(probs.numpy(), axis=-1)).double().cumsum(-1)
         return vocab - (cumulative <= outside * cumulative[:, -1:]).sum(-1)
     return torch.tensor([vocab - _smallest(row, outside) for row in probs.numpy()])
@@ -136,22 +150,76 @@ def _smallest(probs: np.ndarray, share: float) -> int:
     kept = probs >= np.float32(SURE * share / len(probs))
     few = int(np.count_nonzero(kept))
     if FEW_KEPT * few >= len(probs):
-        return _reached(np.sort(probs), share)
+        return _smallest_dealt(probs, share)
     rest = probs[kept]
     rest.sort()
-    return len(probs) - few + _reached(rest, share, float(probs.sum(dtype=np.float64)))
+    total, ends = float(probs.sum(dtype=np.float64)), np.cumsum(rest, dtype=np.float64)
+    missing = total - float(rest.sum(dtype=np.float64))
+    return len(probs) - few + int(np.searchsorted(ends, share * total - missing, side="right"))
 
 
-def _reached(values: np.ndarray, share: float, total: float | None = None) -> int:
-    """How many of the first values, with those that are missing to the total, hold at most this share of it."""
-    whole = len(values) // BLOCK * BLOCK
-    ends = np.cumsum(values[:whole].reshape(-1, BLOCK).sum(-1, dtype=np.float64))
-    own = (ends[-1] if whole else 0.0) + values[whole:].sum(dtype=np.float64)
-    limit = share * own if total is None else share * total - (total - own)
-    block = int(np.searchsorted(ends, limit, side="right"))
-    rest = limit - (ends[block - 1] if block else 0.0)
-    inside = np.cumsum(values[block * BLOCK : (block + 1) * BLOCK], dtype=np.float64)
-    return block * BLOCK + int(np.searchsorted(inside, rest, side="right"))
+def _smallest_dealt(probs: np.ndarray, share: float) -> int:
+    bucket = _buckets(probs)
+    bucket -= bucket.min()
+    ends = np.cumsum(np.bincount(bucket, weights=probs))
+    limit = share * ends[-1]
+    at = int(np.searchsorted(ends, limit, side="right"))
+    inside = np.cumsum(np.sort(probs[bucket == at]), dtype=np.float64)
+    rest = limit - (ends[at - 1] if at else 0.0)
+    return int(np.count_nonzero(bucket < at) + np.searchsorted(inside, rest, side="right"))
+
+
+def _buckets(values: np.ndarray) -> np.ndarray:
+    """The bucket of each float32 by its size without sign: the bits of a positive number are in its order."""
+    bits: np.ndarray = (values.view(np.int32) & 0x7FFFFFFF) >> (32 - FIRST_BITS)
+    return bits
+
+
+def _dealt_head(scores: Tensor, target: Tensor, *, over: bool, rate: Tensor | None = None) -> Head:
+    """`_sorted_head` in a fifth of the time for a vocabulary of 49,152."""
+    rates = [None] * len(scores) if rate is None else rate.numpy().astype(np.float32)
+    found = []
+    for index, (row, share, own) in enumerate(zip(scores.numpy(), target.tolist(), rates, strict=True)):
+        head = _dealt_row(row, share, over, own)
+        if head is None:
+            only = slice(index, index + 1)
+            each = _sorted_head(scores[only], target[only], over=over, rate=None if rate is None else rate[only])
+            head = tuple(part.item() for part in each)
+        found.append(head)
+    threshold, above, ties, mass = zip(*found, strict=True)
+    return Head(
+        torch.tensor(threshold, dtype=scores.dtype),
+        torch.tensor(above),
+        torch.tensor(ties),
+        torch.tensor(mass, dtype=torch.float64),
+    )
+
+
+def _dealt_row(row: np.ndarray, share: float, over: bool, rate: np.float32 | None) -> tuple[float, ...] | None:
+    """`Head` of one row; None where it has to be sorted: it is not finite, or its last token must stay outside."""
+    distance = row - row.max()
+    weights = np.exp(distance if rate is None else distance * rate)
+    bucket = _buckets(distance)  # those of the highest scores come first
+    ends = np.cumsum(np.bincount(bucket, weights=weights))
+    limit = share * ends[-1]
+    at = int(np.searchsorted(ends, limit, side="right" if over else "left"))
+    if not np.isfinite(ends[-1]) or at >= len(ends):
+        return None
+    inside = np.flatnonzero(bucket == at)
+    inside = inside[np.argsort(-row[inside], kind="stable")]
+    before, first = float(ends[at - 1]) if at else 0.0, int(np.count_nonzero(bucket < at))
+    sums = before + np.cumsum(weights[inside], dtype=np.float64)
+    if over:
+        count = int(np.count_nonzero(sums <= limit))
+        if first + count >= np.count_nonzero(weights >= TINY):
+            return None
+    else:
+        count = min(int(np.count_nonzero(sums < limit)) + 1, len(inside))
+    if first + count == 0:
+        return np.inf, 0, 0, 0.0
+    threshold = row[inside[count - 1]] if count else row[bucket < at].min()
+    above = int(np.count_nonzero(row > threshold))
+    return float(threshold), above, first + count - above, float((sums[count - 1] if count else before) / ends[-1])
 
 
 def _sorted_head(scores: Tensor, target: Tensor, *, over: bool, rate: Tensor | None = None) -> Head:
