@@ -62,7 +62,9 @@ def possible() -> bool:
 
 
 def groups(root: Any) -> Iterator[Group]:
-    """The products of a Llama-like model that can be computed from a copy."""
+    """The products of a Llama-like model that have copies; none in a narrow one, where calls matter more."""
+    if root.config.hidden_size < WIDE:
+        return
     for layer in root.model.layers:
         attn, mlp = layer.self_attn, layer.mlp
         yield from _able((attn.q_proj, attn.k_proj, attn.v_proj), (attn.o_proj,))
@@ -79,7 +81,7 @@ def _able(*candidates: tuple[Any, ...]) -> Iterator[Group]:
 
 def _plain(projection: Any) -> bool:
     """Whether it is a linear layer of plain float32 tensors on the CPU, and nobody waits on it."""
-    if type(projection) is not nn.Linear or touched(projection) or projection.in_features < WIDE:
+    if type(projection) is not nn.Linear or touched(projection):
         return False
     weight = projection.weight
     return type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
