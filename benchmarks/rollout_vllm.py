@@ -1,10 +1,12 @@
-"""Tokens per second of vLLM on the loads of benchmarks/rollout.py, with random weights, without and with log π.
+"""Tokens per second of vLLM on loads of benchmarks/rollout.py, with random weights, without and with log π.
 
-    python benchmarks/rollout_vllm.py --shape smollm2-135m --requests 512 --max-tokens 256
-    python benchmarks/rollout_vllm.py --shape qwen2.5-1.5b --requests 256 --lengths lognormal
+    python benchmarks/rollout_vllm.py 512x256                          # requests × tokens; --shape smollm2-135m
+    python benchmarks/rollout_vllm.py 512x256 512xskewed 64x1024 --tuned
+    python benchmarks/rollout_vllm.py 256xlognormal --shape qwen2.5-1.5b
 
 Every request has its own length and ends nowhere else; requests that share a prompt find it in vLLM's prefix cache.
-"logprobs" asks for log π of the sampled token, the least of what the engine records.
+"logprobs" asks for log π of the sampled token, the least of what the engine records. All loads run in one vLLM, as it
+comes or, with --tuned, in the setting that is meant to be fastest for a batch that is there as a whole.
 """
 
 from __future__ import annotations
@@ -25,28 +27,36 @@ import torch
 
 from rollout import SHAPES, SPREADS, skewed_lengths
 
+TUNED: dict[str, Any] = {"async_scheduling": True, "max_num_batched_tokens": 32768}
+"""Steps are scheduled while the GPU computes, and all prompts are computed in one."""
+
+
+def lengths_of(load: str) -> list[int]:
+    """512x256 is 512 requests of 256 tokens; 512xskewed has one of `SPREADS`."""
+    requests, _, tokens = load.partition("x")
+    if tokens in SPREADS:
+        return skewed_lengths(int(requests), *SPREADS[tokens])
+    return [int(tokens)] * int(requests)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loads", nargs="+", metavar="REQUESTSxTOKENS")
     parser.add_argument("--shape", default="smollm2-135m", choices=SHAPES)
-    parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--samples", type=int, default=16, help="requests that share a prompt")
     parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--lengths", default="equal", choices=["equal", *SPREADS])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--memory", type=float, default=0.8, help="share of the GPU's memory")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tuned", action="store_true", help="not as it comes, but in the fastest setting")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
 
     from transformers import AutoConfig
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
-    lengths = [args.max_tokens] * args.requests
-    if args.lengths in SPREADS:
-        lengths = skewed_lengths(args.requests, *SPREADS[args.lengths])
-    prompts = torch.randint(10, 40000, (args.requests // args.samples, args.prompt_tokens)).tolist()
-    requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(args.samples)]
+    loads = {load: lengths_of(load) for load in args.loads}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = AutoConfig.for_model("llama", **SHAPES[args.shape], architectures=["LlamaForCausalLM"])
         config.save_pretrained(folder)
@@ -54,29 +64,43 @@ def main() -> None:
             model=folder,
             skip_tokenizer_init=True,
             load_format="dummy",
-            dtype="bfloat16",
-            max_num_seqs=args.requests,
-            max_model_len=args.prompt_tokens + max(lengths) + 1,
+            dtype=args.dtype,
+            max_num_seqs=max(map(len, loads.values())),
+            max_model_len=args.prompt_tokens + max(map(max, loads.values())) + 1,
             gpu_memory_utilization=args.memory,
+            **(TUNED if args.tuned else {}),
         )
-        results: dict[str, Any] = {}
-        for name, logprobs in (("plain", None), ("logprobs", 0)):
-            params = [
-                SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, logprobs=logprobs, detokenize=False)
-                for n in lengths
-            ]
-            seconds = []
-            for repeat in range(args.repeats + 1):
-                start = time.perf_counter()
-                out = llm.generate(requests, params, use_tqdm=False)
-                if repeat:
-                    seconds.append(time.perf_counter() - start)
+        for load, lengths in loads.items():
+            results[load] = measured(llm, load, lengths, args)
+            if args.json:
+                arguments = {key: str(value) for key, value in vars(args).items()}
+                args.json.write_text(json.dumps({"arguments": arguments, "loads": results}, indent=2))
+
+
+def measured(llm: Any, load: str, lengths: list[int], args: argparse.Namespace) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(10, 40000, (len(lengths) // args.samples, args.prompt_tokens), generator=generator)
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts.tolist() for _ in range(args.samples)]
+    results: dict[str, Any] = {}
+    for name, logprobs in (("plain", None), ("logprobs", 0)):
+        params = [
+            SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, logprobs=logprobs, detokenize=False)
+            for n in lengths
+        ]
+        seconds, tokens = [], 0
+        for repeat in range(args.repeats + 1):
+            start = time.perf_counter()
+            out = llm.generate(requests, params, use_tqdm=False)
+            if repeat:  # the first run fills caches
+                seconds.append(time.perf_counter() - start)
             tokens = sum(len(one.outputs[0].token_ids) for one in out)
-            rate = tokens / statistics.median(seconds)
-            results[name] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": rate}
-            print(f"vLLM {name:9} {rate:10.0f} tokens/s  {statistics.median(seconds):.3f} s", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **results}, indent=2))
+        rate = tokens / statistics.median(seconds)
+        results[name] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": rate}
+        median = statistics.median(seconds)
+        print(f"vLLM {args.shape} {load} {name:9} {rate:10.0f} tokens/s  {median:.3f} s", flush=True)
+    return results
 
 
 if __name__ == "__main__":

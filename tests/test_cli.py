@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -105,6 +106,18 @@ def test_eval_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path
     assert code == 0
     assert "pass@1" in out
     assert (tmp_path / "compared" / "comparison.json").exists()
+
+
+def test_eval_ends_completions_at_stop_strings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ("eval", "--model", "tiny", "--task", "countdown-mini", "--samples", "1", "--limit", "4")
+    code, _, _ = run(*arguments, "--stop", "</think>", "--stop", "=", "--out", str(tmp_path), capsys=capsys)
+    assert code == 0
+    (file,) = tmp_path.glob("*/samples/*.parquet")
+    texts = pq.read_table(file)["completion"].to_pylist()
+    assert all(text.endswith(("</think>", "=")) and text.count("=") < 2 for text in texts), texts
+    code, _, said = run(*arguments, "--stop", "", "--out", str(tmp_path / "other"), capsys=capsys)
+    assert code == 2
+    assert "stop holds an empty string" in said
 
 
 @pytest.mark.slow

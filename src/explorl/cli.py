@@ -266,6 +266,10 @@ def evaluate(
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Length limit of a completion, in tokens.", min=1)
     ] = None,
+    stop: Annotated[
+        list[str],
+        typer.Option(metavar="TEXT", help="Text that ends a completion, such as '</answer>'. May be repeated."),
+    ] = [],  # noqa: B006 (typer's way)
     batch_size: Annotated[
         int | None,
         typer.Option(metavar="N", help="Sequences to sample at a time; by default as many as fit in memory.", min=1),
@@ -330,6 +334,7 @@ def evaluate(
         "top_k": top_k,
         "repetition_penalty": repetition_penalty,
         "max_tokens": max_tokens,
+        "stop": stop or None,
     }
     results = evaluate_command(
         model,

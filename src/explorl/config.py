@@ -131,6 +131,9 @@ class RolloutSettings(Section):
     """Above 1 makes tokens that have occurred, in the prompt too, less likely; 1 changes nothing."""
     max_tokens: Count = 1024
     """Longest completion, in tokens. Evaluations during training have the same limit."""
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    """Strings that end a completion, such as </answer>, for policies that do not end by themselves; the string stays in
+    it. Evaluations during training have the same ones."""
     engine: Literal["explorl", "generate", "vllm"] | None = None
     """What samples the completions. null is Explorl's engine where it computes what the model computes, and otherwise
     `model.generate`, with a warning that says why."""
@@ -148,6 +151,11 @@ class RolloutSettings(Section):
     tool_calls: Count = 3
     """Calls that one completion may make. The strategy tool_progression lets it begin with fewer."""
 
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_string(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
     @field_validator("tools")
     @classmethod
     def _known_tool(cls, value: str | None) -> str | None:
@@ -156,6 +164,10 @@ class RolloutSettings(Section):
         if value is not None:
             get_tool(value)
         return value
+
+    def limits(self) -> dict[str, Any]:
+        """Where a completion ends, in an evaluation too: changes of `explorl.evaluation.protocol`."""
+        return {"max_tokens": self.max_tokens, "stop": self.stop or None}
 
     def tool(self) -> Any:
         """The tool with its limit (`explorl.rollout.tools.ToolSpec`), or None."""

@@ -164,6 +164,7 @@ def batch_of(parts: Scene, step: int, *, gathered: bool) -> Batch:
         rewards=parts.rewards,
         correct=Correct.of(("score", 0.5), ["score"]),
         ends=[END],
+        stopped=[False] * len(parts.output["completion_ids"]),
         generations=GENERATIONS,
         temperature=1.0,
         row_temperature=parts.temperature,

@@ -21,7 +21,7 @@ from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.tool_listener import Listener, processors, processors_left
 from explorl.rollout.tool_spans import LONGEST_CLOSING, opened_by
-from explorl.rollout.tools import ToolSpec, find_call, output_block
+from explorl.rollout.tools import check_stops, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
@@ -44,19 +44,6 @@ _WAIT = 0.05
 
 _SHARES: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 """Of the rows that might have called in an engine's last session, the part that did."""
-
-
-def _check_stops(stops: Sequence[Sequence[str]], tool: ToolSpec) -> None:
-    """A row stops at the end of every call to be looked at: a stop string across that place would be missed, and one
-    that ends there, or before, would leave no call to be made."""
-    mark = tool.fence.stop
-    for text in {text for texts in stops for text in texts}:
-        heads = [text[:k] for k in range(1, len(text))]
-        if text in mark or text.endswith(mark) or any(mark.endswith(head) or head.endswith(mark) for head in heads):
-            raise ValueError(
-                f"stop is {text!r}, but every call of tool {tool.name!r} ends with {mark!r}, and the one holds a part "
-                "of the other; use another stop string, such as '</answer>'"
-            )
 
 
 @dataclass(eq=False)
@@ -125,7 +112,7 @@ class ToolSession:
         self.seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
         allowed = tools.calls(uses, len(prompts) * n)
         own = spread("stop", params.stop, len(prompts), n)
-        _check_stops(own, self.tool)
+        check_stops({text for texts in own for text in texts}, self.tool)
         stops = [[*texts, self.tool.fence.stop] if calls else texts for texts, calls in zip(own, allowed, strict=True)]
         with ExitStack() as closing:
             self._pool = closing.enter_context(tools.pool()) if pool is None else pool

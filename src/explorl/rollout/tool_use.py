@@ -28,7 +28,7 @@ from explorl.rollout.requests import Prompt
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.tool_session import ToolSession
-from explorl.rollout.tools import ToolSpec, check_vocabulary, get_tool
+from explorl.rollout.tools import ToolSpec, check_stops, check_vocabulary, get_tool
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
 __all__ = ["ToolSession", "ToolUse", "generate_with_tools"]
@@ -68,11 +68,12 @@ class ToolUse:
         """Interpreters for rollouts, which may serve one `generate_with_tools` after the other."""
         return self.tool.pool(warm=self.warm, unisolated=self.unisolated)
 
-    def check(self, tokenizer: Any, model: str = "this model") -> None:
-        """ValueError where a model with this tokenizer could not call the tool."""
+    def check(self, tokenizer: Any, model: str = "this model", stops: Sequence[str] = ()) -> None:
+        """ValueError where a model with this tokenizer, or a row with these stop strings, could not call the tool."""
         if tokenizer is None:
             raise ValueError(f"tool {self.tool.name!r} is called in text, but the engine has no tokenizer; give it one")
         check_vocabulary(self.tool, tokenizer, model)
+        check_stops(stops, self.tool)
 
     def calls(self, uses: Sequence[int] | None, rows: int) -> list[int]:
         """Calls that each of so many rows may make: ``uses``, checked, or as many as the tool allows."""

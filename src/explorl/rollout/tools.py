@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -258,6 +258,22 @@ def find_call(text: str, tool: ToolSpec, start: int = 0) -> FoundCall | None:
 def output_block(result: Result, tool: ToolSpec, before: str = "") -> str:
     """The text to append for a result, behind the text ``before``, which ends with the call."""
     return tool.fence.block(result, before)
+
+
+def check_stops(stops: Iterable[str], tool: ToolSpec) -> None:
+    """ValueError where a stop string does not go with the tool.
+
+    A row stops at the end of every call to be looked at: a stop string across that place would be missed, and one that
+    ends there, or before, would leave no call to be made.
+    """
+    mark = tool.fence.stop
+    for text in stops:
+        heads = [text[:k] for k in range(1, len(text))]
+        if text in mark or text.endswith(mark) or any(mark.endswith(head) or head.endswith(mark) for head in heads):
+            raise ValueError(
+                f"stop is {text!r}, but every call of tool {tool.name!r} ends with {mark!r}, and the one holds a part "
+                "of the other; use another stop string, such as '</answer>'"
+            )
 
 
 def check_vocabulary(tool: ToolSpec, tokenizer: Any, model: str = "this model") -> None:

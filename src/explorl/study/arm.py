@@ -132,7 +132,7 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
 
     task = get_task(config.task.name, **task_options(config))
     problems = problems_of(task, "train", config.task.train_problems)
-    how = protocol(config.evaluation.protocol, samples=samples, max_tokens=config.rollout.max_tokens)
+    how = protocol(config.evaluation.protocol, samples=samples, **config.rollout.limits())
     policy = load_policy(config.model.name, dtype=config.model.evaluation_dtype)
     result = evaluate(policy, task, problems, how, template=config.task.template, seed=config.seed)
     prompts = [prompt_text(task.prompt(problem, config.task.template)) for problem in problems]

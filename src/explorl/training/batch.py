@@ -86,6 +86,7 @@ def generation_batch(
     rewards: Tensor,
     correct: Correct,
     ends: Sequence[int],
+    stopped: Sequence[bool],
     generations: int,
     temperature: float,
     row_temperature: Tensor | None,
@@ -96,7 +97,7 @@ def generation_batch(
 ) -> Batch:
     """The generation batch of all processes; unless it is to be `gathered`, this process's own rows of it.
 
-    rewards, parts: of the rows of all processes.
+    rewards, parts: of the rows of all processes. ends: tokens that end an answer; stopped: whether a stop string has.
     """
     rows, length = output["completion_ids"].shape
     world = ALONE if gathered else Processes(rows, rewards.device)
@@ -119,7 +120,8 @@ def generation_batch(
     mask = counted_tokens(output).to(recorded.logps.dtype)
     lengths = output["completion_mask"].sum(1)
     last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    truncated = ~torch.isin(last, torch.tensor(list(ends), device=last.device)) | (lengths == 0)
+    ended = torch.isin(last, torch.tensor(list(ends), device=last.device))
+    truncated = ~(ended | torch.tensor(list(stopped), device=last.device)) | (lengths == 0)
     old = output.get("old_per_token_logps")
     return Batch(
         logps=tokens(recorded.logps),

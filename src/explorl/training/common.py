@@ -27,7 +27,7 @@ def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = N
     """Scores a policy on the task's held-out problems as the configuration says, or on so many of them at most."""
     settings = config.evaluation
     task = get_task(config.task.name, **task_options(config))
-    how = protocol(settings.protocol, samples=settings.samples, max_tokens=config.rollout.max_tokens)
+    how = protocol(settings.protocol, samples=settings.samples, **config.rollout.limits())
     asked = settings.problems or config.task.holdout_problems
     import torch
 

@@ -77,4 +77,4 @@ def _first(rollout: Rollout, length: int) -> Rollout:
         return rollout
     records = {name: getattr(rollout, name) for name in RECORDS}
     cut: dict[str, Any] = {name: None if values is None else values[:length] for name, values in records.items()}
-    return replace(rollout, token_ids=rollout.token_ids[:length], **cut, finish_reason="length")
+    return replace(rollout, token_ids=rollout.token_ids[:length], **cut, finish_reason="length", stop=None)

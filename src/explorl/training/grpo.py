@@ -139,13 +139,14 @@ class ExplorationTrainer(RefillingTrainer):
         if engine == "vllm":
             args.use_vllm = True
         if args.use_vllm:
-            refuse_with_vllm(self.strategies)
+            refuse_with_vllm(args, self.strategies)
             if args.vllm_mode == "colocate":
                 keep_weights_in_place()
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
         refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)
         super().__init__(model, reward_funcs, args, train_dataset, *more, **trl)
+        self._take_stop_strings()
 
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine, engine_options or {})
@@ -269,6 +270,7 @@ class ExplorationTrainer(RefillingTrainer):
             rewards=rewards,
             correct=self.correct,
             ends=[*self.eos_token_ids, self.tokenizer.pad_token_id],
+            stopped=self.stopped,
             generations=self.num_generations,
             temperature=self.temperature,
             row_temperature=self._sampling_temperature,

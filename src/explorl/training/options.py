@@ -18,6 +18,7 @@ from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
 from explorl.training.loss import LOSSES
+from explorl.training.stopping import strings_in
 
 ARGUMENTS: Mapping[str, str] = {
     "model": "honoured",
@@ -41,8 +42,8 @@ STEPS_ASIDE: Mapping[str, str] = {
     "use_vllm": "vLLM samples instead of the engine, each row as the strategies say (docs/vllm.md)",
     "use_transformers_continuous_batching": "transformers samples instead of the engine",
     "generation_kwargs": (
-        "temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, do_sample and eos_token_id go to the "
-        "engine; with any other key `model.generate` samples"
+        "temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, do_sample, eos_token_id and the strings "
+        "that end an answer (stop_strings, or stop) go to the engine; with any other key `model.generate` samples"
     ),
     "router_aux_loss_coef": "the router's loss counts tokens as they stand in padded rows: TRL's padded pass",
     "fsdp": (
@@ -285,6 +286,7 @@ def refuse(args: Any) -> None:
     """What cannot be honoured is an error before anything is loaded, with what to use instead."""
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
+    strings_in(args.generation_kwargs)
     if not args.temperature > 0:
         raise ValueError(
             f"temperature is {args.temperature}; use one above 0, such as 1.0: greedy answers are all the same, and a "

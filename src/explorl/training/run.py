@@ -82,6 +82,7 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         min_p=rollout.min_p or None,
         repetition_penalty=rollout.repetition_penalty,
         max_completion_length=rollout.max_tokens,
+        generation_kwargs={"stop": list(rollout.stop)} if rollout.stop else None,
         remove_unused_columns=False,
         logging_steps=1,
         save_steps=training.checkpoint_every,

@@ -131,7 +131,8 @@ class SamplingTrainer(NamedGRPOTrainer):
                 f"interpreter={self._interpreter.tool.name!r} needs Explorl's engine, which does not sample here "
                 f"({why}); use engine='explorl', or leave out the interpreter"
             )
-        self._interpreter.check(self.tokenizer, inner_model(self.model).config._name_or_path or "this model")
+        name = inner_model(self.model).config._name_or_path or "this model"
+        self._interpreter.check(self.tokenizer, name, self.stop_strings)
         with self._interpreter.pool():  # refused where nothing would isolate what the model writes
             pass
 
@@ -212,7 +213,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
-        options = sampling_options(self.generation_kwargs, self.eos_token_ids)
+        options = {**sampling_options(self.generation_kwargs, self.eos_token_ids), "stop": self.stop_strings}
         draw = Draw(options, strategies, texts, self.now, self.interprets)
         longest = self._everywhere_longest(prompt_ids)
         context = getattr(text_config(self.model), "max_position_embeddings", None)
@@ -233,12 +234,12 @@ class SamplingTrainer(NamedGRPOTrainer):
         if self.tools:
             conversation = Conversation(self._engine, prompt_ids, draw.params)
             self._conversation = conversation, draw
-            return [rollout.token_ids for rollout in conversation.rollouts()]
+            return [self.ended(rollout.token_ids, rollout.stop) for rollout in conversation.rollouts()]
         rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
         if self._interpreter is not None:
             self.said = [Said.of(rollout) for rollout in rollouts]
         self._remember(rollouts, draw)
-        return [rollout.token_ids for rollout in rollouts]
+        return [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
 
     def _sampled_by_vllm(self, rows: vllm_rows.VllmRows, prompt_ids: list[list[int]]) -> list[list[int]] | None:
         """As strategies say; an evaluation is sampled as TRL does it."""
@@ -249,7 +250,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         self.load_vllm_weights()
         rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
         self._remember(rollouts, draw)
-        return [rollout.token_ids for rollout in rollouts]
+        return [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
 
     def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: Draw) -> Rollouts:
         tools = self._interpreter
@@ -272,6 +273,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         (conversation, draw), self._conversation = self._conversation, None
         rollouts = conversation.close(completion_ids)
         if rollouts is not None:
+            completion_ids[:] = [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
             self._remember(rollouts, draw)
             return
         said = "a conversation is not what Explorl's engine sampled: somebody has changed its tokens"

@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
 from trl.trainer.utils import (
@@ -45,6 +46,7 @@ from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
 from explorl.training.sharding import gathered_weights, is_spread
+from explorl.training.stopping import Stopped, cut_at_stops, plain, strings_in, without_stops
 
 IMAGES = (
     "pixel_values",
@@ -223,7 +225,28 @@ class NamedGRPOTrainer(GRPOTrainer):
             completion_ids = self.sample(ids) if rows is None else self.sample(ids, rows)
             if completion_ids is not None:
                 return completion_ids, self.sampled_logps
-        return super()._generate_single_turn(prompt_ids, images, multimodal_fields, *more, **options)
+        completion_ids, logps = super()._generate_single_turn(prompt_ids, images, multimodal_fields, *more, **options)
+        if self.stop_strings:
+            completion_ids = cut_at_stops(completion_ids, self.stop_strings, self._tokenizer, self.end_token)
+            if logps is not None:
+                logps = [values[: len(ids)] for ids, values in zip(completion_ids, logps, strict=True)]
+        return completion_ids, logps
+
+    def _take_stop_strings(self) -> None:
+        """Keeps the strings that end an answer from `model.generate`, which TRL calls without a tokenizer."""
+        self.stop_strings = strings_in(self.args.generation_kwargs)
+        if self.stop_strings and not self.use_vllm:
+            self.generation_kwargs = without_stops(self.generation_kwargs)
+            self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
+
+    @property
+    def end_token(self) -> int:
+        """A token that ends a sequence."""
+        return int([*self.eos_token_ids, self._tokenizer.pad_token_id][0])
+
+    def ended(self, completion_ids: Sequence[int], stop: str | None) -> list[int]:
+        """An answer that this stop string has ended, or None."""
+        return list(completion_ids) if stop is None else Stopped(completion_ids, self.end_token)
 
     @property
     def interprets(self) -> bool:
@@ -232,6 +255,12 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     said: list[Said] | None = None
     """What the rows of this process have said in the latest generation batch."""
+
+    generation_kwargs: dict[str, Any]
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end an answer."""
+    stopped: list[bool]
+    """Whether one of them has ended each row of this process in the latest generation batch."""
 
     @property
     def samples_whole(self) -> bool:
@@ -286,7 +315,7 @@ class NamedGRPOTrainer(GRPOTrainer):
         completion_ids, _, completions = self._generate(prompts)[1:4]
         self._metrics[self.mode].clear()
         self._metrics[self.mode].update(metrics)
-        parts = self._calculate_rewards(inputs, prompts, self.judged(completions), completion_ids)
+        parts = self._calculate_rewards(inputs, prompts, self.judged(completions), plain(completion_ids))
         extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
         return Answered(completion_ids, extra, parts, self.said)
@@ -311,6 +340,8 @@ class NamedGRPOTrainer(GRPOTrainer):
 
         def kept(inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **options: Any) -> Tensor:
             known, completions = self.known_rewards(), self.judged(completions)
+            self.stopped = [isinstance(one, Stopped) for one in ids]
+            ids = plain(ids)
             if known is None:
                 self.reward_parts = rewards(inputs, prompts, completions, ids, *more, **options)
             else:

@@ -73,8 +73,10 @@ class TrlSampler:
         return drawn[first : first + count]
 
 
-def refuse_with_vllm(strategies: Sequence[Strategy]) -> None:
-    """Raises for strategies that vLLM cannot serve, before it is loaded."""
+def refuse_with_vllm(args: Any, strategies: Sequence[Strategy]) -> None:
+    """Raises for arguments and strategies that vLLM cannot serve, before it is loaded."""
+    if (args.generation_kwargs or {}).get("stop_strings"):
+        raise ValueError("generation_kwargs has 'stop_strings', which vLLM calls 'stop'; use that name")
     for strategy in strategies:
         if overrides(strategy, "branching"):
             raise ValueError(

@@ -120,7 +120,7 @@ def sampling_params(config: Config) -> SamplingParams:
     rollout = config.rollout
     return SamplingParams(
         temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p,
-        repetition_penalty=rollout.repetition_penalty, max_tokens=rollout.max_tokens,
+        repetition_penalty=rollout.repetition_penalty, max_tokens=rollout.max_tokens, stop=rollout.stop,
     )  # fmt: skip
 
 
