@@ -41,7 +41,7 @@ from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched
 from explorl.models import ModelError
 from explorl.store import RunStore, file_name, go_on
-from explorl.study.file import Study, find_study, load_study, study_names
+from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
 from explorl.terminal import indented, literal
 from explorl.text import clean
 
@@ -422,8 +422,9 @@ def study(
         list[str],
         typer.Argument(
             metavar="STUDY",
-            help=f"{', '.join(study_names())}, or a path to a study file. Or: status FOLDER, to see how far it is.",
-            autocompletion=lambda: [*study_names(), "status"],
+            help=f"{', '.join(study_names())}, or a path to a study file. Or: status FOLDER, to see how far it is; "
+            "keep FOLDER FILE, to write its results without weights and answers; restore FILE…, to lay them out again.",
+            autocompletion=lambda: [*study_names(), "status", "keep", "restore"],
         ),
     ],
     profile: Annotated[
@@ -432,7 +433,10 @@ def study(
             metavar="NAME", help="Profile of the study: tiny for a CPU, gpu, …", autocompletion=_known_profiles
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="Number of seeds: 0, 1, …, N-1.", min=1)] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Number of seeds: 0, 1, …, N-1. Or the seeds themselves: 3-5, or 3,7."),
+    ] = None,
     jobs: Jobs = None,
     only: Annotated[list[str], typer.Option(metavar="ARM", help="Run only this arm. May be repeated.")] = [],  # noqa: B006
     run: Annotated[
@@ -453,18 +457,29 @@ def study(
 
         _say_table(study_status(what[1]), json_file)
         return
+    if what[0] in ("keep", "restore"):
+        _keep_or_restore(what, run)
+        return
     if len(what) != 1:
         raise ConfigError(f"`explorl study` takes one study; {len(what)} words were given: {' '.join(what)}")
     if processes.count() > 1:
         raise ConfigError("`explorl study` starts the processes of its runs; use --launch FILE in place of a launcher")
     find_study(what[0])  # first, since what follows imports torch
+    chosen_seeds = None if seeds is None else seeds_in(seeds)
     if plan:
-        _say_plan(load_study(what[0], profile=profile, seeds=seeds), run, only)
+        _say_plan(load_study(what[0], profile=profile, seeds=chosen_seeds), run, only)
         return
     from explorl.study.run import run_study
 
     outcome = run_study(
-        what[0], profile=profile, seeds=seeds, jobs=jobs, folder=run, only=only or None, launch=launch, console=console
+        what[0],
+        profile=profile,
+        seeds=chosen_seeds,
+        jobs=jobs,
+        folder=run,
+        only=only or None,
+        launch=launch,
+        console=console,
     )
     console.print(literal(outcome.results["verdict"]))
     console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
@@ -479,6 +494,22 @@ def study(
     most = max(len(arm["seeds"]) for arm in outcome.results["arms"])
     more = shlex.join([*again, "--seeds", str(2 * most)])
     console.print(literal(f"next, for narrower intervals: {more}"), soft_wrap=True)
+
+
+def _keep_or_restore(what: list[str], run: Path | None) -> None:
+    from explorl.study.kept import keep, restore
+
+    if what[0] == "keep":
+        if len(what) != 3:
+            raise ConfigError(
+                "`explorl study keep` takes the study's folder and a file, such as runs/deng-tiny deng.json"
+            )
+        console.print(literal(f"{keep(what[1], what[2])} runs in ", (what[2], "bold")), soft_wrap=True)
+        return
+    if len(what) < 2 or run is None:
+        raise ConfigError("`explorl study restore` takes files and a folder, such as deng.json --run runs/deng-tiny")
+    console.print(literal(f"{restore(what[1:], run)} runs added to ", (run, "bold")), soft_wrap=True)
+    console.print(literal(f"next: {shlex.join(['explorl', 'report', str(run)])}"), soft_wrap=True)
 
 
 @app.command()

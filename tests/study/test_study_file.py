@@ -12,7 +12,7 @@ import explorl
 from explorl.config import ConfigError
 from explorl.store import cleaned
 from explorl.strategies import REGISTRY
-from explorl.study.file import Study, checked_seeds, flat, inert, load_study, merged, slug
+from explorl.study.file import Study, checked_seeds, flat, inert, load_study, merged, seeds_in, slug
 
 from ..hostile import NAMES
 
@@ -219,3 +219,16 @@ def test_small_things() -> None:
     }
     assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": {}}) == {"a.b": 1, "a.c.d": 2, "e": {}}
     assert slug("PPL + position, T 0.3") == "ppl-position-t-0.3"
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", 3), ("0-2", [0, 1, 2]), ("4-4", [4]), ("3,7", [3, 7]), ("0-1, 5", [0, 1, 5])]
+)
+def test_seeds_on_the_command_line(text: str, seeds: int | list[int]) -> None:
+    assert seeds_in(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "-3", "a", "1-", "1,", "1.5", "5-3", "1-2-3"])
+def test_seeds_that_nobody_can_read(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--seeds is .*; give"):
+        seeds_in(text)

@@ -319,6 +319,21 @@ def load_study(path: str | Path, *, profile: str | None = None, seeds: int | Seq
     return _resolved(file, profile, seeds, place)
 
 
+def seeds_in(text: str) -> int | list[int]:
+    """What ``--seeds`` says: how many (3), or which (3-5 or 3,7)."""
+    if text.isdecimal():
+        return int(text)
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"--seeds is {text!r}; give how many, such as 3, or which, such as 3-5 or 3,7")
+        seeds += range(int(first), int(last if dash else first) + 1)
+    if not seeds:
+        raise ConfigError(f"--seeds is {text!r}, which is none; give the lower one first, such as 3-5")
+    return seeds
+
+
 def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     """A count as 0, 1, …; a list as it is, each seed once."""
     if isinstance(seeds, int):
