@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -254,3 +255,36 @@ def test_one_that_fails_ends_all(
     assert ended.stderr.rstrip().endswith("the judge has gone home"), ended.stderr
     assert ended.stderr.count("Traceback") == (error == "ZeroDivisionError"), ended.stderr
     assert not (run / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interruption_is_told_once(
+    sign: signal.Signals, code: int, two: Path, small_policy: Path, tmp_path: Path
+) -> None:
+    """As a batch system or a terminal sends it, with how to go on."""
+    run = tmp_path / "run"
+    settings = {**SMALL, "training.steps": 5000, "evaluation.every": 0, "model.name": small_policy}
+    changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "explorl", "train", "--preset", "tiny", "--launch", str(two), "--run", str(run)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(
+        [*command, *changes],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    begun = next((line for line in process.stdout if "step" in line), "")
+    assert begun, process.communicate()[1]
+    if sign is signal.SIGINT:
+        os.killpg(process.pid, sign)
+    else:
+        process.send_signal(sign)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == code, said
+    assert said.count("explorl: interrupted; ") == 1, said
+    assert "explorl train --resume" in said
+    assert "Traceback" not in said, said

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_every_strategy import SETTINGS
+from explorl.strategies import REGISTRY
+from tests.training.test_every_strategy import SETTINGS, few_answers
 
 README = Path(__file__).parent.parent / "README.md"
 CODE = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -96,7 +97,9 @@ def test_with_each_strategy(name: str, chat_policy: Path, tmp_path: Path) -> Non
     if "solve_rates" in given:
         given["solve_rates"] = {question: (row % 4) / 4 for row, question in enumerate(names["questions"])}
     names["spec"] = {name: given}
-    exec("trainer = " + STRATEGIES.sub("    strategies=[spec],\n", training), names)
+    names["answers"] = lambda completions, **columns: few_answers([messages[0]["content"] for messages in completions])
+    more = "    answers=answers,\n" if REGISTRY[name].needs_answers else ""
+    exec("trainer = " + STRATEGIES.sub(f"    strategies=[spec],\n{more}", training), names)
     assert names["held_out"].history == {}, "scored elsewhere"
     log = next(entry for entry in names["trainer"].state.log_history if "train_loss" in entry)
     assert log["train_loss"] == log["train_loss"]

@@ -905,7 +905,9 @@ def main(argv: list[str] | None = None) -> Any:
         if not processes.is_first():
             sys.exit(interrupt.code)
         how = str(interrupt).replace("{command}", shlex.join(["explorl", *(sys.argv[1:] if argv is None else argv)]))
-        print(f"explorl: interrupted; {clean(how)}", file=sys.stderr)
+        said = f"explorl: interrupted; {clean(how)}"
+        if not processes.leave_last_word(said):
+            print(said, file=sys.stderr)
         sys.exit(interrupt.code)
     except processes.EndedElsewhere:
         sys.exit(2)

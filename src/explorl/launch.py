@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -75,16 +76,20 @@ def launch(path: Path, module: str, arguments: Sequence[str]) -> None:
     told = {processes.QUIET: str(path), "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
     if cpus:
         told["ACCELERATE_USE_CPU"] = "true"
-    try:
-        with _environment(told), _silent():
-            launch_command(given)
-    except ChildFailedError as error:
-        raise _first_of(error.failures) from None
-    except SignalException as signalled:  # the first process has said how to go on
-        raise WorkerFailed("", 128 + int(signalled.sigval)) from None
-    except SystemExit as error:
-        if error.code:
-            raise WorkerFailed("", int(error.code) if isinstance(error.code, int) else 1) from None
+    with TemporaryDirectory() as folder:
+        word = Path(folder) / "last-word"
+        told[processes.LAST_WORD] = str(word)
+        try:
+            with _environment(told), _silent():
+                launch_command(given)
+        except ChildFailedError as error:
+            raise _first_of(error.failures) from None
+        except SignalException as signalled:  # all processes have ended
+            text = word.read_text(encoding="utf-8") if word.exists() else ""
+            raise WorkerFailed(text, 128 + int(signalled.sigval)) from None
+        except SystemExit as error:
+            if error.code:
+                raise WorkerFailed("", int(error.code) if isinstance(error.code, int) else 1) from None
 
 
 def _first_of(failures: Mapping[int, Any]) -> WorkerFailed:

@@ -17,6 +17,8 @@ Decision = TypeVar("Decision")
 
 QUIET = "EXPLORL_LAUNCHED"
 """The file of `--launch`, where that has started this process, and tells of its failure."""
+LAST_WORD = "EXPLORL_LAST_WORD"
+"""The file in which the first process leaves how to go on after an interruption, for `--launch` to say."""
 WAIT = 6 * 3600
 """Seconds that a process waits for the others, which may be evaluating; a failed one is noticed at once."""
 
@@ -72,6 +74,16 @@ def _meet() -> None:
     found = PartialState(cpu=on_cpu, timeout=timedelta(seconds=WAIT)).num_processes
     if found != count():
         raise RuntimeError(f"{count()} processes were started, and accelerate sees {found} of them")
+
+
+def leave_last_word(text: str) -> bool:
+    """Leaves how to go on with the launcher, which says it if it was interrupted itself, and not where it ended this
+    process because another one has failed; False where there is none to say it."""
+    path = os.environ.get(LAST_WORD)
+    if not path:
+        return False
+    Path(path).write_text(text, encoding="utf-8")
+    return True
 
 
 def leave_word(text: str, code: int) -> bool:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,11 +262,15 @@ def child(tiny: Policy, out: Path, options: dict[str, Any]) -> None:
 def test_killed_at_random_moments_and_resumed(tiny: Policy, whole: Evaluated, tmp_path: Path) -> None:
     """SIGKILL until a call comes through; the table is that of the uninterrupted call."""
     dice = random.Random(5)
-    killed = 0
+    killed, begun = 0, time.monotonic()
+    process = fork.Process(target=child, args=(tiny, tmp_path / "once", {"chunk": 2}))
+    process.start()
+    process.join()
+    takes = time.monotonic() - begun
     for _ in range(60):
         process = fork.Process(target=child, args=(tiny, tmp_path, {"chunk": 2}))
         process.start()
-        process.join(timeout=dice.uniform(0.05, 1.2))
+        process.join(timeout=dice.uniform(0.05, 0.3) * takes)
         if process.is_alive():
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ from explorl.training.grpo import ExplorationTrainer
 from explorl.training.trl_trainer import Answered
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
-from tests.training.test_every_strategy import RATES, SETTINGS, check_resumed, first_characters, label, logs, weights
+from tests.training.test_every_strategy import RATES, SETTINGS, check_resumed, few_answers, label, logs, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -345,7 +345,7 @@ def run(make: Make, tmp_path: Path) -> Make:
 
     def train(strategies: Sequence[Any], *, resume: int | None = None, **changes: Any) -> Any:
         settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 3, "beta": 0.05, "num_iterations": 2}
-        options = {"strategies": strategies, "answers": first_characters, "correct": ("planted", 1.0)}
+        options = {"strategies": strategies, "answers": few_answers, "correct": ("planted", 1.0)}
         options |= changes.pop("options", {})
         trainer = make(Planted(), dynamic={"max_rounds": 20}, options=options, **{**settings, **changes})
         trainer.train(resume_from_checkpoint=None if resume is None else str(tmp_path / f"out/checkpoint-{resume}"))

@@ -105,9 +105,10 @@ def logs(trainer: Any) -> dict[int, dict[str, float]]:
     return {entry["step"]: {key: value for key, value in entry.items() if "time" not in key} for entry in entries}
 
 
-def first_characters(completions: Sequence[str], **columns: Any) -> list[str | None]:
-    """What an answer says, for strategies that ask: some say the same, and some say nothing."""
-    return [text.strip()[:1] or None for text in completions]
+def few_answers(completions: Sequence[str], **columns: Any) -> list[str | None]:
+    """What an answer says, for strategies that ask: many say the same, and some say nothing."""
+    places = [ord(text.strip()[:1] or "\0") for text in completions]
+    return [None if place % 7 == 0 else str(place % 3) for place in places]
 
 
 Run = Callable[..., Any]
@@ -119,7 +120,7 @@ def run(make_trainer: Callable[..., Any], tmp_path: Path) -> Run:
 
     def train(strategies: Sequence[Any], *, resume: int | None = None, **changes: Any) -> Any:
         # a digit in ten characters is right, so that a prompt has right answers and wrong ones
-        options = {"strategies": strategies, "answers": first_characters, "correct": ("digits", 0.1)}
+        options = {"strategies": strategies, "answers": few_answers, "correct": ("digits", 0.1)}
         if any("tool_progression" in spec for spec in strategies):
             options["interpreter"] = calculator()
         options |= changes.pop("options", {})

@@ -20,7 +20,7 @@ from explorl.training.batch import ROW_FIELDS, penalties
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.observers import statistics
 from explorl.training.shaping import shape
-from tests.training.test_every_strategy import SETTINGS, first_characters, logs, weights
+from tests.training.test_every_strategy import SETTINGS, few_answers, logs, weights
 from tests.training.tool_policy import PROMPTS, calculator, make_trainer, save_tool_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -59,7 +59,7 @@ def tool_policy(small_policy: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def make(tool_policy: Path, tmp_path: Path) -> Make:
     def trainer(*strategies: Any, options: dict[str, Any] | None = None, **changes: Any) -> Any:
-        given = {"strategies": strategies, "correct": ("digits", 0.5), "answers": first_characters, **(options or {})}
+        given = {"strategies": strategies, "correct": ("digits", 0.5), "answers": few_answers, **(options or {})}
         return make_trainer(ExplorationTrainer, tool_policy, tmp_path / "out", options=given, **changes)
 
     return trainer
@@ -73,7 +73,7 @@ def batch(tool_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Batch:
         "strategies": [watching, "outcome_exploration", "lp_reg"],
         "correct": ("digits", 0.5),
     }
-    options["answers"] = first_characters
+    options["answers"] = few_answers
     folder = tmp_path_factory.mktemp("out")
     make_trainer(ExplorationTrainer, tool_policy, folder, options=options, beta=0.1).train()
     return watching.seen[0]
