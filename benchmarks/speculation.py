@@ -1,0 +1,134 @@
+"""What exact speculative decoding could save: tokens per pass with drafts from a row's own text and from its siblings.
+
+    python benchmarks/speculation.py --model tiny --task countdown-mini --template terse
+    python benchmarks/speculation.py --model smollm2-135m --task math:math500 --data-dir DATA --temperature 0.6
+
+The engine's random numbers belong to a request and a position, so a draft that is verified by sampling at each of its
+places changes no token: it is accepted as far as it is what would have been sampled. How far that is can be told from
+answers that were sampled before, and is, here. A draft is what followed the last three tokens, or two, where they stood
+before: in the row itself, or in another sample of its prompt as far as that has come by then. All rows go on side by
+side, one pass at a time. "tail" are the passes in which at most `--tail` rows are left: those that cost a GPU, or a
+large model on a CPU, hardly more with several tokens per row than with one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+NGRAMS = (3, 2)
+
+
+@dataclass
+class Row:
+    """A sampled answer that is decoded once more."""
+
+    prompt: list[int]
+    answer: list[int]
+    have: int = 0
+    """Tokens of the answer so far."""
+    seen: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Where each n-gram of what the row has ended last."""
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.answer[: self.have]
+
+    def note(self, begin: int) -> None:
+        """Takes down the n-grams that end behind the first ``begin`` tokens, but for those that nothing follows yet."""
+        text = self.text
+        for end in range(max(begin, 1), len(text)):
+            for n in NGRAMS:
+                if end >= n:
+                    self.seen[tuple(text[end - n : end])] = end
+
+    def follows(self, ngram: tuple[int, ...], length: int) -> list[int]:
+        place = self.seen.get(ngram)
+        return [] if place is None else self.text[place : place + length]
+
+
+def passes(groups: Sequence[Sequence[Row]], length: int, siblings: bool) -> list[list[int]]:
+    """Tokens that each row gains in each pass, until all have ended."""
+    rows = [(row, group) for group in groups for row in group]
+    for row, _ in rows:
+        row.have = 0
+        row.seen.clear()
+        row.note(0)
+    found = []
+    while going_on := [(row, group) for row, group in rows if row.have < len(row.answer)]:
+        gains = [(row, gained(row, draft(row, group if siblings else [], length))) for row, group in going_on]
+        for row, gain in gains:  # together: nobody sees what another gains in the same pass
+            before = len(row.text)
+            row.have += gain
+            row.note(before)
+        found.append([gain for _, gain in gains])
+    return found
+
+
+def draft(row: Row, group: Sequence[Row], length: int) -> list[int]:
+    text = row.text
+    for n in NGRAMS:
+        ngram = tuple(text[-n:])
+        for source in (row, *(other for other in group if other is not row)):
+            found = source.follows(ngram, length)
+            if found:
+                return found
+    return []
+
+
+def gained(row: Row, drafted: Sequence[int]) -> int:
+    """Tokens of a pass: those of the draft that would have been sampled, and one more."""
+    rest = row.answer[row.have :]
+    accepted = next((i for i, (mine, real) in enumerate(zip(drafted, rest, strict=False)) if mine != real), None)
+    return min((min(len(drafted), len(rest)) if accepted is None else accepted) + 1, len(rest))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--task", default="countdown-mini")
+    parser.add_argument("--template", help="of the task's prompts; terse is the tiny policy's")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--problems", type=int, default=16)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7], help="tokens of a draft")
+    parser.add_argument("--tail", type=int, default=8, help="rows left")
+    args = parser.parse_args()
+
+    from explorl.models import load_policy
+    from explorl.rollout import Engine, SamplingParams
+    from explorl.tasks import get_task
+
+    name, _, dataset = args.task.partition(":")
+    options = {key: value for key, value in (("data_dir", args.data_dir), ("dataset", dataset)) if value}
+    task, policy = get_task(name, **options), load_policy(args.model)
+    prompts = [task.prompt(problem, args.template) for problem in task.problems("holdout", limit=args.problems)]
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=0)
+    rollouts = Engine(policy.model, policy.tokenizer).generate(prompts, args.samples, params).check()
+    groups: list[list[Row]] = [[] for _ in prompts]
+    for rollout in rollouts:
+        groups[rollout.prompt_index].append(Row(list(rollouts.prompt_ids[rollout.prompt_index]), rollout.token_ids))
+    entropy = sum(float(rollout.entropy.sum()) for rollout in rollouts) / rollouts.tokens
+    steps = max(len(row.answer) for group in groups for row in group)
+    print(
+        f"{args.model}, {args.task}, temperature {args.temperature:g}: {rollouts.tokens:,} tokens in {steps} steps, "
+        f"entropy {entropy:.3f}"
+    )
+    for length in args.drafts:
+        for siblings in (False, True):
+            found = passes(groups, length, siblings)
+            tail = [gain for gains in found if len(gains) <= args.tail for gain in gains]
+            mean = sum(map(sum, found)) / sum(map(len, found))
+            in_tail = f"{sum(tail) / len(tail):.2f} in the tail" if tail else "no tail"
+            sources = "own text and siblings" if siblings else "own text"
+            print(f"  drafts of {length} from {sources}: {mean:.2f} tokens per pass, {in_tail}; {len(found)} passes")
+
+
+if __name__ == "__main__":
+    main()
