@@ -127,7 +127,7 @@ def test_a_strategy_that_vllm_cannot_serve_is_refused_before_it_is_loaded(
     with pytest.raises(ValueError, match=words) as error:
         ExplorationTrainer("nowhere", len, args, strategies=[xs.EntropyAdvantage(), strategy])
     assert "engine='explorl'" in str(error.value)
-    vllm_rows.refuse_with_vllm([xs.BottomP(0.9), xs.EntropyAdvantage()])
+    vllm_rows.refuse_with_vllm(args, [xs.BottomP(0.9), xs.EntropyAdvantage()])
 
 
 def test_options_are_what_trl_would_sample_with() -> None:
