@@ -186,7 +186,7 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
     monkeypatch.setattr(grpo, "shape", lambda *args: SimpleNamespace(metrics={}))
     monkeypatch.setattr(grpo, "put_back", lambda *args, **more: None)
     others = ("_prompts", "reward_parts", "correct", "num_generations", "temperature", "_sampling_temperature", "now")
-    others += ("has_penalties", "max_completion_length", "normalised")
+    others += ("has_penalties", "max_completion_length", "normalised", "stopped")
     for processes in (1, 2):
         trainer: Any = SimpleNamespace(
             **dict.fromkeys(others, 1),
