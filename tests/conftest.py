@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,6 +22,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all test modules are imported
 settings.load_profile("ci")  # the same examples everywhere and each time; `make fuzz` draws new ones
