@@ -132,8 +132,9 @@ class RolloutSettings(Section):
     max_tokens: Count = 1024
     """Longest completion, in tokens. Evaluations during training have the same limit."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
-    """Strings that end a completion, such as </answer>, for policies that do not end by themselves; the string stays in
-    it. Evaluations during training have the same ones."""
+    """One string or several that end a completion, such as </answer>, for policies that do not end by themselves; the
+    string stays in it. Evaluations during training have the same ones. Rewards see all of the token that completes the
+    string, evaluations the text up to its end."""
     engine: Literal["explorl", "generate", "vllm"] | None = None
     """What samples the completions. null is Explorl's engine where it computes what the model computes, and otherwise
     `model.generate`, with a warning that says why."""
@@ -153,8 +154,14 @@ class RolloutSettings(Section):
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _one_string(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+    def _strings(cls, value: Any) -> list[str]:
+        strings = [value] if isinstance(value, str) else value
+        if not isinstance(strings, (list, tuple)) or not all(isinstance(one, str) and one for one in strings):
+            raise ValueError(
+                f"it is read as {value!r}; use a text such as '</answer>' or a list of them, in quotes where YAML "
+                "would take it for something else, like '###'; [] is none"
+            )
+        return list(strings)
 
     @field_validator("tools")
     @classmethod

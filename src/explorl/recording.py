@@ -25,6 +25,7 @@ from explorl.store import RunStore, StoreError, cleaned
 from explorl.tasks import Problem, Task, Verdict
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.records import logged_columns
+from explorl.training.stopping import stops_of
 from explorl.training.trl_trainer import logs_of
 
 Reward = Callable[..., Sequence[float | None]]
@@ -40,6 +41,7 @@ class PassAtK(TrainerCallback):
         every: Steps between two evaluations; None evaluates at the start and at the end alone.
         samples: Answers to each prompt; pass@k is there for every power of two up to it.
         max_tokens: Longest answer; None is the trainer's ``max_completion_length``.
+        stop: Strings that end an answer; None are those that end the trainer's, and () are none.
         name: What the data set is called on the page.
 
     ``history`` has the evaluations by step; each is also in the trainer's log history, and in the folder of the
@@ -55,6 +57,7 @@ class PassAtK(TrainerCallback):
         every: int | None = None,
         samples: int = 8,
         max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
         temperature: float = 1.0,
         correct: float = 1.0,
         batch_size: int | None = None,
@@ -67,6 +70,7 @@ class PassAtK(TrainerCallback):
             raise ValueError(f"samples is {samples}; ask for 1 or more, such as 8")
         self.task = _Rows(dataset, reward, correct, name)
         self.every, self.samples, self.max_tokens, self.temperature = every, samples, max_tokens, temperature
+        self.stop = None if stop is None else SamplingParams(stop=stop).stop
         self.batch_size, self.seed = batch_size, seed
         self.history: dict[int, Evaluation] = {}
         self.recorder: RunRecorder | None = None
@@ -88,7 +92,9 @@ class PassAtK(TrainerCallback):
         if step in self.history or not state.is_world_process_zero:
             return
         longest = self.max_tokens or getattr(args, "max_completion_length", None) or 256
-        how = Protocol(self.samples, SamplingParams(temperature=self.temperature, max_tokens=longest), "PassAtK")
+        stop = stops_of(getattr(args, "generation_kwargs", None), model) if self.stop is None else self.stop
+        sampling = SamplingParams(temperature=self.temperature, max_tokens=longest, stop=stop)
+        how = Protocol(self.samples, sampling, "PassAtK")
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         policy = Policy(str(getattr(model.config, "_name_or_path", "") or "policy"), model, tokenizer)
         was_training = model.training

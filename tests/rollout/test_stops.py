@@ -75,6 +75,26 @@ def test_a_search_in_parts_finds_what_a_search_of_every_prefix_finds(bytewise: A
     found = searched(bytewise, tokens, strings, data.draw(st.sampled_from([EVERY, EVERY + 3, 20])))
     want = by_hand(bytewise, tokens, strings)
     assert (None if found is None else found[0]) == want
+    whole = StopStrings([strings], bytewise, 1).cut(0, np.array(tokens))
+    assert (None if whole is None else whole[0]) == want
+
+
+def test_a_long_answer_is_read_twice_at_most(bytewise: Any) -> None:
+    """Once as a whole, once in parts that overlap: not once for each of its tokens."""
+
+    class Counted:
+        all_special_ids = bytewise.all_special_ids
+        read = 0
+
+        def decode(self, tokens: list[int], **how: Any) -> str:
+            self.read += len(tokens)
+            return str(bytewise.decode(tokens, **how))
+
+    tokenizer = Counted()
+    tokens = ids_of(bytewise, "so we go on " * 200 + "</answer> and on")
+    end = 12 * 200 + len("</answer>")
+    assert StopStrings([["</answer>"]], tokenizer, 1).cut(0, np.array(tokens)) == (end, "</answer>")
+    assert tokenizer.read < 4 * len(tokens)
 
 
 @pytest.mark.parametrize("string", ["a string of thirty-four characters", "десять букв да ещё", "👍🏽👍🏽👍🏽"])

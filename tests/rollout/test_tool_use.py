@@ -405,7 +405,13 @@ def test_bad_input_is_one_error_before_anything_is_sampled(policy: Any, tokenize
     for stop in ("=", "x = 1", "=>"):
         with pytest.raises(ValueError, match="every call of tool 'calculator' ends with '='"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(tool))
-    for stop in ("```output", "\n```", "`"):
+    for stop in ("<", "<<"):
+        with pytest.raises(ValueError, match=f"stop is '{stop}', but calls of tool 'calculator' begin with '<<'"):
+            generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(tool))
+    for stop in ("\n", "python"):
+        with pytest.raises(ValueError, match="calls of tool 'python' begin with"):
+            generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(python_tool()))
+    for stop in ("```output", "\n```", "`", "x`"):
         with pytest.raises(ValueError, match="every call of tool 'python' ends with '```'"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=["</answer>", stop]), use(python_tool()))
     with pytest.raises(ValueError, match="the engine has no tokenizer; give it one"):

@@ -222,7 +222,18 @@ def test_small_things() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seeds"), [("3", 3), ("0-2", [0, 1, 2]), ("4-4", [4]), ("3,7", [3, 7]), ("0-1, 5", [0, 1, 5])]
+    ("text", "seeds"),
+    [
+        ("3", 3),
+        (" 3 ", 3),
+        ("0-2", [0, 1, 2]),
+        ("3 - 5", [3, 4, 5]),
+        ("4-4", [4]),
+        ("3,7", [3, 7]),
+        ("0-1, 5", [0, 1, 5]),
+        ("10000", 10_000),
+        ("4294967295-4294967295", [2**32 - 1]),
+    ],
 )
 def test_seeds_on_the_command_line(text: str, seeds: int | list[int]) -> None:
     assert seeds_in(text) == seeds
@@ -232,3 +243,29 @@ def test_seeds_on_the_command_line(text: str, seeds: int | list[int]) -> None:
 def test_seeds_that_nobody_can_read(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--seeds is .*; give"):
         seeds_in(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1-1000000", "1,000,000 seeds; ask for at most 10,000"),
+        ("0-6000,7000-13000", "12,002 seeds; ask for at most 10,000"),
+        ("0-99999999999999999999", "seed 99999999999999999999; seeds go up to 4294967295"),
+        ("4294967296-4294967296", "seed 4294967296; seeds go up to 4294967295"),
+        ("99999999999999999999", "99,999,999,999,999,999,999 seeds; ask for at most 10,000"),
+        ("9" * 5000, "a number of 5000 digits"),
+        ("3," + "9" * 5000, "a number of 5000 digits"),
+    ],
+)
+def test_too_many_or_too_large_seeds_are_refused_at_once(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        seeds_in(text)
+
+
+def test_too_many_seeds_of_a_file_are_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"seeds is 1000000000; ask for 1 to 10,000, such as 3"):
+        load_study(written(tmp_path, {**SOUND, "seeds": 10**9}))
+    with pytest.raises(ConfigError, match=r"the seed 4294967296 is above 4294967295"):
+        load_study(written(tmp_path, {**SOUND, "seeds": [2**32]}))
+    with pytest.raises(ValueError, match=r"there are 10,001 seeds; ask for at most 10,000"):
+        checked_seeds(range(10_001))

@@ -175,11 +175,12 @@ def test_errors_are_broken_down(tmp_path: Path) -> None:
         ("countdown:1-2-3-4=2", "<answer>9-7</answer>", False, "9 is not given, or not that often"),
         ("countdown:1-2-3-4=2", "thinking", False, "no <answer>…</answer>"),
         ("countdown:1-2-3-4=2", "<answer>4</answer>", False, "it gives 4, not 2"),
+        ("countdown:1-2-3-4=2", None, False, "its answers were not kept"),
     ]
     names = ("problem", "completion", "correct", "error")
     write_parquet(tmp_path / "e.parquet", {name: [row[i] for row in rows] for i, name in enumerate(names)})
     errors = error_breakdown([tmp_path / "e.parquet"])
-    assert errors["by operands"] == {"3": {"correct": 3, "wrong": 0}, "4": {"correct": 0, "wrong": 4}}
+    assert errors["by operands"] == {"3": {"correct": 3, "wrong": 0}, "4": {"correct": 0, "wrong": 5}}
     assert errors["by operation"] == {
         "+": {"correct": 1, "wrong": 0},
         "−": {"correct": 0, "wrong": 2},
@@ -191,6 +192,7 @@ def test_errors_are_broken_down(tmp_path: Path) -> None:
         "it gives another number": 2,
         "a number is not given, or not that often": 1,
         "no answer": 1,
+        "its answers were not kept": 1,
     }
 
 

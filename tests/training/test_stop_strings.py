@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,11 +17,14 @@ from trl import GRPOConfig
 
 from explorl.config import ConfigError, load_config
 from explorl.models import load_policy, tiny_tokenizer
+from explorl.recording import PassAtK
 from explorl.strategies import Batch, Strategy
+from explorl.tasks import get_task
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.run import grpo_config
 from explorl.training.stopping import Stopped, cut_at_stops, strings_in
 from tests.training.conftest import PROMPTS
+from tests.training.small_runs import grpo_config as small_config
 from tests.training.test_tools_of_trl import make as make_with_tools  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -166,11 +170,105 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
         ({"stop": [["a"], ["b"]]}, r"\['stop'\] is .*; all answers end at the same strings"),
         ({"stop": 5}, r"\['stop'\] is 5"),
         ({"stop": "a", "stop_strings": "b"}, "'stop_strings' and 'stop', which mean the same"),
+        ({"stop": ""}, r"\['stop'\] holds an empty string"),
+        ({"stop": False}, r"\['stop'\] is False"),
+        ({"stop": 0}, r"\['stop'\] is 0"),
+        ({"stop": ["3", None]}, r"\['stop'\] holds None"),
+        ({"stop": iter(["3"])}, r"\['stop'\] is <list_iterator.*>, which can be read only once"),
+        ({"stop": "\udcff"}, "no text that can be sampled"),
     ],
 )
 def test_strings_that_cannot_be_used_are_refused(given: dict[str, Any], words: str, make: Make) -> None:
     with pytest.raises(ValueError, match=words):
         make(given)
+
+
+@pytest.mark.parametrize("engine", ["explorl", "generate"])
+@pytest.mark.parametrize("given", [{"stop": ()}, {"stop": []}, {"stop_strings": []}, {"stop_strings": ()}], ids=str)
+def test_no_strings_are_none(given: dict[str, Any], engine: str, make: Make) -> None:
+    trainer, rewards, _ = make(given, {"engine": engine})
+    trainer.train()
+    assert trainer.stop_strings == ()
+    assert max(map(len, rewards.ids)) == LONGEST
+
+
+@pytest.mark.parametrize("engine", ["explorl", "generate"])
+def test_an_array_of_strings(engine: str, make: Make) -> None:
+    trainer, _, _ = make({"stop": np.array(STOPS)}, {"engine": engine})
+    assert trainer.stop_strings == tuple(STOPS)
+
+
+@pytest.mark.parametrize("engine", ["explorl", "generate"])
+@pytest.mark.parametrize("given", [None, {"stop": ["Q"]}], ids=str)
+def test_a_model_that_has_strings_of_its_own(given: Any, engine: str, make: Make) -> None:
+    """They count where none are given, and nothing asks for a tokenizer."""
+    trainer, rewards, _ = make(given, {"engine": engine})
+    trainer.model.generation_config.stop_strings = ["3", "7"]
+    trainer._take_stop_strings()
+    assert not trainer._why_not_engine()
+    trainer.train()
+    strings = ["Q"] if given else ["3", "7"]
+    assert sum(ends_at(text, strings) for text in rewards.completions) > 0
+    assert trainer.model.generation_config.stop_strings == ["3", "7"]
+
+
+def test_a_function_that_samples_by_itself(make: Make) -> None:
+    """Its answers stay as they are; those that a string ends are not cut off."""
+    tokenizer = tiny_tokenizer()
+    texts = ["1+23", "3+12"]
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        assert trainer.stop_strings == ("3",)
+        ids = [tokenizer.encode(texts[row % 2], add_special_tokens=False) for row in range(len(prompts))]
+        prompt_ids = [tokenizer.encode("1", add_special_tokens=False)] * len(prompts)
+        return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None}
+
+    trainer, rewards, watching = make({"stop": ["3"]}, {"rollout_func": rollout})
+    trainer.train()
+    assert rewards.completions[:2] == texts
+    assert watching.seen[0].truncated.tolist() == [text == "3+12" for text in rewards.completions]
+    assert trainer.rollout_func is rollout
+
+
+def test_held_out_answers_end_at_the_same_strings(make: Make) -> None:
+    trainer, _, _ = make({"stop": STOPS})
+    seen: list[str] = []
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    held_out = Dataset.from_dict({"prompt": PROMPTS[:2]})
+    callback = PassAtK(held_out, reward, samples=8)
+    trainer.add_callback(callback)
+    trainer.train()
+    assert sum(ends_at(text, STOPS) for text in seen) > 0
+    seen.clear()
+    PassAtK(held_out, reward, samples=8, stop=()).on_train_end(
+        trainer.args, trainer.state, None, model=trainer.model, processing_class=trainer.tokenizer
+    )
+    assert any("3" in text[:-1] for text in seen)
+
+
+def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path) -> None:
+    policy, task, rewards = load_policy("tiny-tools", device="cpu"), get_task("products"), Rewards()
+    prompts = [task.prompt(problem) for problem in task.problems("train", limit=4)]
+    trainer = ExplorationTrainer(
+        model=policy.model,
+        reward_funcs=rewards,
+        args=small_config(
+            tmp_path, {"generation_kwargs": {"stop": ["</ans"]}, "max_steps": 1, "max_completion_length": 80}
+        ),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=policy.tokenizer,
+        interpreter="calculator",
+    )
+    said: list[Any] = []
+    trainer.listen(lambda step, columns: said.extend(trainer.said))
+    trainer.train()
+    ends = {(bool(one.calls), text[-9:]) for one, text in zip(said, rewards.completions, strict=True) if "</" in text}
+    assert (True, "</answer>") in ends
+    assert {text for _, text in ends} == {"</answer>"}
 
 
 def test_vllm_calls_them_otherwise(make: Make) -> None:
@@ -183,10 +281,13 @@ def test_a_tool_whose_calls_they_would_cut_is_refused(make: Make) -> None:
         make({"stop": ["="]}, {"interpreter": "calculator"})
 
 
-def test_in_conversations_with_tools(make_with_tools: Callable[..., Any]) -> None:  # noqa: F811
+@pytest.mark.parametrize("engine", ["explorl", "generate"])
+def test_in_conversations_with_tools(engine: str, make_with_tools: Callable[..., Any]) -> None:  # noqa: F811
     """The last turn may end with a string, and with it the conversation. None of them is in a special token."""
     watching = Watching()
-    trainer = make_with_tools({"strategies": [watching]}, generation_kwargs={"stop": ["j", "m", "q", "Q"]})
+    trainer = make_with_tools(
+        {"strategies": [watching], "engine": engine}, generation_kwargs={"stop": ["j", "m", "q", "Q"]}
+    )
     trainer.train()
     (batch,) = trainer.strategies[0].seen
     ids = trainer.rewarded["completion_ids"]
@@ -205,6 +306,11 @@ def test_tokens_of_an_answer_that_was_stopped() -> None:
     assert (row[2], row[-2], row[1:], list(row), len(row)) == (7, 6, [6, 7], [5, 6, 7], 3)
     assert torch.tensor(row).tolist() == [5, 6, 7]
     assert tiny_tokenizer().batch_decode([row]) == tiny_tokenizer().batch_decode([[5, 6, 7]])
+    later, earlier = [1, 2] + row, row + [1, 2]  # noqa: RUF005 (as TRL does)
+    assert isinstance(later, Stopped)
+    assert (list(later), later[-1]) == ([1, 2, 5, 6, 7], 2)
+    assert type(earlier) is list
+    assert earlier == [5, 6, 7, 1, 2]
     again = pickle.loads(pickle.dumps(row))  # on its way to another process
     assert isinstance(again, Stopped)
     assert (list(again), again[-1]) == ([5, 6, 7], 2)
@@ -216,6 +322,8 @@ def test_the_first_string_to_be_complete_counts() -> None:
     rows = cut_at_stops([tokenizer.encode(text) for text in texts], ["34", "+3"], tokenizer, end=9)
     assert tokenizer.batch_decode(rows) == ["12+3", "1234", "12", "", "34"]
     assert [isinstance(row, Stopped) for row in rows] == [True, True, False, False, True]
+    (late,) = cut_at_stops([tokenizer.encode("34+34")], ["34"], tokenizer, end=9, fewest=2)
+    assert tokenizer.decode(late) == "34+34"
     assert strings_in(None) == strings_in({"top_k": 3, "stop": None}) == ()
 
 
@@ -231,6 +339,7 @@ def test_a_configuration_names_them(tmp_path: Path) -> None:
         args = grpo_config(config, str(tmp_path))
         assert args.generation_kwargs == ({"stop": strings} if strings else None)
         assert config.rollout.limits()["stop"] == (strings or None)
-    file.write_text(yaml.safe_dump({"task": {"name": "countdown-mini"}, "rollout": {"stop": [""]}}))
-    with pytest.raises(ConfigError, match=r"rollout.stop"):
-        load_config(file)
+    for bad in ("['']", "5", "[a, 3]", "", "###", "yes"):
+        file.write_text(f"task: {{name: countdown-mini}}\nrollout:\n  stop: {bad}\n")
+        with pytest.raises(ConfigError, match=r"rollout.stop: it is read as .*; use a text such as '</answer>'"):
+            load_config(file)

@@ -97,6 +97,11 @@ class Rollout:
         begin = text.find(self.stop, max(0, len(earlier) - len(self.stop) + 1))  # not one that a tool wrote before
         return text if begin < 0 else text[: begin + len(self.stop)]
 
+    @property
+    def behind_stop(self) -> str:
+        """What the token that completes the stop string says behind it."""
+        return "" if self.stop is None or self.tokenizer is None else self._decoded(len(self))[len(self.text) :]
+
     @cached_property
     def own_text(self) -> str:
         """``text`` with every output of a tool left blank: what the model itself said, and what answers are read from.

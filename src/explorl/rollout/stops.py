@@ -19,6 +19,8 @@ from explorl.rollout.state import RUNNING, STOPPED
 
 EVERY = 8
 """New tokens after which a seat's text is searched again: decoding it costs more than a few tokens too many."""
+BLOCK = 32
+"""Tokens of a whole completion that are searched at once."""
 
 
 def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
@@ -87,12 +89,23 @@ class StopStrings:
         strings = self.strings[request]
         if not strings or len(tokens) <= checked:
             return None
-        start = max(floor, self._begin(tokens[:checked], max(len(string.encode()) for string in strings)))
-        recent = tokens[start:].tolist()
-        if self._in(recent, strings) is None:
+        size = max(len(string.encode()) for string in strings)
+
+        def found(end: int) -> str | None:
+            start = max(floor, self._begin(tokens[:checked], size))
+            return self._in(tokens[start:end].tolist(), strings)
+
+        if found(len(tokens)) is None:
             return None
-        ends = ((end, self._in(recent[: end - start], strings)) for end in range(checked + 1, len(tokens) + 1))
-        return next(((end, string) for end, string in ends if string is not None), None)
+        while checked < len(tokens):  # token by token only where it ends, and never from the beginning
+            until = min(checked + BLOCK, len(tokens))
+            if found(until) is not None:
+                ends = ((end, found(end)) for end in range(checked + 1, until + 1))
+                first = next(((end, string) for end, string in ends if string is not None), None)
+                if first is not None:
+                    return first
+            checked = until
+        return None
 
     def _begin(self, tokens: np.ndarray, size: int) -> int:
         """Where a string of so many bytes that ends after these tokens can have begun, and a little before that.

@@ -49,6 +49,10 @@ class Fence(Protocol):
         """Texts that a policy must be able to write and read."""
 
     @property
+    def opening(self) -> str:
+        """A text that calls begin with."""
+
+    @property
     def stop(self) -> str:
         """A text that every call ends with: calls are looked for whenever it has been written, and at the very end."""
 
@@ -80,7 +84,11 @@ class MarkdownFence:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        return (f"```{self.languages[0]}\n", "\n```", f"\n```{self.output}\n", "```\n")
+        return (self.opening, "\n```", f"\n```{self.output}\n", "```\n")
+
+    @property
+    def opening(self) -> str:
+        return f"```{self.languages[0]}\n"
 
     @property
     def stop(self) -> str:
@@ -264,15 +272,23 @@ def check_stops(stops: Iterable[str], tool: ToolSpec) -> None:
     """ValueError where a stop string does not go with the tool.
 
     A row stops at the end of every call to be looked at: a stop string across that place would be missed, and one that
-    ends there, or before, would leave no call to be made.
+    ends there, or before, or in what calls begin with, would leave no call to be made.
     """
-    mark = tool.fence.stop
+    mark, opening = tool.fence.stop, tool.fence.opening
     for text in stops:
         heads = [text[:k] for k in range(1, len(text))]
-        if text in mark or text.endswith(mark) or any(mark.endswith(head) or head.endswith(mark) for head in heads):
+        tails = [text[k:] for k in range(1, len(text))]
+        across = any(mark.endswith(head) or head.endswith(mark) for head in heads)
+        before = text in mark or text.endswith(mark) or any(mark.startswith(tail) for tail in tails)
+        if across or before:
             raise ValueError(
                 f"stop is {text!r}, but every call of tool {tool.name!r} ends with {mark!r}, and the one holds a part "
                 "of the other; use another stop string, such as '</answer>'"
+            )
+        if text in opening:
+            raise ValueError(
+                f"stop is {text!r}, but calls of tool {tool.name!r} begin with {opening!r}, so that none would ever be "
+                "whole; use another stop string, such as '</answer>'"
             )
 
 

@@ -24,6 +24,7 @@ KNOWN = {
     "max_new_tokens",
     "do_sample",
     "eos_token_id",
+    "stop_strings",
 }
 """Options of `generate` that the engine honours."""
 OF_NO_MATTER = {

@@ -18,7 +18,8 @@ class Said(NamedTuple):
     text: str
     """All of it, outputs included."""
     own: str
-    """With every output left blank: what rewards are given for."""
+    """With every output left blank, and all of the last token, as of an answer without calls: what rewards are given
+    for."""
     written: str
     """Without outputs and all that belongs to them: what is measured."""
     calls: tuple[Mapping[str, Any], ...] = ()
@@ -33,7 +34,7 @@ class Said(NamedTuple):
     def of(cls, rollout: Rollout) -> Said:
         names = ("source", "status", "text", "begin", "end")
         calls = tuple({name: getattr(call, name) for name in names} for call in rollout.calls)
-        return cls(rollout.text, rollout.own_text, rollout.sampled_text, calls)
+        return cls(rollout.text, rollout.own_text + rollout.behind_stop, rollout.sampled_text, calls)
 
 
 def refuse_beside(tool: ToolUse | None, given: Mapping[str, Any]) -> None:

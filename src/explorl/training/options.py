@@ -33,7 +33,7 @@ ARGUMENTS: Mapping[str, str] = {
     "quantization_config": "honoured",
     "peft_config": "honoured",
     "tools": "honoured; the engine samples every turn, each row as the strategies say, and keeps what it has computed",
-    "rollout_func": "honoured; the engine steps aside",
+    "rollout_func": "honoured; the engine steps aside, and answers end where the function ends them",
     "environment_factory": "honoured, as tools are",
 }
 """Arguments of `GRPOTrainer`."""
@@ -43,7 +43,8 @@ STEPS_ASIDE: Mapping[str, str] = {
     "use_transformers_continuous_batching": "transformers samples instead of the engine",
     "generation_kwargs": (
         "temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, do_sample, eos_token_id and the strings "
-        "that end an answer (stop_strings, or stop) go to the engine; with any other key `model.generate` samples"
+        "that end an answer (stop_strings, or stop; without them those of the model's generation config) go to the "
+        "engine; with any other key `model.generate` samples"
     ),
     "router_aux_loss_coef": "the router's loss counts tokens as they stand in padded rows: TRL's padded pass",
     "fsdp": (

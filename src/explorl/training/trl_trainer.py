@@ -24,6 +24,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -42,11 +43,20 @@ from trl.trainer.utils import (
     unsplit_pixel_values_by_grid,
 )
 
+from explorl.modeling.proof import inner_model
 from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
 from explorl.training.sharding import gathered_weights, is_spread
-from explorl.training.stopping import Stopped, cut_at_stops, plain, strings_in, without_stops
+from explorl.training.stopping import (
+    Stopped,
+    cut_at_stops,
+    marked_at_stops,
+    plain,
+    stops_of,
+    without_own_stops,
+    without_stops,
+)
 
 IMAGES = (
     "pixel_values",
@@ -225,17 +235,22 @@ class NamedGRPOTrainer(GRPOTrainer):
             completion_ids = self.sample(ids) if rows is None else self.sample(ids, rows)
             if completion_ids is not None:
                 return completion_ids, self.sampled_logps
-        completion_ids, logps = super()._generate_single_turn(prompt_ids, images, multimodal_fields, *more, **options)
+        with without_own_stops(inner_model(self.model)):
+            completion_ids, logps = super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, *more, **options
+            )
         if self.stop_strings:
-            completion_ids = cut_at_stops(completion_ids, self.stop_strings, self._tokenizer, self.end_token)
+            fewest = int(self.generation_kwargs.get("min_tokens") or 0)  # vLLM looks for no string in them
+            how = (self.stop_strings, self._tokenizer, self.end_token)
+            completion_ids = cut_at_stops(completion_ids, *how, fewest=fewest)
             if logps is not None:
                 logps = [values[: len(ids)] for ids, values in zip(completion_ids, logps, strict=True)]
         return completion_ids, logps
 
     def _take_stop_strings(self) -> None:
         """Keeps the strings that end an answer from `model.generate`, which TRL calls without a tokenizer."""
-        self.stop_strings = strings_in(self.args.generation_kwargs)
-        if self.stop_strings and not self.use_vllm:
+        self.stop_strings = stops_of(self.args.generation_kwargs, inner_model(self.model))
+        if not self.use_vllm and without_stops(self.generation_kwargs) != self.generation_kwargs:
             self.generation_kwargs = without_stops(self.generation_kwargs)
             self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
 
@@ -272,13 +287,23 @@ class NamedGRPOTrainer(GRPOTrainer):
             return self._generated(prompts)
 
     def _generated(self, prompts: list[Any]) -> Any:
-        if not self.interprets:
-            return super()._generate(prompts)
-        self.rollout_func = self._rolled_out  # TRL counts tokens by its mask, and leaves the rest to it
+        given = self.rollout_func
+        if self.interprets:  # TRL counts tokens by its mask, and leaves the rest to it
+            self.rollout_func = self._rolled_out
+        elif given is not None and self.stop_strings:
+            self.rollout_func = partial(self._marked, given)
         try:
             return super()._generate(prompts)
         finally:
-            self.rollout_func = None
+            self.rollout_func = given
+
+    def _marked(self, rollout: Any, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """What a user's function has sampled; that answers end at `stop_strings` is up to it."""
+        output = dict(rollout(prompts, trainer))
+        if "completion_ids" in output:
+            rows = output["completion_ids"]
+            output["completion_ids"] = marked_at_stops(rows, self.stop_strings, self._tokenizer, self.end_token)
+        return output
 
     def _rolled_out(self, prompts: list[Any], _: Any) -> dict[str, Any]:
         prompt_ids = [list(ids) for ids in self._tokenize_prompts(prompts)[0]]

@@ -75,7 +75,7 @@ class TrlSampler:
 
 def refuse_with_vllm(args: Any, strategies: Sequence[Strategy]) -> None:
     """Raises for arguments and strategies that vLLM cannot serve, before it is loaded."""
-    if (args.generation_kwargs or {}).get("stop_strings"):
+    if (args.generation_kwargs or {}).get("stop_strings") is not None:
         raise ValueError("generation_kwargs has 'stop_strings', which vLLM calls 'stop'; use that name")
     for strategy in strategies:
         if overrides(strategy, "branching"):

@@ -77,18 +77,28 @@ def freeze_tokens(name: str, value: Any) -> Tokens | tuple[Tokens | None, ...] |
 def freeze_texts(name: str, value: Any) -> tuple[str, ...] | tuple[tuple[str, ...], ...]:
     """Stop strings checked: one text, a list of them for all requests, or a list of lists."""
     items = (value,) if isinstance(value, str) else _items(name, value, "texts such as ['</answer>']")
-    if all(isinstance(item, str) for item in items):
-        if "" in items:
-            raise ValueError(f"{name} holds an empty string; use a text such as '</answer>'")
-        return tuple(items)
+    if items and all(item is None or _is_list(item) for item in items):
+        return tuple(() if item is None else _texts(name, list(item)) for item in items)
+    return _texts(name, items)
+
+
+def _texts(name: str, items: Sequence[Any]) -> tuple[str, ...]:
     for item in items:
-        if item is not None and not _is_list(item):
-            raise ValueError(f"{name} holds {item!r}; use texts such as '</answer>', or a list of lists of them")
-    found = tuple(() if item is None else freeze_texts(name, item) for item in items)
-    for texts in found:
-        if any(not isinstance(text, str) for text in texts):
-            raise ValueError(f"{name} holds {texts!r}; use texts such as '</answer>', or a list of lists of them")
-    return found  # type: ignore[return-value]
+        if not isinstance(item, str) and not _is_list(item):
+            raise ValueError(f"{name} holds {item!r}; use texts such as '</answer>'")
+    for item in items:
+        if _is_list(item):
+            raise ValueError(f"{name} holds both {item!r} and texts; use texts such as '</answer>', or only lists")
+        if not item:
+            raise ValueError(f"{name} holds an empty string; use a text such as '</answer>'")
+        if not _is_unicode(item):
+            raise ValueError(f"{name} holds {item!r}, no text that can be sampled; use one such as '</answer>'")
+    return tuple(items)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _items(name: str, value: Any, good: str) -> list[Any]:
