@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -208,3 +209,149 @@ def test_a_model_that_was_tried_out_was_tried_with_copies(
     assert engine._runner._written_out is None
     assert "the engine does not agree" in caplog.text
     assert [rollout.token_ids for rollout in found] == greedy(model)
+
+
+# ---------------------------------------------------------------- what others do to a model and around it
+
+
+def tokens_of(engine: Engine) -> list[list[int]]:
+    return [rollout.token_ids for rollout in engine.generate(PROMPTS, 1, GREEDY)]
+
+
+def fused_step(model: Any) -> None:
+    """torch counts it as no change of the weights."""
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True).step()
+
+
+def written_over(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data.copy_(parameter.data.flip(0))
+
+
+@pytest.mark.parametrize("change", [fused_step, written_over])
+def test_a_session_notices_changes_that_torch_does_not(change: Any) -> None:
+    model = build("llama")
+    with Engine(model).open(PROMPTS[:1], 1, GREEDY) as session:
+        session.step(4)
+        change(model)
+        with pytest.raises(RuntimeError, match="the model's weights changed while it was open"):
+            session.step()
+
+
+def test_without_memory_for_copies_it_goes_on_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build("llama")
+    engine = Engine(model)
+    engine.generate(PROMPTS, 1, GREEDY)
+
+    def full(*_: Any) -> Any:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(reordered.Copy, "of", full)
+    for one in (engine, Engine(build("llama"))):  # one that was tried out with copies, and one that was not
+        assert tokens_of(one) == greedy(model)
+        assert copies(one) == 0
+    assert "could not be made" in caplog.text
+
+
+def test_a_model_is_tried_out_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(shared())
+    engine.generate(PROMPTS, 1, GREEDY)
+    assert engine.plan is not None
+    made: list[Any] = []
+    renew = ReorderedOps.renew
+    monkeypatch.setattr(ReorderedOps, "renew", lambda self: made.append(self) or renew(self))
+    assert tokens_of(Engine(build("llama"), memory_budget=engine.plan.weight_bytes - 1)) == greedy(shared())
+    assert not made
+    tokens_of(Engine(build("llama"), memory_budget=2 * engine.plan.bytes))
+    assert len(made) > 1
+
+
+def test_a_callers_autocast_changes_nothing() -> None:
+    model = build("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        engine = Engine(model)
+        found = [tokens_of(engine) for _ in range(2)]
+    assert found == [greedy(shared())] * 2
+    assert copies(engine) > 0
+
+
+def test_a_callers_mode_is_left_behind() -> None:
+    engine = Engine(build("llama"))
+    with torch.inference_mode():
+        tokens_of(engine)
+    assert tokens_of(engine) == greedy(shared())
+
+
+def test_a_callers_default_type_does_not_matter() -> None:
+    before = torch.get_default_dtype()
+    model = build("llama")
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert tokens_of(Engine(model)) == greedy(shared())
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_head_of_another_size_than_it_says() -> None:
+    model = build("llama")
+    engine = Engine(model)
+    tokens_of(engine)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach()[:1537].clone())
+    model.config.vocab_size = 1537
+    found = engine.generate(PROMPTS, 1, SamplingParams(max_tokens=20, stop_token_ids=(), seed=3))
+    assert max(token for rollout in found for token in rollout.token_ids) < 1537
+    for rollout in found:
+        prompt = PROMPTS[rollout.prompt_index]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *rollout.token_ids]])).logits[0, len(prompt) - 1 : -1]
+        logps = logits.double().log_softmax(-1).gather(-1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(rollout.logps.double(), logps, atol=7e-6, rtol=0)
+
+
+def test_rotary_frequencies_that_somebody_changed() -> None:
+    model = build("llama")
+    engine = Engine(model)
+    before = tokens_of(engine)
+    model.model.rotary_emb.inv_freq.data.mul_(0.3)
+    assert tokens_of(engine) == greedy(model) != before
+    before = tokens_of(engine)
+    model.model.rotary_emb.attention_scaling = 1.7
+    assert tokens_of(engine) == greedy(model) != before
+
+
+def test_a_hook_on_all_modules_is_called() -> None:
+    model = build("llama")
+    engine = Engine(model)
+    before = tokens_of(engine)
+
+    def halved(module: Any, given: Any, out: Any) -> Any:
+        return 0.5 * out if isinstance(module, torch.nn.Linear) and out.shape[-1] == WIDE + 64 else out
+
+    handle = torch.nn.modules.module.register_module_forward_hook(halved)
+    try:
+        assert tokens_of(engine) == greedy(model) != before
+        assert tokens_of(Engine(model)) == greedy(model)
+    finally:
+        handle.remove()
+    assert tokens_of(engine) == before
+
+
+def test_an_engine_that_was_used_can_be_copied() -> None:
+    engine = Engine(build("llama"))
+    tokens_of(engine)
+    other = deepcopy(engine)
+    assert other.model is not engine.model
+    assert tokens_of(other) == greedy(shared())
+
+
+def test_memory_of_copies_that_are_gone_is_not_counted() -> None:
+    engine = Engine(shared())
+    tokens_of(engine)
+    assert engine._runner is not None
+    held = engine._runner.bytes
+    engine.generate(PROMPTS, 1, SamplingParams(max_tokens=COPY_FROM - 1, stop_token_ids=()))
+    assert engine._runner.bytes == held - engine._runner.plan.weight_bytes < held

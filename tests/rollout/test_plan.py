@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from explorl.rollout import Engine, SamplingParams, plan
 from explorl.rollout.memory.slots import LayerShape
-from explorl.rollout.plan import make_plan, work_bytes, workspace_bytes
+from explorl.rollout.plan import allowed_memory, free_memory, make_plan, work_bytes, workspace_bytes
 
 from .models import prompts
 
@@ -98,3 +99,44 @@ def test_workspaces(setting: str, each: int, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", setting)
     assert workspace_bytes(CUDA) == plan.STREAMS * each
     assert workspace_bytes(torch.device("cpu")) == 0
+
+
+# ---------------------------------------------------------------- limits of containers
+
+
+def group(folder: Path, files: dict[str, object]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name).write_text(f"{value}\n")
+
+
+def test_a_container_limits_memory(tmp_path: Path) -> None:
+    """By its own group and by those around it; what is kept of files is free."""
+    groups, own = tmp_path / "groups", tmp_path / "own"
+    own.write_text("0::/a/b\n")
+    assert allowed_memory(groups, own) is None
+    group(groups, {"cgroup.procs": ""})
+    group(groups / "a", {"memory.max": 1000, "memory.current": 300, "memory.stat": "anon 250\ninactive_file 40"})
+    group(groups / "a" / "b", {"memory.max": "max", "memory.current": 200})
+    assert allowed_memory(groups, own) == 740
+    group(groups / "a" / "b", {"memory.max": 250})
+    assert allowed_memory(groups, own) == 50
+    group(groups / "a" / "b", {"memory.max": 100})
+    assert allowed_memory(groups, own) == 0
+
+
+def test_a_container_of_the_first_version(tmp_path: Path) -> None:
+    groups, own = tmp_path / "groups", tmp_path / "own"
+    own.write_text("12:cpu,cpuacct:/x\n9:memory:/docker/1\n1:name=systemd:/y\n")
+    files = {"memory.limit_in_bytes": 900, "memory.usage_in_bytes": 500, "memory.stat": "total_inactive_file 60"}
+    group(groups / "memory" / "docker" / "1", files)
+    assert allowed_memory(groups, own) == 460
+
+
+def test_where_nothing_is_said_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allowed_memory(tmp_path, tmp_path / "missing") is None
+    (tmp_path / "odd").write_text("nothing\n\n")
+    assert allowed_memory(tmp_path, tmp_path / "odd") is None
+    free = free_memory(torch.device("cpu"))
+    monkeypatch.setattr("explorl.rollout.plan.allowed_memory", lambda: free // 4)
+    assert free_memory(torch.device("cpu")) == free // 4

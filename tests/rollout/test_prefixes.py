@@ -68,6 +68,11 @@ def behind_torchs_back(model: Any) -> None:
     model.model.layers[2].mlp.down_proj.weight.data[3, 5] += 0.25
 
 
+def permuted(model: Any) -> None:
+    weight = model.model.layers[1].self_attn.v_proj.weight
+    weight.data.copy_(weight.data.flip(0))
+
+
 def moved(model: Any) -> None:
     weight = model.model.layers[0].mlp.up_proj.weight
     weight.data = weight.data * 1.001
@@ -83,6 +88,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "foreach": step(torch.optim.AdamW, foreach=True),
     "fused": step(torch.optim.AdamW, fused=True),
     "data": behind_torchs_back,
+    "permuted": permuted,
     "moved": moved,
     "loaded": loaded,
 }

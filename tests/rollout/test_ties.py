@@ -129,6 +129,41 @@ def test_a_threshold_in_float16_and_bfloat16_is_not_rounded() -> None:
         assert (warp_min_p(x, 0.3012) > -INF).tolist() == (x.double() >= float(np.log(0.3012))).tolist()
 
 
+@pytest.mark.parametrize("vocab", [10, 3000])
+def test_no_rows_and_rows_that_ask_for_gradients(vocab: int) -> None:
+    for warp, value in ((warp_top_k, 3), (warp_top_p, 0.5), (warp_bottom_p, 0.5), (warp_min_p, 0.1)):
+        assert warp(torch.zeros(0, vocab), value).shape == (0, vocab)
+        scores = torch.randn(2, vocab)
+        assert torch.equal(warp(scores.clone().requires_grad_(), value).detach(), warp(scores, value))
+    count = ranking.branching_count(torch.zeros(0, vocab), torch.zeros(0, vocab))
+    assert (count.shape, count.dtype) == ((0,), torch.int64)
+
+
+def test_a_mass_is_not_rounded() -> None:
+    """Six of ten equal tokens hold 0.6, which float32 takes for a little more."""
+    for vocab in (10, 2000):
+        scores = torch.zeros(1, vocab)
+        assert mass_head(scores, 0.6, slack=ranking.COUNT_SLACK).size.tolist() == [6 * vocab // 10]
+
+
+def test_all_of_the_mass_but_the_last_token() -> None:
+    """The last two weigh so little that the slack would hold more of them than there are whole numbers."""
+    scores = torch.full((1, 2000), -1000.0)
+    scores[0, :3] = torch.tensor([10.0, -75.0, -75.0])
+    over = mass_head(scores, 1.0, over=True)
+    found = search_head(scores, torch.full((1,), 1.0 + SLACK, dtype=torch.float64), over=True)
+    assert over.size.tolist() == found.size.tolist() == [2]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("vocab", [10, 3000])
+def test_a_row_that_is_not_finite_warns_of_nothing(vocab: int) -> None:
+    scores = torch.randn(4, vocab)
+    scores[1, 0], scores[2, 0], scores[3] = torch.inf, torch.nan, -torch.inf
+    for warp, value in ((warp_top_k, 3), (warp_top_p, 0.5), (warp_bottom_p, 0.5), (warp_min_p, 0.1)):
+        assert torch.equal(warp(scores, value)[0], warp(scores[:1], value)[0])
+
+
 def test_first_tokens() -> None:
     x = torch.from_numpy(tied(9, 200, 4))
     x[0, ::2], x[0, 1::2] = 0.0, -0.0  # the same score

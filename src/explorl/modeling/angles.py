@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as everywhere
 
 STEADY = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings in which a position's angles do not depend on how long the sequence is."""
@@ -49,13 +50,17 @@ class AngleTable:
         return cos[:, 0].contiguous(), sin[:, 0].contiguous()
 
     def _frequencies(self) -> Any:
+        """Changes where they do; on a GPU, which a look at them would keep waiting, as far as torch notices."""
         tensor = self.rotary.inv_freq
-        return id(tensor), None if tensor.is_inference() else tensor._version
+        values = tuple(tensor.tolist()) if tensor.device.type == "cpu" else None
+        version = None if tensor.is_inference() else tensor._version
+        return id(tensor), version, values, getattr(self.rotary, "attention_scaling", None)
 
 
 def touched(module: nn.Module) -> bool:
-    """Whether somebody waits on the module with a hook, or has given it a forward of its own."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    """Whether somebody waits on the module, or on all modules, with a hook, or has given it a forward of its own."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or everywhere._global_forward_hooks
+    return bool(hooks or everywhere._global_forward_pre_hooks or "forward" in module.__dict__)
 
 
 def _capturing(x: Tensor) -> bool:

@@ -144,6 +144,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def sampling_mode(model: nn.Module) -> Iterator[None]:
-    """Runs the model for sampling: evaluation mode and our attention."""
-    with evaluating(model), our_attention(configs_of(model)):
+    """Runs the model for sampling: evaluation mode, our attention, and no autocast that a caller may be in."""
+    plain = torch.autocast(next(model.parameters()).device.type, enabled=False)
+    with evaluating(model), our_attention(configs_of(model)), plain:
         yield

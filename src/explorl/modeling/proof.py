@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as everywhere
 
 from explorl.modeling.attention import evaluating
 from explorl.modeling.precision import Shadow, weights_dtype
@@ -105,7 +106,7 @@ def difference(model: Any, dtype: torch.dtype | None, fast: Fast, *, temperature
     """What is wrong with a fast path on this model; empty where nothing is. ``dtype`` is that of computation."""
     used = dtype or weights_dtype(model)
     try:
-        with evaluating(model):
+        with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
             with in_float32(model) as possible:
                 if possible and used != torch.float32:
                     wrong = _compared(model, *fast(True), temperature)
@@ -129,6 +130,8 @@ def difference(model: Any, dtype: torch.dtype | None, fast: Fast, *, temperature
     except NothingToCompare:
         return ""
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
+        if "can't allocate memory" in str(error):  # which says nothing of the path
+            raise
         return f"it fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
@@ -263,10 +266,11 @@ def build_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def touched(module: nn.Module) -> tuple[int, int, int]:
-    """Hooks before and behind a module, and a forward of its own. Those that only ask for gradients do not count:
-    gradient checkpointing puts them on embeddings and takes them off."""
+    """Hooks before and behind a module, those of all modules too, and a forward of its own. Those that only ask for
+    gradients do not count: gradient checkpointing puts them on embeddings and takes them off."""
     behind = [hook for hook in module._forward_hooks.values() if "require_grad" not in getattr(hook, "__name__", "")]
-    return len(module._forward_pre_hooks), len(behind), id(module.__dict__.get("forward"))
+    before = len(module._forward_pre_hooks) + len(everywhere._global_forward_pre_hooks)
+    return before, len(behind) + len(everywhere._global_forward_hooks), id(module.__dict__.get("forward"))
 
 
 def layer_types(model: nn.Module) -> str:

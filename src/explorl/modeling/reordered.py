@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -84,7 +85,9 @@ def _plain(projection: Any) -> bool:
     if type(projection) is not nn.Linear or touched(projection):
         return False
     weight = projection.weight
-    return type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
+    if type(weight) is not nn.Parameter or weight.shape != (projection.out_features, projection.in_features):
+        return False
+    return weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
 def copied_bytes(root: Any) -> int:
@@ -104,14 +107,21 @@ class ReorderedOps(CpuOps):
         """By the identity of a group's first projection."""
         self._head: list[Copy] = []
         """Those of the head, in blocks whose results the processor's cache can hold."""
-        self._logits = torch.empty(0)
+        self._logits = torch.empty(0, dtype=torch.float32)
         """Memory for logits, kept from one step to the next: the system takes its time to hand out so much of it."""
         self._right: dict[Any, bool] = {}
         """Kinds of products that were compared with the modules', and whether they are the same."""
 
-    @torch.no_grad()
     def renew(self) -> None:
-        """Copies the weights as they are now."""
+        """Copies the weights as they are now; where there is no memory for that, they are read where they are."""
+        try:
+            self._renew()
+        except (RuntimeError, MemoryError) as error:
+            self.forget()
+            logger.warning("products are computed without copies of the weights, which could not be made: %s", error)
+
+    @torch.no_grad()
+    def _renew(self) -> None:
         self.forget()
         head = self.root.lm_head
         for group in groups(self.root):
@@ -137,6 +147,10 @@ class ReorderedOps(CpuOps):
     def forget(self) -> None:
         """Goes on without copies."""
         self.copies, self._head = {}, []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReorderedOps:
+        """One without copies: torch cannot copy them."""
+        return ReorderedOps(deepcopy(self.root, memo))
 
     def logits(self, x: Tensor, head: Any) -> Tensor:
         """They are written over by those of the next step."""
@@ -195,7 +209,7 @@ def _joined(group: Group) -> tuple[Tensor, Tensor | None]:
 def _agrees(copy: Copy, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a copy gives what the weight gives, with each of what may follow a product."""
     draw = torch.Generator().manual_seed(0)
-    x, other = (torch.randn(3, size, generator=draw) for size in (weight.shape[1], weight.shape[0]))
+    x, other = (torch.randn(3, size, generator=draw, dtype=weight.dtype) for size in weight.shape[::-1])
     want = F.linear(x, weight, bias)
     pairs: list[tuple[Callable[[], Tensor], Tensor]] = [
         (lambda: copy.product(x), want),

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from explorl.modeling.llama import llama_like
 from explorl.modeling.precision import Shadow, weights_dtype
@@ -92,6 +92,8 @@ class Engine:
         self._signature: tuple[Any, ...] = ()
         self._admitted: tuple[Any, int, bool] | None = None
         """How the engine was to compute when the model was last tried, up to which length, and what was found."""
+        self.copies_within = memory_budget
+        """Most bytes that copies of the weights may take; None is no limit of their own."""
         self._warned = False
         self._latest: Session | None = None
         """The session that is open, if any: it has to be closed before the next, also where nobody has it any more."""
@@ -303,7 +305,7 @@ class Engine:
         )
         if write_out and device.type == "cpu" and not kernels and tokens >= COPY_FROM:
             copies = copied_bytes(llama_like(self.model)) if self._shadow is None else 0
-            if plan.bytes + copies <= budget:
+            if plan.bytes + copies <= budget and (self.copies_within is None or copies <= self.copies_within):
                 plan = replace(plan, weight_bytes=copies)
         self.plan = plan
         if plan.split and not self._warned:
@@ -335,7 +337,7 @@ class Engine:
         """Bytes that the engine may hold, what it holds already included."""
         if self.memory_budget is not None:
             return self.memory_budget
-        held = 0 if self._runner is None else self._runner.plan.bytes
+        held = 0 if self._runner is None else self._runner.bytes
         return (free_memory(device) + held) // 2
 
     def _config(self) -> Any:
@@ -346,11 +348,16 @@ class Engine:
         return getattr(self._config(), "max_position_embeddings", None)
 
     def version(self) -> tuple[Any, ...]:
-        """Changes where the weights do, as far as torch notices: not where somebody writes to ``parameter.data``."""
+        """Changes where the weights do.
+
+        On a GPU as far as torch notices: not where somebody writes to ``parameter.data``. On a CPU some numbers of each
+        weight are looked at too, since not even the steps of fused optimizers are noticed there.
+        """
         self._refresh(next(self.model.parameters()).device)
-        held = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
-        versions = (t._version for t in held if t is not None and not t.is_inference())  # which have no version
-        return self._signature, sum(versions)
+        tensors = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
+        held = [tensor for tensor in tensors if tensor is not None]
+        versions = sum(tensor._version for tensor in held if not tensor.is_inference())  # which have no version
+        return self._signature, versions, _probe(held)
 
     def most_rows(self) -> int:
         """Rows decoded together where memory does not matter."""
@@ -367,15 +374,33 @@ def _have_kernels(device: torch.device) -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def fingerprint(model: nn.Module) -> tuple[int, ...]:
-    """The sum of the bits of every tensor of the model: one pass over the weights, which sees what torch does not."""
-    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers()) if tensor.numel()]
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    sums = [
-        tensor.contiguous().view(words.get(tensor.dtype.itemsize, torch.int8)).sum(dtype=torch.int64)
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The bits of a number of so many bytes, as a whole number."""
+PROBES = 8
+"""Numbers of each weight that are looked at."""
+
+
+def _probe(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Bits of a few numbers of each plain tensor on the CPU, from its diagonal."""
+    lines = [
+        tensor.detach() if tensor.ndim == 1 else tensor.detach().diagonal()
         for tensor in tensors
+        if type(tensor) in (nn.Parameter, Tensor) and tensor.device.type == "cpu" and tensor.ndim in (1, 2)
     ]
-    return tuple(torch.stack([total.cpu() for total in sums]).tolist())
+    points = [line[:: max(1, len(line) // PROBES)] for line in lines if line.dtype.itemsize in WORDS]
+    return tuple(torch.cat([line.view(WORDS[line.dtype.itemsize]) for line in points]).tolist()) if points else ()
+
+
+def fingerprint(model: nn.Module) -> tuple[int, ...]:
+    """The sum of the bits of every tensor of the model, in which each row counts by its place: one pass over the
+    weights, which sees what torch does not."""
+    sums = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.numel():
+            bits = tensor.detach().contiguous().view(WORDS.get(tensor.dtype.itemsize, torch.int8))
+            rows = bits.view(len(bits) if bits.ndim else 1, -1).sum(1, dtype=torch.int64)
+            sums.append((rows * torch.arange(1, 1 + len(rows), device=rows.device)).sum().cpu())
+    return tuple(torch.stack(sums).tolist())
 
 
 def model_signature(model: nn.Module) -> tuple[Any, ...]:

@@ -100,11 +100,59 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    limit = allowed_memory()
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
+        free = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
+    return free if limit is None else min(free, limit)
+
+
+def allowed_memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes that this process may still take by the limits of its control groups, as in a container; None is no limit.
+
+    What the system keeps of files counts as free: it gives that up before it ends a process.
+    """
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return None
+    found = []
+    for _, kinds, path in (line for line in lines if len(line) == 3):
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root = groups / "memory" if kinds else groups
+        most, used, cached = _OLD_GROUP if kinds else _GROUP
+        place = root / path.lstrip("/")
+        for folder in (place, *place.parents):
+            limit, taken = _number(folder / most), _number(folder / used)
+            if limit is not None and taken is not None:
+                found.append(max(0, limit - taken + _statistic(folder / "memory.stat", cached)))
+            if folder == root:
+                break
+    return min(found, default=None)
+
+
+_GROUP = ("memory.max", "memory.current", "inactive_file")
+_OLD_GROUP = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""Files of a control group, of the second version and of the first: its limit, what it takes; and what of that is kept
+of files, in ``memory.stat``."""
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where there is none, or "max"."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _statistic(file: Path, name: str) -> int:
+    try:
+        return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[0] == name)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
 
 
 def total_memory(device: torch.device) -> int:

@@ -86,6 +86,13 @@ class Runner:
         self._prefills.clear()
         self._pool = None
 
+    @property
+    def bytes(self) -> int:
+        """What it holds, beside the model."""
+        ops = None if self._written_out is None else self._written_out.ops
+        copied = isinstance(ops, ReorderedOps) and bool(ops.copies)
+        return self.plan.bytes - (0 if copied else self.plan.weight_bytes)
+
     def copy_weights(self, whose: object, wanted: bool) -> None:
         """Copies the weights, where that is wanted and they are read from a copy; once for everybody who asks."""
         ops = None if self._written_out is None else self._written_out.ops

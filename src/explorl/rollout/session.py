@@ -301,7 +301,8 @@ class Session:
     def _run(self, enough: Callable[[int], bool], most: int | None, ahead: bool = False) -> None:
         self.sampling = True
         try:
-            self._sample_until(enough, most, ahead)
+            with torch.inference_mode(False):  # what it keeps is written to in other modes too
+                self._sample_until(enough, most, ahead)
         finally:
             self.sampling = False
 

@@ -92,6 +92,7 @@ def _sampled(
     small = type(engine)(
         engine.model, batch_size=4, use_graphs=False, use_kernels=use_kernels, dtype=dtype, write_out=write_out
     )
+    small.copies_within = engine.memory_budget
     params = SamplingParams(max_tokens=proof.TAIL, stop_token_ids=(), seed=0)
     prompts = [sequence[: -proof.TAIL] for sequence in ids]
     # Where the model itself gives NaN, there is nothing to compare, and the engine reports it when it is used.

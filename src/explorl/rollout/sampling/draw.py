@@ -64,14 +64,14 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._held = torch.empty(0)
+        self._held = torch.empty(0, dtype=torch.float32)
 
     def __call__(self, like: Float[Tensor, "rows vocab"]) -> Sequence[Any]:
         """Room for three tensors like this one; none where the device has an allocator that keeps what it took."""
         if like.device.type != "cpu":
             return None, None, None
         if self._held.numel() < 3 * like.numel():
-            self._held = torch.empty(3 * like.numel())
+            self._held = torch.empty(3 * like.numel(), dtype=torch.float32)
         return self._held[: 3 * like.numel()].view(3, *like.shape).unbind()
 
 

@@ -71,15 +71,16 @@ def mass_head(
     With ``over=True`` instead the largest head whose probability is at most ``mass``, but never the whole row: the
     last token with non-zero probability stays outside.
     """
-    scores = comparable(scores)
+    scores = comparable(scores).detach()
     if not isinstance(mass, Tensor):
-        mass = torch.full(scores.shape[:1], mass, device=scores.device)
+        mass = torch.full(scores.shape[:1], mass, device=scores.device, dtype=torch.float64)
     target = mass.double()
     target = target * (1 + slack if over else 1 - slack)
     if scores.device.type != "cpu":
         return search_head(scores, target, over=over, rate=rate)
-    dealt = scores.shape[-1] > LONG and scores.dtype == torch.float32
-    return (_dealt_head if dealt else _sorted_head)(scores, target, over=over, rate=rate)
+    dealt = len(scores) > 0 and scores.shape[-1] > LONG and scores.dtype == torch.float32
+    with np.errstate(over="ignore", invalid="ignore"):  # rows that are not finite
+        return (_dealt_head if dealt else _sorted_head)(scores, target, over=over, rate=rate)
 
 
 def count_head(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> Head:
@@ -104,6 +105,8 @@ def kth_largest(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) ->
     """The k-th largest score of each row; −inf where k is 0 or beyond the vocabulary."""
     scores, vocab = comparable(scores), scores.shape[-1]
     off = (k <= 0) | (k >= vocab)
+    if len(scores) == 0:
+        return scores.new_empty(0)
     if scores.device.type == "cpu":
         most = int(torch.where(off, 1, k).max())
         if most <= FEW_TOP:
@@ -138,7 +141,7 @@ def branching_count(
     if vocab <= LONG:
         cumulative = torch.from_numpy(np.sort(probs.numpy(), axis=-1)).double().cumsum(-1)
         return vocab - (cumulative <= outside * cumulative[:, -1:]).sum(-1)
-    return torch.tensor([vocab - _smallest(row, outside) for row in probs.numpy()])
+    return torch.tensor([vocab - _smallest(row, outside) for row in probs.numpy()], dtype=torch.int64)
 
 
 def _smallest(probs: np.ndarray, share: float) -> int:
@@ -267,10 +270,10 @@ def search_head(
     short = limit - held
     each = torch.where(equal, weights, 0.0).sum(-1, dtype=torch.float64) / at
     if over:
-        ties = torch.minimum((short / each).floor().long().clamp(min=0), at)
+        ties = torch.minimum((short / each).floor(), at.double()).long().clamp(min=0)
         ties = torch.minimum(ties, (weights >= TINY).sum(-1) - 1 - above)
     else:
-        ties = torch.minimum((short / each).ceil().long().clamp(min=1), at)
+        ties = torch.minimum((short / each).ceil(), at.double()).long().clamp(min=1)
     return Head(threshold, above, ties, (held + ties * each) / total)
 
 
