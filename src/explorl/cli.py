@@ -42,7 +42,7 @@ from explorl.launch import launch as launched
 from explorl.models import ModelError
 from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
-from explorl.terminal import indented, literal
+from explorl.terminal import counted, indented, literal
 from explorl.text import clean
 
 if TYPE_CHECKING:
@@ -450,6 +450,15 @@ def study(
 
     Started again, a study goes on where it stopped: what is done is not done again.
     """
+    if what[0] in ("status", "keep", "restore"):
+        given = {"--profile": profile, "--seeds": seeds, "--jobs": jobs, "--only": only, "--run": run, "--plan": plan}
+        given |= {"--launch": launch, "--json": json_file}
+        takes = {"status": "--json", "restore": "--run"}.get(what[0])
+        left = (
+            name for name, value in given.items() if name != takes and value not in (None, []) and value is not False
+        )
+        if extra := next(left, None):
+            raise ConfigError(f"`explorl study {what[0]}` takes no {extra}; leave it out")
     if what[0] == "status":
         if len(what) != 2:
             raise ConfigError("`explorl study status` takes the study's folder, such as runs/deng-tiny")
@@ -500,15 +509,20 @@ def _keep_or_restore(what: list[str], run: Path | None) -> None:
     from explorl.study.kept import keep, restore
 
     if what[0] == "keep":
-        if len(what) != 3:
+        if len(what) != 3 or not all(what):
             raise ConfigError(
                 "`explorl study keep` takes the study's folder and a file, such as runs/deng-tiny deng.json"
             )
-        console.print(literal(f"{keep(what[1], what[2])} runs in ", (what[2], "bold")), soft_wrap=True)
+        kept = keep(what[1], what[2])
+        left_out = f"; left out: {kept.left_out}" if kept.left_out else ""
+        console.print(
+            literal(f"{kept.runs} of {counted(kept.of, 'run')} in ", (what[2], "bold"), left_out), soft_wrap=True
+        )
         return
-    if len(what) < 2 or run is None:
+    if len(what) < 2 or not all(what) or run is None:
         raise ConfigError("`explorl study restore` takes files and a folder, such as deng.json --run runs/deng-tiny")
-    console.print(literal(f"{restore(what[1:], run)} runs added to ", (run, "bold")), soft_wrap=True)
+    added = restore(what[1:], run, lambda words: console.print(literal(words), soft_wrap=True))
+    console.print(literal(f"{counted(added, 'run')} added to ", (run, "bold")), soft_wrap=True)
     console.print(literal(f"next: {shlex.join(['explorl', 'report', str(run)])}"), soft_wrap=True)
 
 

@@ -105,7 +105,7 @@ def test_arms_that_show_nothing_stop_after_the_first_look(tmp_path: Path, traine
     assert by_name["good"]["pass@1"]["p_corrected"] < 0.05
     assert by_name["dull"]["pass@1"]["p_corrected"] == 1.0
     again, text = said(lambda console: run_study(path, folder=folder, console=console))
-    assert trained[2:] == [[], []], "nothing is left to run"
+    assert trained[2:] == [], "nothing is left to run"
     assert again.results["sequential"]["arms"] == results["sequential"]["arms"]
     assert "as seen in the runs that are done" in text
 
@@ -114,7 +114,7 @@ def test_the_first_look_waits_for_every_arm(tmp_path: Path, trained: list[list[s
     path, folder = written(tmp_path), tmp_path / "study"
     only = ["plain", "good"]
     outcome, text = said(lambda console: run_study(path, folder=folder, only=only, console=console))
-    assert trained == [[f"{name}, seed {seed}" for seed in (0, 1) for name in only], []]
+    assert trained == [[f"{name}, seed {seed}" for seed in (0, 1) for name in only]]
     assert "the first look waits for the first 2 seeds of dull, dead" in text
     told = outcome.results["sequential"]
     assert (told["waiting"], told["arms"]["good"]) == (["dull", "dead"], {"decision": "waits", "look": 1})

@@ -194,7 +194,7 @@ def test_a_policy_of_ones_own_cannot_stand_beside_a_warm_start(tmp_path: Path) -
 def test_seeds() -> None:
     assert checked_seeds(3) == (0, 1, 2)
     assert checked_seeds([4, 2]) == (4, 2)
-    with pytest.raises(ValueError, match="ask for 1 or more"):
+    with pytest.raises(ValueError, match="ask for 1 to 10,000, such as 3"):
         checked_seeds(0)
 
 

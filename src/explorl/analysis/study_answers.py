@@ -34,7 +34,8 @@ MOST_KINDS = 8
 def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """Right and wrong answers by the problem's number of operands and by the answer's operation; wrong ones by kind.
 
-    The first two are Mecklenburg's Figure 6, and there for Countdown only.
+    The first two are Mecklenburg's Figure 6, and there for Countdown only. An answer whose text was not kept has no
+    operation.
     """
     import pyarrow.parquet as pq
 
@@ -47,7 +48,8 @@ def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
             outcome = "correct" if correct else "wrong"
             if problem.startswith("countdown:"):
                 operands.setdefault(operand_count(problem), Counter())[outcome] += 1
-                operations.setdefault(operation(completion, problem), Counter())[outcome] += 1
+                if completion is not None:
+                    operations.setdefault(operation(completion, problem), Counter())[outcome] += 1
             if not correct:
                 kinds[kind(error)] += 1
     order = [*SIGNS.values(), "mixed", "none"]

@@ -190,6 +190,8 @@ def results_of(
     start = None if START in complete else _start(baseline, ks)
     first = {name: found[0] for name, found in complete.items() if found}
     compared = {name: ones["pass@1"] for name, ones in differences.items() if "pass@1" in ones}
+    written = {run.seed for found in complete.values() for run in found if any(run.folder.glob("rollouts/*.parquet"))}
+    shown = next((seed for seed in study["seeds"] if seed in written), study["seeds"][0])
     return {
         "title": study["title"],
         "description": study["description"],
@@ -214,8 +216,8 @@ def results_of(
         "overlaps": _overlaps(first, study["baseline"], study["seeds"][0]),
         "config": yaml.safe_dump(study["base"], sort_keys=False, allow_unicode=True),
         "rollouts": sampled_rollouts(
-            {name: run.folder for name, run in first.items() if run.seed == study["seeds"][0]},
-            seed=study["seeds"][0],
+            {name: run.folder for name, found in complete.items() for run in found if run.seed == shown},
+            seed=shown,
             limit=study["base"]["rollout"]["max_tokens"],
             iterations={arm["name"]: arm["config"]["training"]["iterations"] for arm in study["arms"]},
         ),

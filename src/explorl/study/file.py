@@ -23,6 +23,7 @@ import difflib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ _OWN = Path(__file__).parents[1] / "studies"
 
 LONGEST_NAME = 100
 """Characters of an arm's name, which stands in tables and legends."""
+MOST_SEEDS, LARGEST_SEED = 10_000, 2**32 - 1
+"""Of a study; NumPy takes no larger seed."""
 
 
 class ArmSettings(Section):
@@ -321,30 +324,46 @@ def load_study(path: str | Path, *, profile: str | None = None, seeds: int | Seq
 
 def seeds_in(text: str) -> int | list[int]:
     """What ``--seeds`` says: how many (3), or which (3-5 or 3,7)."""
-    if text.isdecimal():
+    if long := max((len(digits) for digits in re.findall("[0-9]+", text) if len(digits) > 100), default=0):
+        raise ConfigError(f"--seeds has a number of {long} digits; give how many, such as 3, or which, such as 3-5")
+    if re.fullmatch(r"\s*[0-9]+\s*", text):
+        _refuse_many(int(text))
         return int(text)
-    seeds: list[int] = []
+    spans: list[range] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        found = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", part)
+        if not found:
             raise ConfigError(f"--seeds is {text!r}; give how many, such as 3, or which, such as 3-5 or 3,7")
-        seeds += range(int(first), int(last if dash else first) + 1)
-    if not seeds:
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last > LARGEST_SEED:
+            raise ConfigError(f"--seeds has the seed {last}; seeds go up to {LARGEST_SEED}")
+        spans.append(range(first, last + 1))
+    _refuse_many(sum(map(len, spans)))
+    if not any(spans):
         raise ConfigError(f"--seeds is {text!r}, which is none; give the lower one first, such as 3-5")
-    return seeds
+    return [seed for span in spans for seed in span]
+
+
+def _refuse_many(count: int) -> None:
+    if count > MOST_SEEDS:
+        raise ConfigError(f"--seeds is {count:,} seeds; ask for at most {MOST_SEEDS:,}")
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     """A count as 0, 1, …; a list as it is, each seed once."""
     if isinstance(seeds, int):
-        if seeds < 1:
-            raise ValueError(f"seeds is {seeds}; ask for 1 or more, such as 3")
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds is {seeds}; ask for 1 to {MOST_SEEDS:,}, such as 3")
         return tuple(range(seeds))
-    for seed in seeds:
-        if list(seeds).count(seed) > 1:
-            raise ValueError(f"the seed {seed} is given {list(seeds).count(seed)} times; give each once")
     if not seeds:
         raise ValueError("there are no seeds; give a count such as 3, or a list such as [0, 1, 2]")
+    if len(seeds) > MOST_SEEDS:
+        raise ValueError(f"there are {len(seeds):,} seeds; ask for at most {MOST_SEEDS:,}")
+    for seed, count in Counter(seeds).items():
+        if count > 1:
+            raise ValueError(f"the seed {seed} is given {count} times; give each once")
+        if seed > LARGEST_SEED:
+            raise ValueError(f"the seed {seed} is above {LARGEST_SEED}; give a lower one, such as 0")
     return tuple(seeds)
 
 

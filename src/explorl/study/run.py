@@ -29,19 +29,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from explorl.analysis.looks import EFFICACY, FAILED, FUTILITY, ON
 from explorl.analysis.study_results import results_table, study_results
-from explorl.config import ConfigError, check_precision, check_trackers, completed
+from explorl.config import ConfigError, check_precision, check_trackers
 from explorl.launch import check_file, python_command
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
-from explorl.study.file import Arm, Study, flat, inert, load_study, read_record
+from explorl.study.comparable import arm_difference, study_difference
+from explorl.study.file import Arm, Study, inert, load_study, read_record
 from explorl.study.plan import changed_words, effect_words, size_words
 from explorl.terminal import ProgressLines, duration, literal
 from explorl.text import clean
 
 POLL = 0.2
 """Seconds between two looks at the processes."""
-_GONE = object()
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,12 @@ def run_study(
         for words in changed_words(before, [arm.name for arm in study.arms]) if before else ():
             console.print(literal(words), soft_wrap=True)
         _print_plan(study, place, console)
-        _prepare(study, place, console)
         first = study.seeds if study.sequential is None else study.seeds[: study.sequential["first"]]
         runs = [_Run(place, arm, seed, launch) for seed in first for arm in wanted]
-        _Runner([run for run in runs if not run.done], jobs, console).run()
+        _run_left(runs, study, place, jobs, console)
         if study.sequential is not None:
             later = _after_first_look(study, place, wanted, console, launch)
-            _Runner([run for run in later if not run.done], jobs, console).run()
+            _run_left(later, study, place, jobs, console)
             runs += later
         results = write_results(place)
     failed = [run.label for run in runs if not run.done]
@@ -180,7 +179,7 @@ def check_parts(study: Study) -> None:
 @contextmanager
 def locked_study(folder: Path, study: Study) -> Iterator[Study]:
     """Holds a study's folder, with study.json written; arms and seeds that it had before stay part of it."""
-    _refuse_foreign(folder)
+    refuse_foreign(folder)
     with locked(folder):
         record = {**study.record(), "created": datetime.now(UTC).date().isoformat()}
         if (folder / "study.json").exists():
@@ -193,7 +192,8 @@ def locked_study(folder: Path, study: Study) -> Iterator[Study]:
         yield Study.read(folder)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Path) -> None:
+    """That a study may be written here: the folder has one, or nothing."""
     if (folder / "config.yaml").exists():
         raise StoreError(f"{folder} holds a run, not a study; name another folder")
     if folder.is_dir() and not (folder / "study.json").exists():
@@ -203,39 +203,14 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_other_study(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """What would make old and new runs incomparable; more arms and other seeds do not, nor do arms without any run.
-
-    In a study with two looks the seeds stay as they were planned: more of them after a look would be a third one."""
+    """That the folder's runs and new ones are comparable; more arms do not matter, nor do arms without any run."""
     advice = "name another folder, or remove this one"
-    for key in ("name", "profile", "baseline", "budget", "solve_rate_samples", "sequential"):
-        if what := _difference(key, old.get(key), new[key]):
-            raise StoreError(f"{folder} holds another study: {what}; {advice}")
-    if new["sequential"] is not None and (what := _difference("seeds", old["seeds"], new["seeds"])):
-        raise StoreError(f"{folder} holds a study with two looks, whose seeds are fixed: {what}; {advice}")
-    configs = {arm["name"]: arm["config"] for arm in new["arms"]}
-    for key in ("base", "warm_start"):
-        if what := _difference(key, old[key] and completed(old[key]), new[key] and completed(new[key])):
-            raise StoreError(f"{folder} holds another study: {what}; {advice}")
+    if what := study_difference(old, new):
+        raise StoreError(f"{folder} holds another study: {what}; {advice}")
     for arm in old["arms"]:
-        name, runs = arm["name"], folder / "arms" / arm["slug"]
-        if not any(runs.glob("seed-*/config.yaml")):
-            continue
-        there = f"it has the arm {name!r}"
-        if name in configs:
-            there = _difference(f"arm {name!r}", completed(arm["config"]), completed(configs[name])) or ""
-        if there:
-            raise StoreError(f"{folder} holds another study: {there}; {advice}, or the arm's runs in {runs}")
-
-
-def _difference(name: str, old: Any, new: Any) -> str | None:
-    """The first thing in which two values differ; None where they are equal."""
-    if old == new:
-        return None
-    if isinstance(old, dict) and isinstance(new, dict):
-        before, after = flat(old), flat(new)
-        key = next(key for key in {**before, **after} if before.get(key, _GONE) != after.get(key, _GONE))
-        return f"{name}: {key} is {before.get(key)!r} there and {after.get(key)!r} here"
-    return f"{name} is {old!r} there and {new!r} here"
+        runs = folder / "arms" / arm["slug"]
+        if any(runs.glob("seed-*/config.yaml")) and (what := arm_difference(arm["name"], old, new)):
+            raise StoreError(f"{folder} holds another study: {what}; {advice}, or the arm's runs in {runs}")
 
 
 # ---------------------------------------------------------------------------- running
@@ -400,6 +375,13 @@ def _after_first_look(
         return []
     seeds = study.seeds[told["first"] :]
     return [_Run(folder, arm, seed, launch) for seed in seeds for arm in wanted if arm.name in on]
+
+
+def _run_left(runs: Sequence[_Run], study: Study, folder: Path, jobs: int, console: Console) -> None:
+    """Runs those that are not done; where there are any, first makes what all arms share."""
+    if left := [run for run in runs if not run.done]:
+        _prepare(study, folder, console)
+        _Runner(left, jobs, console).run()
 
 
 def _prepare(study: Study, folder: Path, console: Console) -> None:

@@ -51,6 +51,7 @@ def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, 
     }
     trainer.reward_parts = seen["correctness"].unsqueeze(1)
     trainer._prompts = list(seen["prompts"])
+    trainer.stopped = [False] * len(trainer._prompts)
     trainer._sampling_temperature = seen["temperature"]
     trainer.state.global_step = seen["step"]
     recorded = Recorded(seen["logps"], seen["entropy"], None, seen["sampling_logps"])
