@@ -47,7 +47,7 @@ class SamplingTrainer(NamedGRPOTrainer):
     """Samples through the engine where that computes what the model computes, and keeps what it recorded."""
 
     strategies: list[Strategy]
-    _engine: Engine | None
+    _engine: Engine | None = None
     _records: PaddedRollouts | None
     """What the engine recorded of this process's latest generation batch."""
     _old_logps: Tensor | None
