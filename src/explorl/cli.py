@@ -439,6 +439,10 @@ def study(
     ] = None,
     jobs: Jobs = None,
     only: Annotated[list[str], typer.Option(metavar="ARM", help="Run only this arm. May be repeated.")] = [],  # noqa: B006
+    overrides: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of all arms: task.data_dir=data. May be repeated."),
+    ] = [],  # noqa: B006
     run: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/NAME-PROFILE.")
     ] = None,
@@ -452,7 +456,7 @@ def study(
     """
     if what[0] in ("status", "keep", "restore"):
         given = {"--profile": profile, "--seeds": seeds, "--jobs": jobs, "--only": only, "--run": run, "--plan": plan}
-        given |= {"--launch": launch, "--json": json_file}
+        given |= {"--launch": launch, "--json": json_file, "--set": overrides}
         takes = {"status": "--json", "restore": "--run"}.get(what[0])
         left = (
             name for name, value in given.items() if name != takes and value not in (None, []) and value is not False
@@ -476,7 +480,7 @@ def study(
     find_study(what[0])  # first, since what follows imports torch
     chosen_seeds = None if seeds is None else seeds_in(seeds)
     if plan:
-        _say_plan(load_study(what[0], profile=profile, seeds=chosen_seeds), run, only)
+        _say_plan(load_study(what[0], profile=profile, seeds=chosen_seeds, overrides=overrides), run, only)
         return
     from explorl.study.run import run_study
 
@@ -488,12 +492,14 @@ def study(
         folder=run,
         only=only or None,
         launch=launch,
+        overrides=overrides,
         console=console,
     )
     console.print(literal(outcome.results["verdict"]))
     console.print(literal("report: ", (outcome.folder / "report.html", "bold")), soft_wrap=True)
     _say_table(outcome.table, json_file)
-    chosen = command_line(("--profile", profile), ("--run", run), ("--launch", launch))
+    changes = [("--set", change) for change in overrides]
+    chosen = command_line(("--profile", profile), *changes, ("--run", run), ("--launch", launch))
     again = ["explorl", "study", what[0], *chosen]
     if outcome.failed:
         console.print(literal("next, to try once more what failed: ", shlex.join(again)), soft_wrap=True)

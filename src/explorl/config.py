@@ -569,13 +569,13 @@ def load_config(
         merged = _merge(merged, _mapping(read_yaml(text, str(path)), str(path)))
         origin.append(str(path))
     if overrides:
-        merged = _with(merged, overrides)
+        merged = overridden(merged, overrides)
         origin.append("--set")
     merged = _merge(merged, values or {})
     return _validated(_merge(preset_for(base, merged), merged), " and ".join(origin) or "the configuration")
 
 
-def _with(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Values with the changes of --set."""
     merged = dict(values)
     for override in overrides:
@@ -679,7 +679,7 @@ def resumed_config(held: Config, overrides: Sequence[str], kind: str, place: str
     """A run's configuration with the changes that may be made where it goes on; all others are refused by name."""
     if not overrides:
         return held
-    asked = _validated(_with(held.dump(), overrides), "--set")
+    asked = _validated(overridden(held.dump(), overrides), "--set")
     for key, (old, new) in changed_keys(held.dump(), asked.dump()).items():
         if key not in RESUMABLE[kind]:
             raise ConfigError(

@@ -166,6 +166,37 @@ def test_bad_input_is_one_clear_error(change: dict[str, object], words: list[str
         assert word in str(error.value), str(error.value)
 
 
+def test_a_key_of_all_arms_on_the_command_line(tmp_path: Path) -> None:
+    """An arm that sets the key itself keeps its own value."""
+    path = written(tmp_path, SOUND)
+    changes = ["rollout.max_tokens=12", "training.learning_rate=0.5", "task.holdout_problems=3"]
+    study = load_study(path, overrides=changes)
+    assert study.base["task"]["holdout_problems"] == 3
+    rates = {}
+    for arm in study.arms:
+        config = study.arm_config(arm, 0, tmp_path)
+        assert (config.rollout.max_tokens, config.training.iterations) == (12, 2)
+        rates[arm.name] = config.training.learning_rate
+    assert rates == {"a": 0.5, "b": 1e-3}
+    bare = written(tmp_path, {"name": "s", "arms": {"a": None}, "baseline": "a", "budget": {"steps": 2}})
+    assert load_study(bare, overrides=["model.name=tiny", "task.name=countdown-mini"]).base["model"]["name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("training.steps=5", "would have no effect: the study has its own budget.steps; change it there"),
+        ("evaluation.every=3", "would have no effect: the study has its own evaluation.every"),
+        ("rollout.max_token=3", "--set"),
+        ("rollout.max_tokens", "is not key=value"),
+        ("rollout.max_tokens=none", "and --set"),
+    ],
+)
+def test_a_key_that_cannot_be_set(change: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_study(written(tmp_path, SOUND), overrides=[change])
+
+
 def test_two_arms_of_one_name(tmp_path: Path) -> None:
     text = "name: s\nbaseline: a\narms:\n  a: {}\n  b: {}\n  a: {strategies: [egsw]}\n"
     with pytest.raises(ConfigError, match=r"has the arm 'a' twice, in lines 4 and 6"):

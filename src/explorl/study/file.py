@@ -38,6 +38,7 @@ from explorl.config import (
     Count,
     Section,
     load_config,
+    overridden,
     preset_for,
     presets,
     read_yaml,
@@ -305,8 +306,18 @@ def find_study(study: str | Path) -> Path:
     raise ConfigError(f"cannot read the study file {study}: there is no such file; {advice}")
 
 
-def load_study(path: str | Path, *, profile: str | None = None, seeds: int | Sequence[int] | None = None) -> Study:
-    """Reads and checks a study, given as a file or by its name; `seeds` replace its own: a count, or themselves."""
+def load_study(
+    path: str | Path,
+    *,
+    profile: str | None = None,
+    seeds: int | Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+) -> Study:
+    """Reads and checks a study, given as a file or by its name.
+
+    `seeds` replace its own: a count, or themselves. `overrides` ("task.data_dir=problems") change its base, and with it
+    all arms that do not set the key themselves.
+    """
     raw = _read(find_study(path))
     profiles = raw.pop("profiles", None) or {}
     if not isinstance(profiles, dict):
@@ -318,8 +329,25 @@ def load_study(path: str | Path, *, profile: str | None = None, seeds: int | Seq
     if profile is None and profiles:
         raise ConfigError(f"{path} has profiles; choose one with --profile: {' or '.join(map(str, profiles))}")
     place = f"{path}, profile {profile}" if profile else str(path)
-    file = _validated(merged(raw, profiles[profile] or {}) if profile else raw, place)
+    values = merged(raw, profiles[profile] or {}) if profile else raw
+    if overrides and isinstance(values.get("base", {}), dict):
+        values, place = {**values, "base": overridden(values.get("base", {}), overrides)}, f"{place} and --set"
+    file = _validated(values, place)
+    _refuse_inert(flat(overridden({}, overrides)), file)
     return _resolved(file, profile, seeds, place)
+
+
+def _refuse_inert(asked: Mapping[str, Any], file: StudyFile) -> None:
+    """That what --set asks for is not said by the study itself, in keys that come before its base."""
+    own = {f"evaluation.{name}": f"evaluation.{name}" for name in file.evaluation.model_dump(exclude_none=True)}
+    if file.budget is not None:
+        places = {"steps": "training.steps", "iterations": "rft.iterations"}
+        own |= {key: f"budget.{name}" for name, key in places.items() if getattr(file.budget, name) is not None}
+    for key in own:
+        if key in asked:
+            raise ConfigError(
+                f"--set {key}={asked[key]} would have no effect: the study has its own {own[key]}; change it there"
+            )
 
 
 def seeds_in(text: str) -> int | list[int]:

@@ -68,13 +68,14 @@ def run_study(
     folder: str | Path | None = None,
     only: Sequence[str] | None = None,
     launch: Path | None = None,
+    overrides: Sequence[str] = (),
     console: Console,
 ) -> Outcome:
     """Runs what is missing of a study, `jobs` processes side by side, and writes results.json.
 
     Without a number of jobs there is one per GPU; where there is none, one per core, each with 4 GiB.
     `only` names the arms to run now; the results still have all that is there. `launch` is a file of accelerate's: each
-    run has all the processes that it names, and one run follows another.
+    run has all the processes that it names, and one run follows another. `overrides` are changes of the study's base.
     """
     if launch is not None:
         check_file(launch)
@@ -84,7 +85,7 @@ def run_study(
     jobs = default_jobs() if jobs is None else jobs
     if jobs < 1:
         raise ConfigError(f"jobs is {jobs}; ask for 1 or more")
-    study = load_study(path, profile=profile, seeds=seeds)
+    study = load_study(path, profile=profile, seeds=seeds, overrides=overrides)
     wanted = [study.arm(name) for name in only] if only else list(study.arms)
     if launch is not None and (alone := [arm.name for arm in wanted if arm.kind == "rft"]):
         raise ConfigError(
