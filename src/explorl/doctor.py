@@ -137,6 +137,7 @@ def _device(diagnosis: Diagnosis) -> None:
     """Sample with the engine and take the training pass, in the precision that training will have."""
     import torch
 
+    from explorl.modeling.gpu import kernel_fault
     from explorl.modeling.precision import has_arithmetic
 
     gpu = torch.cuda.is_available()
@@ -154,16 +155,19 @@ def _device(diagnosis: Diagnosis) -> None:
     half = has_arithmetic(device, torch.bfloat16)
     found = "computes in it" if half else "this processor has no arithmetic for it"
     diagnosis.findings.append(Finding("device", "bfloat16", half, found))
-    has_triton = importlib.util.find_spec("triton") is not None
-    if gpu and not has_triton:
-        diagnosis.findings.append(Finding("device", "kernels", False, "Triton is not installed", "pip install triton"))
+    fault = kernel_fault(device) if gpu else "no GPU"
+    if gpu:
+        advice = "pip install triton; it needs a C compiler and Python's headers (apt install gcc python3-dev)"
+        diagnosis.findings.append(
+            Finding("device", "kernels", not fault, fault or "Triton compiles and runs them", advice if fault else "")
+        )
     engine = _try(
         diagnosis, "device", "engine", lambda: _sampled(device, half), "set rollout.engine to generate; report this"
     )
     passes = _try(
         diagnosis, "device", "training pass", lambda: _trained(device, half), "it steps aside for the model's own"
     )
-    where = f"on {device.type}" + (" with Triton kernels in CUDA graphs" if gpu and has_triton and engine else "")
+    where = f"on {device.type}" + (" with Triton kernels in CUDA graphs" if not fault and engine else "")
     precision = "float32 weights, computing in bfloat16" if half else "float32"
     sampler = "the engine samples" if engine else "transformers' generate samples"
     steps = "packed sequences without padding" if passes else "TRL's padded batches"

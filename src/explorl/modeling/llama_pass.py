@@ -9,7 +9,6 @@ pass.
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from explorl.modeling.gpu import kernels_run, on
 from explorl.modeling.llama import LlamaForward, TorchOps, llama_like
 
 
@@ -113,7 +113,8 @@ class LlamaPass(LlamaForward):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, **options: Any) -> BaseModelOutputWithPast:
         rows = _KernelRows(self.rows, self.ops) if isinstance(self.ops, TrainingKernelOps) else self.rows
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden(input_ids, position_ids, rows))
+        with on(input_ids.device):
+            return BaseModelOutputWithPast(last_hidden_state=self.hidden(input_ids, position_ids, rows))
 
     def layer(
         self, x: Tensor, h: Tensor, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
@@ -130,6 +131,5 @@ def llama_pass(model: nn.Module, use_kernels: bool | None = None) -> LlamaPass |
     if root is None or getattr(root.config, "attention_dropout", None):
         return None
     if use_kernels is None:
-        device = next(model.parameters()).device
-        use_kernels = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        use_kernels = kernels_run(next(model.parameters()).device)
     return LlamaPass(root, TrainingKernelOps() if use_kernels else TrainingOps())

@@ -6,7 +6,6 @@ Torch's functions are the definitions; where there is a GPU, `explorl.modeling.t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from explorl.metrics.tokens import branching_factor, token_entropy
+from explorl.modeling.gpu import kernels_run, on
 
 BLOCK = {"cpu": 2**26, "cuda": 2**29}
 """Bytes of the largest tensor over the vocabulary, by default: a GPU needs about a thousand rows to be busy."""
@@ -62,7 +62,8 @@ def by_blocks(
         if kernel:
             from explorl.modeling.triton_records import record
 
-            record(logits(some), targets[some], own, mass, into)
+            with on(device):
+                record(logits(some), targets[some], own, mass, into)
         else:
             for value, found in zip(into, defined_records(logits(some), targets[some], own, mass), strict=True):
                 value.copy_(found)
@@ -86,7 +87,7 @@ def _per_row(temperature: float | Tensor, targets: Tensor) -> Float[Tensor, " to
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     known = (torch.bfloat16, torch.float16, torch.float32)
-    return device.type == "cuda" and dtype in known and find_spec("triton") is not None
+    return dtype in known and kernels_run(device)
 
 
 def block_bytes(device: torch.device, block: int | None) -> int:

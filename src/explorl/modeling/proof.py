@@ -129,7 +129,7 @@ def difference(model: Any, dtype: torch.dtype | None, fast: Fast, *, temperature
         raise
     except NothingToCompare:
         return ""
-    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
+    except Exception as error:  # a model's own code, Triton and its compilers raise what they like
         if "can't allocate memory" in str(error):  # which says nothing of the path
             raise
         return f"it fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -10,7 +10,6 @@ not compute as it computes itself is refused with `UnsupportedModel`.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +20,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from explorl.modeling.gpu import kernels_run
 from explorl.modeling.llama import llama_like
 from explorl.modeling.precision import Shadow, weights_dtype
 from explorl.modeling.proof import TAIL, touched
@@ -35,7 +35,7 @@ from explorl.rollout.runner import Runner
 from explorl.rollout.samples import PromptTokens
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.session import Session
-from explorl.rollout.trial import UnsupportedModel, admitted
+from explorl.rollout.trial import Admitted, UnsupportedModel, admitted
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Engine:
         batch_size: Most rows decoded together; None lets memory decide, up to a few hundred.
         memory_budget: Bytes that the engine may hold beside the model; None is half of what is free.
         use_graphs: Decode in CUDA graphs; None is yes on CUDA.
-        use_kernels: Use the Triton kernels; None is yes on CUDA where Triton is installed.
+        use_kernels: Use the Triton kernels; None is yes on CUDA where they run and give what the model gives.
         dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
             weights in it, refreshed at each call.
         write_out: Run Llama-like layers written out; None is yes where that gives what the model gives.
@@ -90,7 +90,7 @@ class Engine:
         self._runner: Runner | None = None
         self._shadow: Shadow | None = None
         self._signature: tuple[Any, ...] = ()
-        self._admitted: tuple[Any, int, bool] | None = None
+        self._admitted: tuple[Any, int, Admitted] | None = None
         """How the engine was to compute when the model was last tried, up to which length, and what was found."""
         self.copies_within = memory_budget
         """Most bytes that copies of the weights may take; None is no limit of their own."""
@@ -192,11 +192,11 @@ class Engine:
     def check(self, longest: int = 0) -> None:
         """Raises `UnsupportedModel` where this model, with sequences of up to ``longest`` tokens, cannot be sampled."""
         self._refresh(next(self.model.parameters()).device)
-        self._written_out(longest)
+        self._tried(longest)
 
-    def _written_out(self, longest: int) -> bool:
+    def _tried(self, longest: int) -> Admitted:
         if self.write_out is not None:
-            return self.write_out
+            return Admitted(self.write_out, self.kernels(next(self.model.parameters()).device))
         how = self.dtype, self.use_kernels
         if self._admitted is None or self._admitted[0] != how or longest > self._admitted[1]:
             self._admitted = how, longest, admitted(self, longest)
@@ -257,8 +257,8 @@ class Engine:
         self._signature = signature
 
     def kernels(self, device: torch.device) -> bool:
-        """Whether Triton kernels run on this device."""
-        return _have_kernels(device) if self.use_kernels is None else self.use_kernels
+        """Whether Triton kernels are to be used on this device, if they are right for the model."""
+        return kernels_run(device) if self.use_kernels is None else self.use_kernels
 
     def prepare(
         self,
@@ -279,8 +279,7 @@ class Engine:
         device = next(self.model.parameters()).device
         if not self._signature:
             self._refresh(device)
-        write_out = self._written_out(prompt_tokens + tokens)
-        kernels = self.kernels(device)
+        write_out, kernels = self._tried(prompt_tokens + tokens)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
             raise ValueError(f"use_graphs needs a CUDA device and the model is on {device}; leave it None")
@@ -316,9 +315,11 @@ class Engine:
                 plan.tokens,
                 plan.slots,
             )
-        fits = self._runner is not None and self._runner.plan.covers(plan) and self._runner.write_out == write_out
-        if self._runner is None or not fits:
-            self._runner = None  # frees the old memory before the new is taken
+        if self._runner is not None:
+            same = (self._runner.write_out, self._runner.use_kernels) == (write_out, kernels)
+            if not same or not self._runner.plan.covers(plan):
+                self._runner = None  # frees the old memory before the new is taken
+        if self._runner is None:
             logger.info("rollout plan: %s", plan)
             with self.weights():
                 self._runner = Runner(
@@ -366,12 +367,6 @@ class Engine:
     def input_vocab(self) -> int:
         """Token ids that the model takes."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
-
-
-def _have_kernels(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    return importlib.util.find_spec("triton") is not None
 
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from explorl.modeling.attention import sampling_mode
+from explorl.modeling.gpu import on
 from explorl.rollout.requests import Prompt, Requests
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.samples import Sample, recorded
@@ -301,7 +302,8 @@ class Session:
     def _run(self, enough: Callable[[int], bool], most: int | None, ahead: bool = False) -> None:
         self.sampling = True
         try:
-            with torch.inference_mode(False):  # what it keeps is written to in other modes too
+            # What it keeps is written to in other modes too.
+            with torch.inference_mode(False), on(next(self.engine.model.parameters()).device):
                 self._sample_until(enough, most, ahead)
         finally:
             self.sampling = False

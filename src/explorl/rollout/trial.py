@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,9 +36,18 @@ class UnsupportedModel(TypeError):
         )
 
 
+class Admitted(NamedTuple):
+    """How the engine may run."""
+
+    write_out: bool
+    """Whether the model's layers are written out."""
+    kernels: bool
+    """Whether Triton kernels compute."""
+
+
 @dataclass(frozen=True)
 class _Found:
-    write_out: bool
+    how: Admitted
     points: frozenset[int]
     """Turning points that were tried."""
     reason: str = ""
@@ -48,39 +57,48 @@ class _Found:
 _FOUND: WeakKeyDictionary[Any, dict[Any, _Found]] = WeakKeyDictionary()
 
 
-def admitted(engine: Engine, longest: int) -> bool:
-    """Whether the model's layers may be written out; `UnsupportedModel` where the engine may not run at all."""
+def admitted(engine: Engine, longest: int) -> Admitted:
+    """How the engine may run on this model; `UnsupportedModel` where it may not run at all."""
     model: Any = engine.model
     points = proof.reached(proof.inner_model(model).config, longest)
     known = _FOUND.setdefault(proof.inner_model(model), {})
     device = next(model.parameters()).device
-    key = (proof.build_of(model), engine.dtype, engine.kernels(device), device.type)
+    kernels = engine.kernels(device)
+    key = (proof.build_of(model), engine.dtype, engine.use_kernels, kernels, device.type)
     found = known.get(key)
     if found is None or not points <= found.points:
-        found = known[key] = _try_out(engine, points | (found.points if found else frozenset()))
+        found = known[key] = _try_out(engine, kernels, points | (found.points if found else frozenset()))
     if found.reason:
         raise UnsupportedModel(model, found.reason)
-    return found.write_out
+    return found.how
 
 
-def _try_out(engine: Engine, points: frozenset[int]) -> _Found:
-    for write_out in (True, False):
-        if write_out and llama_like(engine.model) is None:
+def _try_out(engine: Engine, kernels: bool, points: frozenset[int]) -> _Found:
+    """The fastest way that is right: kernels, unless the caller insists on them, and written-out layers can be left."""
+    ways = [Admitted(write_out, kernels) for write_out in (True, False)]
+    if kernels and engine.use_kernels is None:
+        ways += [Admitted(write_out, False) for write_out in (True, False)]
+    first = reason = ""
+    for how in ways:
+        if how.write_out and llama_like(engine.model) is None:
             continue
-        reason = _difference(engine, write_out, sorted(points))
+        reason = _difference(engine, how, sorted(points))
         if not reason:
-            return _Found(write_out, points)
-        logger.info("the engine does not agree with the model (layers written out: %s): %s", write_out, reason)
-    return _Found(False, points, reason)
+            if how.kernels != kernels:
+                logger.warning("sampling without Triton kernels, with torch's own operations: with kernels %s", first)
+            return _Found(how, points)
+        first = first or reason
+        logger.info("the engine does not agree with the model (%s): %s", how, reason)
+    return _Found(ways[-1], points, reason)
 
 
-def _difference(engine: Engine, write_out: bool, points: list[int]) -> str:
+def _difference(engine: Engine, how: Admitted, points: list[int]) -> str:
     """What is wrong with the engine on this model; empty where nothing is."""
     ids = proof.sequences(engine.model, points)
 
     def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
-        dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, engine.use_kernels)
-        return _sampled(engine, ids, write_out, dtype, use_kernels=kernels)
+        dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, how.kernels)
+        return _sampled(engine, ids, how.write_out, dtype, use_kernels=kernels)
 
     return proof.difference(engine.model, engine.dtype, fast)
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from explorl.modeling.gpu import shared_memory
 from explorl.rollout import state
 
 POSITION = tl.constexpr(state.POSITION)
@@ -49,6 +50,21 @@ def launch_for(programs: int, key_size: int) -> Launch:
     if programs < 2 * PROGRAMS:
         return FEW
     return MANY if key_size <= 128 else MANY_WIDE
+
+
+def fitting(launch: Launch, group: int, key: int, value: int, itemsize: int, most: int) -> Launch:
+    """With tiles that ``most`` bytes of shared memory hold, and threads for all query heads of a group.
+
+    Sizes are the padded ones. The settings were measured on an H200, whose blocks may have 227 KiB; a T4's have 64.
+    """
+
+    def needed(block: int) -> int:  # a tile of keys and one of values, the queries, and their weights on the tile
+        return itemsize * (block * (key + value) + group * (key + block)) * 9 // 8
+
+    block = launch.block
+    while block > 16 and needed(block) > most:
+        block //= 2
+    return launch._replace(block=block, warps=max(launch.warps, min(group // 16, 8)))
 
 
 @triton.jit
@@ -233,7 +249,9 @@ def decode_attention(
     if splits is None:
         splits = splits_for(rows, kv_heads, table.shape[1] * page)
     launch = launch or launch_for(rows * kv_heads * splits, key_size)
+    group_pad, key_pad, value_pad = (max(16, triton.next_power_of_2(size)) for size in (group, key_size, value_size))
     launch = launch._replace(block=min(launch.block, page))
+    launch = fitting(launch, group_pad, key_pad, value_pad, query.element_size(), shared_memory(query.device))
     assert page % launch.block == 0, f"a page of {page} tokens is no multiple of a tile of {launch.block}"
     query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, new_key, new_value))
     assert all(t.is_contiguous() for t in (keys, values, table))
@@ -247,14 +265,12 @@ def decode_attention(
     parts = rows * heads * splits if splits > 1 else 1
     acc = torch.empty(parts, value_size, dtype=torch.float32, device=query.device)
     best, total = (torch.empty(parts, dtype=torch.float32, device=query.device) for _ in range(2))
-    value_pad = max(16, triton.next_power_of_2(value_size))
     _decode_kernel[(rows, kv_heads, splits)](
         query, new_key, new_value, keys, values, table, ints, out, acc, best, total,
         cos, sin, scale, cap or 1.0, window or 0, ints.stride(0), table.stride(0),
         query.stride(0), query.stride(1), new_key.stride(0), new_key.stride(1),
         new_value.stride(0), new_value.stride(1), cos.stride(0),
-        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,
-        KEY_PAD=max(16, triton.next_power_of_2(key_size)), VALUE_PAD=value_pad,
+        GROUP=group, GROUP_PAD=group_pad, KEY=key_size, VALUE=value_size, KEY_PAD=key_pad, VALUE_PAD=value_pad,
         BLOCK=launch.block, PAGE=page, SPLITS=splits,
         WINDOW=window is not None, CAP=cap is not None, ROTATE=angles is not None, TABLE=by_position,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
