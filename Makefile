@@ -4,6 +4,7 @@
 # And for those who work on it:
 #   make slow         the tests that take minutes
 #   make fuzz         the property tests, with examples that nobody has seen before
+#   make oldest       the tests with the oldest versions that pyproject.toml admits; make newest: with the newest
 #   make scale        vLLM, DeepSpeed and verl for real, each in a virtual environment of its own
 #   make docs         the documentation as a site, in site/
 #   make peer         Hugging Face's own tests of GRPOTrainer, with ours in its place
@@ -13,7 +14,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test lint types slow fuzz scale docs peer clean
+.PHONY: quickstart test lint types slow fuzz oldest newest scale docs peer clean
 
 quickstart: .venv/.installed
 	$(BIN)/explorl quickstart
@@ -38,6 +39,16 @@ slow: .venv/.test-installed .venv/.docs-installed
 # What fails here is kept as an example of the test, with @example, when it is mended.
 fuzz: .venv/.test-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile=default
+
+# Other people's versions, each in a virtual environment of its own; torch is what PyPI has, 3 GB with its libraries.
+oldest newest: %: .venv-%/.installed
+	.venv-$@/bin/python -m pytest -n 2 --dist loadfile
+
+.venv-oldest/.installed: CONSTRAINED := --constraint constraints-oldest.txt
+.venv-oldest/.installed .venv-newest/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade $(CONSTRAINED) --editable '.[test]'
+	touch $@
 
 # What needs vLLM, DeepSpeed or verl: each has a virtual environment of its own, since their versions exclude each other.
 scale: scale-installed scale-vllm scale-sharded scale-verl

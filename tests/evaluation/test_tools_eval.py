@@ -215,10 +215,11 @@ def test_the_command(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--tools", "pyton"], "unknown tool 'pyton'; did you mean 'python'? known: python, calculator"),
-        (
+        (["--tools", "pyton"], r"unknown tool 'pyton'; did you mean 'python'\? known: python, calculator"),
+        (  # as typer 0.28 says it, and typer 0.26
             ["--tools", "python", "--tool-calls", "0"],
-            "invalid value '0' for '--tool-calls': Input should be greater than or equal to 1",
+            "invalid value '0' for '--tool-calls': Input should be greater than or equal to 1"
+            "|invalid value for '--tool-calls': 0 is not in the range x>=1",
         ),
         (["--tool-calls", "2"], "--tool-calls is 2, but no tool is named; add --tools python, or leave it out"),
     ],
@@ -229,7 +230,7 @@ def test_bad_options_are_said_before_anything_is_loaded(
     with pytest.raises(SystemExit) as exit_:
         main(["eval", "--model", "tiny", "--task", "products", "--out", str(tmp_path / "out"), *options])
     assert exit_.value.code == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
     assert not (tmp_path / "out").exists()
 
 

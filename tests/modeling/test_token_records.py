@@ -398,8 +398,6 @@ def as_alone(model: Any, near: float = 2e-5, **given: Any) -> Any:
 )
 def test_records_of_a_model(name: str, kind: str, scale: float, softcap: float | None) -> None:
     model = zoo.build(name)
-    if name == "gemma2":  # whose default attention in transformers 5.17 leaves out the cap: not packed then
-        model.set_attn_implementation("eager")
     as_alone(model, rows=3, block=64 * 8 * 3)
     found = answer_states.reading(model, 20, None)
     assert (found.kind, found.scale, found.softcap) == (kind, pytest.approx(scale), softcap)

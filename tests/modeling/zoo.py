@@ -155,6 +155,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
     },
+    "gemma2": {"attn_implementation": "eager"},  # transformers before 5.18 drop the cap in others, and we step aside
     "gemma3n_text": {**_SHARED_KEYS, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]},
     "gemma4_text": {"global_head_dim": 2 * HEAD},
     "gemma4_unified_text": {"global_head_dim": 2 * HEAD},

@@ -156,6 +156,8 @@ HONOURED: frozenset[str] = frozenset(
         "log_unique_prompts",
         "log_completions_hub_repo",
         "accelerator_config",
+        "activation_checkpointing",  # transformers 5.23's name for gradient_checkpointing
+        "activation_checkpointing_kwargs",
         "adam_beta1",
         "adam_beta2",
         "adam_epsilon",
