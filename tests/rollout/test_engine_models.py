@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
-from explorl.rollout import Engine, SamplingParams
+from explorl.rollout import Engine, SamplingParams, UnsupportedModel
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.plan import make_plan
@@ -188,6 +188,29 @@ def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.M
 
 
 # Models that cannot be decoded
+
+
+def test_a_model_that_is_refused_for_long_sequences_is_sampled_in_short_ones() -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    scaling = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [8.0] * 6}
+    model = Phi3ForCausalLM(Phi3Config(**GQA, original_max_position_embeddings=64, rope_scaling=scaling)).eval()
+    for engine in (Engine(model), Engine(model)):
+        with pytest.raises(UnsupportedModel, match="Phi3Attention"):
+            engine.generate(prompts((5, 9)), 1, SamplingParams(max_tokens=100))
+        check_records(model, engine.generate(prompts((5, 9)), 1, PARAMS))
+
+
+@pytest.mark.parametrize("window", [120, 128])
+def test_a_window_at_the_end_of_the_context(window: int) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    model = MistralForCausalLM(MistralConfig(**GQA, sliding_window=window)).eval()
+    engine = Engine(model)
+    engine.check(1000)  # what is longer than the context does not happen
+    check_records(model, engine.generate([[5, 6, 7] * 40, [8, 9]], 1, SamplingParams(max_tokens=60, seed=1)))
+    with pytest.raises(ValueError, match="prompt 1 has 128 tokens and the model's context is 128"):
+        engine.generate([[8, 9], [5] * 128])
 
 
 def test_a_model_outside_the_attention_interface_is_refused() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from explorl.modeling.llama import llama_like
 from explorl.modeling.precision import Shadow, weights_dtype
-from explorl.modeling.proof import TAIL, touched
+from explorl.modeling.proof import TAIL, reached, touched
 from explorl.modeling.reordered import copied_bytes
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.slots import probe
@@ -90,8 +90,8 @@ class Engine:
         self._runner: Runner | None = None
         self._shadow: Shadow | None = None
         self._signature: tuple[Any, ...] = ()
-        self._admitted: tuple[Any, int, bool] | None = None
-        """How the engine was to compute when the model was last tried, up to which length, and what was found."""
+        self._admitted: dict[Any, bool] = {}
+        """What was found when the model was tried, by how the engine was to compute and the turning points reached."""
         self.copies_within = memory_budget
         """Most bytes that copies of the weights may take; None is no limit of their own."""
         self._warned = False
@@ -197,10 +197,11 @@ class Engine:
     def _written_out(self, longest: int) -> bool:
         if self.write_out is not None:
             return self.write_out
-        how = self.dtype, self.use_kernels
-        if self._admitted is None or self._admitted[0] != how or longest > self._admitted[1]:
-            self._admitted = how, longest, admitted(self, longest)
-        return self._admitted[2]
+        points = reached(self._config(), min(longest, self.context() or longest))
+        how = self.dtype, self.use_kernels, points
+        if how not in self._admitted:
+            self._admitted[how] = admitted(self, points)
+        return self._admitted[how]
 
     def prompt(self, ids: Sequence[int]) -> PromptTokens:
         """Tokens of a prompt; the same object for equal ones, as long as anybody has it."""
@@ -243,7 +244,7 @@ class Engine:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
-        self._memory = self._admitted = None
+        self._memory, self._admitted = None, {}
         if self._runner is not None:
             logger.info("the model's parameters or adapters moved; graphs will be captured anew")
         self._runner = self._shadow = None

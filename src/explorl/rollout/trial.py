@@ -39,8 +39,6 @@ class UnsupportedModel(TypeError):
 @dataclass(frozen=True)
 class _Found:
     write_out: bool
-    points: frozenset[int]
-    """Turning points that were tried."""
     reason: str = ""
     """Why the engine is not to be used."""
 
@@ -48,35 +46,37 @@ class _Found:
 _FOUND: WeakKeyDictionary[Any, dict[Any, _Found]] = WeakKeyDictionary()
 
 
-def admitted(engine: Engine, longest: int) -> bool:
-    """Whether the model's layers may be written out; `UnsupportedModel` where the engine may not run at all."""
+def admitted(engine: Engine, points: frozenset[int]) -> bool:
+    """Whether the model's layers may be written out on sequences that get beyond these turning points.
+
+    `UnsupportedModel` where the engine may not run at all; it may still on sequences that get beyond fewer.
+    """
     model: Any = engine.model
-    points = proof.reached(proof.inner_model(model).config, longest)
     known = _FOUND.setdefault(proof.inner_model(model), {})
     device = next(model.parameters()).device
-    key = (proof.build_of(model), engine.dtype, engine.kernels(device), device.type)
+    key = (proof.build_of(model), engine.dtype, engine.kernels(device), device.type, points)
     found = known.get(key)
-    if found is None or not points <= found.points:
-        found = known[key] = _try_out(engine, points | (found.points if found else frozenset()))
+    if found is None:
+        found = known[key] = _try_out(engine, sorted(points))
     if found.reason:
         raise UnsupportedModel(model, found.reason)
     return found.write_out
 
 
-def _try_out(engine: Engine, points: frozenset[int]) -> _Found:
+def _try_out(engine: Engine, points: list[int]) -> _Found:
     for write_out in (True, False):
         if write_out and llama_like(engine.model) is None:
             continue
-        reason = _difference(engine, write_out, sorted(points))
+        reason = _difference(engine, write_out, points)
         if not reason:
-            return _Found(write_out, points)
+            return _Found(write_out)
         logger.info("the engine does not agree with the model (layers written out: %s): %s", write_out, reason)
-    return _Found(False, points, reason)
+    return _Found(False, reason)
 
 
 def _difference(engine: Engine, write_out: bool, points: list[int]) -> str:
     """What is wrong with the engine on this model; empty where nothing is."""
-    ids = proof.sequences(engine.model, points)
+    ids = [row[: engine.context()] for row in proof.sequences(engine.model, points)]  # more is never sampled
 
     def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
         dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, engine.use_kernels)
