@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.rollouts import Rollout
@@ -86,6 +87,9 @@ def test_a_long_answer_is_read_twice_at_most(bytewise: Any) -> None:
         all_special_ids = bytewise.all_special_ids
         read = 0
 
+        def __len__(self) -> int:
+            return len(bytewise)
+
         def decode(self, tokens: list[int], **how: Any) -> str:
             self.read += len(tokens)
             return str(bytewise.decode(tokens, **how))
@@ -113,6 +117,19 @@ def test_special_tokens_between_the_characters(bytewise: Any) -> None:
     tokens = [*first, *gap, *last]
     assert searched(bytewise, tokens, ["end"], EVERY) == (len(first) + 101, "end")
     assert searched(bytewise, [*first, bytewise.eos_token_id, *last], ["<eos>"], EVERY) == (len(first) + 1, "<eos>")
+
+
+@pytest.mark.parametrize("kind", ["added", "beyond"])
+def test_tokens_without_text_that_nobody_names(bytewise: Any, kind: str) -> None:
+    """Llama 3 has special tokens that no role names, and many models have more embeddings than tokens."""
+    tokenizer = copy.deepcopy(bytewise)
+    tokenizer.add_tokens([AddedToken("<reserved>", special=True)])
+    silent = len(tokenizer) - 1 if kind == "added" else len(tokenizer) + 3
+    assert silent not in tokenizer.all_special_ids
+    for gap in (1, 100):
+        first, last = ids_of(tokenizer, "x the en"), ids_of(tokenizer, "d of it")
+        tokens = [*first, *[silent] * gap, *last]
+        assert searched(tokenizer, tokens, ["end"], EVERY) == (len(first) + gap + 1, "end")
 
 
 def test_a_character_of_four_tokens(bytewise: Any) -> None:

@@ -29,6 +29,12 @@ def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
     return min(ends, key=lambda end: (end[0], -len(end[1])), default=None)
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that a text without special tokens leaves out: also those that have no role, as most of Llama 3's."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset({*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)})
+
+
 class StopStrings:
     """Finds the strings that end a completion.
 
@@ -45,7 +51,12 @@ class StopStrings:
     @cached_property
     def special(self) -> frozenset[int]:
         """Special tokens."""
-        return frozenset(self.tokenizer.all_special_ids)
+        return special_ids(self.tokenizer)
+
+    @cached_property
+    def known(self) -> int:
+        """Tokens that have a text; a model may have more."""
+        return len(self.tokenizer)
 
     def start(self, seats: np.ndarray, checked: Any = 0, floor: Any = 0) -> None:
         """Other requests sit in these seats, which have such tokens already."""
@@ -110,11 +121,15 @@ class StopStrings:
     def _begin(self, tokens: np.ndarray, size: int) -> int:
         """Where a string of so many bytes that ends after these tokens can have begun, and a little before that.
 
-        A token has at least one byte, but for special ones; the text of a part may begin with a space too few or with
-        half a character.
+        A token has at least one byte, but for special ones and those that only the model knows; the text of a part may
+        begin with a space too few or with half a character.
         """
+
+        def says(token: int) -> bool:
+            return token < self.known and token not in self.special
+
         start = max(0, len(tokens) - size - EVERY)
-        while start > 0 and sum(token not in self.special for token in tokens[start:].tolist()) < size + EVERY:
+        while start > 0 and sum(map(says, tokens[start:].tolist())) < size + EVERY:
             start = max(0, 2 * start - len(tokens))
         return start
 
