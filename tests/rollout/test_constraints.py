@@ -284,6 +284,11 @@ def test_parameters_can_be_hashed_stored_and_read_back() -> None:
         ({"stop": [[["a"]], ["b"]]}, "stop holds"),
         ({"stop": 3}, "stop is 3; use texts such as"),
         ({"stop_token_ids": 3}, "stop_token_ids is 3"),
+        ({"seed": 1.5}, "seed is 1.5; use a whole number such as 1, or None"),
+        ({"seed": "a"}, "seed is 'a'"),
+        ({"seed": True}, "seed is True"),
+        ({"prefix": None}, "prefix is None; use a text such as '<think>'"),
+        ({"prefix": [1, 2]}, "prefix holds 1; use a text such as '<think>'"),
     ],
 )
 def test_bad_values(values: dict[str, Any], message: str) -> None:

@@ -34,6 +34,7 @@ from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.runner import Runner
 from explorl.rollout.samples import PromptTokens
 from explorl.rollout.sampling import Active, SamplingParams
+from explorl.rollout.sampling.constraints import is_whole
 from explorl.rollout.session import Session
 from explorl.rollout.trial import UnsupportedModel, admitted
 
@@ -77,10 +78,7 @@ class Engine:
         write_out: bool | None = None,
         keep_prefixes: bool = False,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; use at least 1, or None to let memory decide")
-        if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget is {memory_budget}; give bytes, such as {4 << 30}, or None")
+        _check(model, batch_size, memory_budget, dtype)
         self.model, self.tokenizer = model, tokenizer
         self.batch_size, self.memory_budget = batch_size, memory_budget
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
@@ -225,6 +223,8 @@ class Engine:
 
     def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
         """The prompts as tokens, with everything that is to be known of each request."""
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params is {params!r}; give SamplingParams, such as SamplingParams(max_tokens=256)")
         self._refresh(next(self.model.parameters()).device)
         seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
         return prepare(
@@ -367,6 +367,18 @@ class Engine:
     def input_vocab(self) -> int:
         """Token ids that the model takes."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+
+
+def _check(model: Any, batch_size: Any, memory_budget: Any, dtype: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; give the model itself, such as one of AutoModelForCausalLM's")
+    if batch_size is not None and not (is_whole(batch_size) and batch_size >= 1):
+        raise ValueError(f"batch_size is {batch_size!r}; use at least 1, or None to let memory decide")
+    number = is_whole(memory_budget) or isinstance(memory_budget, float)
+    if memory_budget is not None and not (number and memory_budget >= 1):
+        raise ValueError(f"memory_budget is {memory_budget!r}; give bytes, such as {4 << 30}, or None")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype is {dtype!r}; use torch.bfloat16, torch.float16 or torch.float32, or None")
 
 
 def _have_kernels(device: torch.device) -> bool:

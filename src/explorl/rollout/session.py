@@ -26,6 +26,7 @@ from explorl.rollout.requests import Prompt, Requests
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.samples import Sample, recorded
 from explorl.rollout.sampling import Active, SamplingParams
+from explorl.rollout.sampling.constraints import token_list
 from explorl.rollout.sampling.rng import fork_key, request_keys
 from explorl.rollout.sampling.tables import Tables
 from explorl.rollout.scheduler import Scheduler
@@ -449,7 +450,7 @@ class Session:
             if self.engine.tokenizer is None:
                 raise ValueError("the engine has no tokenizer; give token ids")
             tokens = plain_tokens(self.engine.tokenizer, tokens)
-        ids, vocab = [int(token) for token in tokens], self.engine.input_vocab()
+        ids, vocab = token_list(f"what row {row} is extended with", tokens), self.engine.input_vocab()
         wrong = [token for token in ids if not 0 <= token < vocab]
         if wrong:
             raise ValueError(f"row {row} cannot have token id {wrong[0]}; the model knows ids from 0 to {vocab - 1}")
