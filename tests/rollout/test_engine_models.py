@@ -18,6 +18,7 @@ from explorl.rollout import Engine, SamplingParams, UnsupportedModel
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.plan import make_plan
+from explorl.rollout.samples import RECORDS
 
 from .models import GQA, build, prompts
 from .test_engine import check_records, same_tokens
@@ -188,6 +189,39 @@ def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.M
 
 
 # Models that cannot be decoded
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16, "meta"])
+def test_a_callers_default_type_and_device_change_no_bit(default: Any) -> None:
+    """The device "meta" stands for any on which host tensors are of no use."""
+    params = SamplingParams(
+        max_tokens=8, seed=1, temperature=0.7, top_p=0.9, bottom_p=0.9, bottom_p_frequency=0.5, min_p_mass=0.1,
+        repetition_penalty=1.1, logit_bias={5: 1.0}, logprobs=3,
+    )  # fmt: skip
+
+    def sampled(model: Any) -> list[Any]:
+        engine = Engine(model)
+        with engine.open([[5, 6, 7], [8, 9]], 2, params) as session:
+            session.step(2)
+            session.extend(session.fork(1)[0], [5, 6], max_tokens=12)
+            session.run()
+            return [session.rollout(row) for row in range(5)]
+
+    other = build("llama")  # of which nothing is known yet
+    want, before = sampled(build("llama")), torch.get_default_dtype()
+    try:
+        if isinstance(default, torch.dtype):
+            torch.set_default_dtype(default)
+        else:
+            torch.set_default_device(default)
+        got = sampled(other)
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    for one, same in zip(want, got, strict=True):
+        assert one.token_ids == same.token_ids
+        for name in (*RECORDS, "top_ids", "top_logps", "min_p_mass"):
+            torch.testing.assert_close(getattr(same, name), getattr(one, name), rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_model_that_is_refused_for_long_sequences_is_sampled_in_short_ones() -> None:

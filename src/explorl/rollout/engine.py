@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from explorl.modeling.llama import llama_like
-from explorl.modeling.precision import Shadow, weights_dtype
+from explorl.modeling.precision import Shadow, own_defaults, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
 from explorl.modeling.reordered import copied_bytes
 from explorl.rollout.memory.page_memory import PageMemory
@@ -101,6 +101,7 @@ class Engine:
         self._stamp: tuple[Any, ...] = ()
         """Of the weights that those prompts were computed with."""
 
+    @own_defaults()
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -128,6 +129,7 @@ class Engine:
             logger.error(rollout.error)
         return rollouts
 
+    @own_defaults()
     def open(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> Session:
         """Begins to sample as `generate` does, with the caller in between; see `Session`."""
         params = params or SamplingParams()
@@ -187,6 +189,7 @@ class Engine:
         """The model with weights of the type that the engine computes in."""
         return nullcontext() if self._shadow is None else self._shadow.in_place()
 
+    @own_defaults()
     def check(self, longest: int = 0) -> None:
         """Raises `UnsupportedModel` where this model, with sequences of up to ``longest`` tokens, cannot be sampled."""
         self._refresh(next(self.model.parameters()).device)

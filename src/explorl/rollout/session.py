@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from explorl.modeling.attention import sampling_mode
+from explorl.modeling.precision import own_defaults
 from explorl.rollout.requests import Prompt, Requests
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.samples import Sample, recorded
@@ -79,6 +80,7 @@ class Session:
 
     # What there is to sample
 
+    @own_defaults()
     def add(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> list[int]:
         """Further requests, sampled as `Engine.generate` alone would sample them; their rows."""
         self._check_open()
@@ -140,6 +142,7 @@ class Session:
             )
         self._active = active
 
+    @own_defaults()
     def extend(self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None) -> None:
         """Appends tokens that were not sampled, such as what a tool said, to a row, and lets it go on after them.
 
@@ -161,6 +164,7 @@ class Session:
         sample.limit = limit
         self._enqueue([row])
 
+    @own_defaults()
     def fork(self, row: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
         """``n`` new rows that have a row's first ``at`` completion tokens (None: all so far) and go on on their own.
 
@@ -212,6 +216,7 @@ class Session:
         self._enqueue(rows)
         return rows
 
+    @own_defaults()
     def cancel(self, row: int) -> None:
         """Gives a row up: its tokens so far stay readable, its memory is free."""
         sample = self._sample(row)
@@ -222,6 +227,7 @@ class Session:
         sample.cancelled = True
         sample.forget()
 
+    @own_defaults()
     def resume(self, row: int) -> None:
         """Takes back `cancel`: the row goes on where it was, computed again from its tokens."""
         self._check_open()
@@ -232,11 +238,13 @@ class Session:
         if sample.reason is None:
             self._enqueue([row])
 
+    @own_defaults()
     def look(self) -> None:
         """Brings what all rows have sampled to the host at once: `rollout` has then nothing to wait for."""
         if self._scheduler is not None:
             self._scheduler.read_all()
 
+    @own_defaults()
     def rollout(self, row: int) -> Rollout:
         """A row as it stands; `Rollout.finish_reason` is None where it has not ended."""
         sample = self._known(row)
@@ -255,6 +263,7 @@ class Session:
     def _going_on(self) -> bool:
         return not self._closed and any(s.reason is None and not s.cancelled for s in self._samples)
 
+    @own_defaults()
     def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
         """Samples until a row ends, or so many tokens per row; what has ended.
 
@@ -270,6 +279,7 @@ class Session:
         ended, self._ended = self._ended, []
         return [sample.rollout(self.engine.tokenizer) for sample in ended if not sample.cancelled]
 
+    @own_defaults()
     def run(self) -> None:
         """Samples until every row has ended."""
         self._check_open()
@@ -277,10 +287,12 @@ class Session:
         self._run(lambda _: False, None, ahead=True)
         self._ended = []
 
+    @own_defaults()
     def finished(self) -> list[Rollout]:
         """The rows that have ended, in the order of their numbers; cancelled ones are left out."""
         return [s.rollout(self.engine.tokenizer) for s in self._samples if s.reason is not None and not s.cancelled]
 
+    @own_defaults()
     def close(self, why: str = "it was closed") -> None:
         """Gives the session's memory back to the engine. What was sampled stays readable."""
         if self._closed:
