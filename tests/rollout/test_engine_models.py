@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +70,37 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(p.grad is None for p in model.parameters())
     train_once(model)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_two_threads_leave_a_model_as_it_was() -> None:
+    """Each with an engine of its own; what one puts in place is not what the other puts back."""
+    model = build("llama").train()
+    alone = Engine(model, dtype=torch.bfloat16).generate(prompts(), 1, PARAMS)
+    begun, ended = threading.Event(), threading.Event()
+    engines = [Engine(model, dtype=torch.bfloat16) for _ in range(2)]
+    results: list[Any] = []
+
+    def second() -> None:
+        def meanwhile(_: Any) -> None:
+            begun.set()
+            ended.wait(10)
+
+        results.append(engines[1].generate(prompts(), 1, PARAMS, on_finish=meanwhile))
+
+    thread = threading.Thread(target=second)
+
+    def first(_: Any) -> None:
+        if thread.ident is None:
+            thread.start()
+            begun.wait(0.2)
+
+    results.append(engines[0].generate(prompts(), 1, PARAMS, on_finish=first))
+    ended.set()
+    thread.join()
+    assert all(same_tokens(alone, rollouts) for rollouts in results)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(module.training for module in model.modules())
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
 def test_an_error_inside_leaves_the_model_as_it_was() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -227,8 +228,9 @@ def test_an_interruption_changes_nothing(
     assert [r.token_ids for r in session.finished()] == [r.token_ids for r in want]
 
 
+@pytest.mark.parametrize("thread", [False, True])
 @pytest.mark.parametrize("use", ["generate", "open", "release"])
-def test_an_engine_is_not_used_while_it_samples(llama: Any, use: str) -> None:
+def test_an_engine_is_not_used_while_it_samples(llama: Any, use: str, thread: bool) -> None:
     engine = written(llama)
     acts: dict[str, Callable[[], object]] = {
         "generate": lambda: engine.generate([[5]], 1, SamplingParams(max_tokens=2)),
@@ -237,7 +239,11 @@ def test_an_engine_is_not_used_while_it_samples(llama: Any, use: str) -> None:
     }
 
     def on_finish(_: Rollout) -> None:
-        acts[use]()
+        if thread:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(acts[use]).result(timeout=5)
+        else:
+            acts[use]()
 
     params = SamplingParams(max_tokens=3, seed=1)
     with pytest.raises(RuntimeError, match=r"in the middle of a call .* between the steps of Engine\.open"):

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from explorl.modeling.attention import alone_with
 from explorl.modeling.llama import llama_like
 from explorl.modeling.precision import Shadow, own_defaults, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
@@ -119,6 +120,7 @@ class Engine:
         ``on_finish`` is called with every completion as it finishes, in that order; the result is in the order of the
         requests.
         """
+        self._check_idle()
         params = params or SamplingParams()
         requests = self.requests(prompts, n, params)
         with self._session(keep=False, on_finish=on_finish) as session:
@@ -132,6 +134,7 @@ class Engine:
     @own_defaults()
     def open(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> Session:
         """Begins to sample as `generate` does, with the caller in between; see `Session`."""
+        self._check_idle()
         params = params or SamplingParams()
         requests = self.requests(prompts, n, params)
         session = self._session(keep=True)
@@ -145,15 +148,16 @@ class Engine:
         return session
 
     def _close_latest(self, why: str) -> None:
-        session = self._latest
-        if session is None:
-            return
-        if session.sampling:
+        self._check_idle()
+        if self._latest is not None:
+            self._latest.close(why)
+
+    def _check_idle(self) -> None:
+        if self._latest is not None and self._latest.sampling:
             raise RuntimeError(
                 "the engine is in the middle of a call and cannot begin or release anything; do not use it in "
                 "on_finish or in another thread, but after the call, or between the steps of Engine.open"
             )
-        session.close(why)
 
     def is_over(self, session: Session) -> None:
         """A session was closed."""
@@ -244,6 +248,10 @@ class Engine:
 
     def _refresh(self, device: torch.device) -> None:
         """Looks at the model anew where its parameters moved or its adapters changed; keeps the graphs otherwise."""
+        with alone_with(self.model):
+            self._look_at_model(device)
+
+    def _look_at_model(self, device: torch.device) -> None:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
@@ -357,11 +365,12 @@ class Engine:
         On a GPU as far as torch notices: not where somebody writes to ``parameter.data``. On a CPU some numbers of each
         weight are looked at too, since not even the steps of fused optimizers are noticed there.
         """
-        self._refresh(next(self.model.parameters()).device)
-        tensors = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
-        held = [tensor for tensor in tensors if tensor is not None]
-        versions = sum(tensor._version for tensor in held if not tensor.is_inference())  # which have no version
-        return self._signature, versions, _probe(held)
+        with alone_with(self.model):
+            self._refresh(next(self.model.parameters()).device)
+            tensors = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
+            held = [tensor for tensor in tensors if tensor is not None]
+            versions = sum(tensor._version for tensor in held if not tensor.is_inference())  # which have no version
+            return self._signature, versions, _probe(held)
 
     def most_rows(self) -> int:
         """Rows decoded together where memory does not matter."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from explorl.modeling.attention import sampling_mode
+from explorl.modeling.attention import alone_with, sampling_mode
 from explorl.modeling.precision import own_defaults
 from explorl.rollout.requests import Prompt, Requests
 from explorl.rollout.rollouts import Rollout
@@ -314,7 +314,8 @@ class Session:
     def _run(self, enough: Callable[[int], bool], most: int | None, ahead: bool = False) -> None:
         self.sampling = True
         try:
-            with torch.inference_mode(False):  # what it keeps is written to in other modes too
+            # What it keeps is written to in other modes too.
+            with alone_with(self.engine.model), torch.inference_mode(False):
                 self._sample_until(enough, most, ahead)
         finally:
             self.sampling = False
