@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,6 +255,17 @@ def test_a_callers_default_type_and_device_change_no_bit(default: Any) -> None:
         assert one.token_ids == same.token_ids
         for name in (*RECORDS, "top_ids", "top_logps", "min_p_mass"):
             torch.testing.assert_close(getattr(same, name), getattr(one, name), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_layer_that_is_a_copy_has_a_configuration_of_its_own() -> None:
+    """As in models that were made deeper by copies of their layers."""
+    model = build("llama")
+    model.model.layers.insert(2, deepcopy(model.model.layers[1]))
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    model.config.num_hidden_layers = len(model.model.layers)
+    check_records(model, Engine(model).generate(prompts(), 1, PARAMS))
+    assert all(layer.self_attn.config._attn_implementation == "sdpa" for layer in model.model.layers)
 
 
 def test_a_model_that_is_refused_for_long_sequences_is_sampled_in_short_ones() -> None:

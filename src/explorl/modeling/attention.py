@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig
 
 NAME = "explorl"
 
@@ -103,8 +103,9 @@ def attending(memory: Attends) -> Iterator[None]:
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """The configurations in which a model's modules look up how they attend."""
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    """The configurations in which a model's modules look up how they attend: a copied layer has one of its own."""
+    held = (module.__dict__.get("config") for module in model.modules())
+    configs = {id(config): config for config in held if isinstance(config, PreTrainedConfig)}
     for config in list(configs.values()):
         text = config.get_text_config(decoder=True)
         configs[id(text)] = text
