@@ -33,6 +33,18 @@ def bytewise() -> Any:
     return tokenizer
 
 
+@pytest.fixture(scope="module")
+def fallback() -> Any:
+    """A tokenizer as SentencePiece's: letters are tokens, and bytes of everything else, newlines too, tokens as well.
+
+    Bytes that follow each other and are no text together are all decoded to half characters, also those before.
+    """
+    letters = ["<unk>", *"abcxyz", *(f"<0x{byte:02X}>" for byte in range(256))]
+    core = Tokenizer(models.BPE({text: i for i, text in enumerate(letters)}, [], byte_fallback=True, unk_token="<unk>"))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+
+
 def ids_of(tokenizer: Any, text: str) -> list[int]:
     """One token a byte."""
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -138,6 +150,17 @@ def test_a_character_of_four_tokens(bytewise: Any) -> None:
     tokens = [*ids_of(bytewise, "abcdefg"), *thumb, *ids_of(bytewise, "more")]
     assert searched(bytewise, tokens, ["👍🏽"], EVERY) == (15, "👍🏽")
     assert searched(bytewise, tokens, ["👍"], EVERY) == (11, "👍")
+
+
+@pytest.mark.parametrize("every", [1, 3, EVERY, 100])
+@pytest.mark.parametrize("behind", ["😀xyz", "é\n", "\udcff\udcfexyz", "\udcffa\n"])
+def test_bytes_behind_a_string_do_not_hide_it(fallback: Any, behind: str, every: int) -> None:
+    for before in range(2 * EVERY):
+        text = b"a" * before + b"\n" + behind.encode(errors="surrogateescape")
+        names = [chr(byte) if chr(byte) in "abcxyz" else f"<0x{byte:02X}>" for byte in text]
+        tokens = fallback.convert_tokens_to_ids(names)
+        assert by_hand(fallback, tokens, ["\n"]) == before + 1
+        assert searched(fallback, tokens, ["\n"], every) == (before + 1, "\n")
 
 
 def test_of_several_strings_the_one_that_is_complete_first() -> None:
