@@ -75,7 +75,6 @@ class Tables:
         )
         if known == self._known:
             return
-        self._known = known
         bias = None if self.bias is None else torch.from_numpy(self.bias)
         moved = [state.set_stops(self.stops), state.set_bias(bias), state.set_curves(self.curves)]
         if any([*moved, state.keep_tops(active.logprobs)]):
@@ -84,6 +83,7 @@ class Tables:
             state.keep_mass()
         if active.repetition:
             state.keep_seen()
+        self._known = known
 
 
 def _digest(row: np.ndarray) -> bytes:
