@@ -284,6 +284,11 @@ def test_parameters_can_be_hashed_stored_and_read_back() -> None:
         ({"stop": [[["a"]], ["b"]]}, "stop holds"),
         ({"stop": 3}, "stop is 3; use texts such as"),
         ({"stop_token_ids": 3}, "stop_token_ids is 3"),
+        ({"seed": 1.5}, "seed is 1.5; use a whole number such as 1, or None"),
+        ({"seed": "a"}, "seed is 'a'"),
+        ({"seed": True}, "seed is True"),
+        ({"prefix": None}, "prefix is None; use a text such as '<think>'"),
+        ({"prefix": [1, 2]}, "prefix holds 1; use a text such as '<think>'"),
     ],
 )
 def test_bad_values(values: dict[str, Any], message: str) -> None:
@@ -330,6 +335,30 @@ def test_requests_with_the_same_values_share_a_row() -> None:
     sets, which = stop_sets([None, (1, 2), None, ()], (9,), 10)
     assert sets == ((9,), (1, 2), ())
     assert which.tolist() == [0, 1, 0, 2]
+
+
+def test_rows_that_join_a_session_share_rows_with_those_before(llama: Any) -> None:
+    kinds = [
+        {"banned_tokens": [5, 6]},
+        {"logit_bias": {7: 2.0}},
+        {"logit_bias": [{}, {7: 2.0}]},
+        {"logit_bias": {7: 3.0}},
+    ]
+    each = [SamplingParams(max_tokens=4, seed=1, **kinds[i % 4]) for i in range(12)]
+    with Engine(llama).open(prompts((3, 4)), 1, each[0]) as session:
+        for params in each[1:]:
+            session.step(1)
+            session.add(prompts((3, 4)), 1, params)
+        session.run()
+        assert session._tables.bias is not None
+        assert len(session._tables.bias) == 4
+        found = [rollout.token_ids for rollout in session.finished()]
+    alone = [Engine(llama).generate(prompts((3, 4)), 1, params) for params in each]
+    assert found == [rollout.token_ids for rollouts in alone for rollout in rollouts]
+    heating = SamplingParams(max_tokens=2, temperature_by_position=[[1.0, 0.5], [2.0]])
+    with Engine(llama).open(prompts((3, 4)), 1, heating) as session:
+        session.add(prompts((3, 4)), 1, heating)
+        assert session._tables.curves == [(1.0, 0.5), (2.0,)]
 
 
 def test_a_prefix_per_prompt(policy: Any, tokenizer: Any) -> None:

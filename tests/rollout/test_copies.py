@@ -288,10 +288,10 @@ def test_a_callers_mode_is_left_behind() -> None:
 
 def test_a_callers_default_type_does_not_matter() -> None:
     before = torch.get_default_dtype()
-    model = build("llama")
+    model, want = build("llama"), greedy(shared())
     try:
         torch.set_default_dtype(torch.float64)
-        assert tokens_of(Engine(model)) == greedy(shared())
+        assert tokens_of(Engine(model)) == want
     finally:
         torch.set_default_dtype(before)
 

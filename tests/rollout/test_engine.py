@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -216,6 +217,13 @@ def test_what_an_engine_did_before_changes_no_bit(llama: Any) -> None:
         assert torch.equal(one.entropy, other.entropy)
 
 
+def test_any_whole_number_is_a_seed(llama: Any) -> None:
+    engine = Engine(llama)
+    for seed in (np.int64(3), np.uint64(2**63 + 5), torch.tensor(3)):
+        rollouts = [engine.generate(prompts((4,)), 2, replace(TINY, seed=same)) for same in (seed, int(seed))]
+        assert same_tokens(*rollouts)
+
+
 def test_a_seed_of_none_follows_torch(llama: Any) -> None:
     engine = Engine(llama)
     torch.manual_seed(4)
@@ -351,6 +359,20 @@ def test_rollouts_as_tensors(llama: Any) -> None:
         ([[5, VOCAB]], 1, f"token id {VOCAB}; the model knows ids from 0 to {VOCAB - 1}"),
         ([[5, -1]], 1, "token id -1"),
         (["text"], 1, "no tokenizer"),
+        ([[5, 6.5]], 1, "prompt 0 holds 6.5; use token ids such as 13"),
+        ([torch.tensor([5.0])], 1, "prompt 0 holds 5.0"),
+        ([[5], [True]], 1, "prompt 1 holds True"),
+        ([["2 + 2 ="]], 1, "prompt 0 holds '2 \\+ 2 ='"),
+        ([5, 6], 1, "prompt 0 is 5; use a text, token ids or chat messages, such as"),
+        ([[5], None], 1, "prompt 1 is None"),
+        ([b"ab"], 1, "prompt 0 is b'ab'"),
+        (torch.tensor([5, 6]), 1, "prompt 0 is tensor"),
+        ([{"input_ids": [5]}], 1, "prompt 0 is {'input_ids'"),
+        ({"input_ids": [[5]]}, 1, "prompts is {'input_ids': .*; give a list such as"),
+        ((ids for ids in [[5]]), 1, "prompts is <generator"),
+        ([[5]], 1.5, "n is 1.5; ask for at least 1"),
+        ([[5]], None, "n is None"),
+        ([[5]], True, "n is True"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(llama: Any, ids: Any, n: int, message: str) -> None:
@@ -363,6 +385,20 @@ def test_bad_settings(llama: Any) -> None:
         Engine(llama, batch_size=0)
     with pytest.raises(ValueError, match="memory_budget is -1"):
         Engine(llama, memory_budget=-1)
+    with pytest.raises(ValueError, match=r"batch_size is 2.5; use at least 1"):
+        Engine(llama, batch_size=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="memory_budget is '4GB'; give bytes"):
+        Engine(llama, memory_budget="4GB")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"dtype is 'bfloat16'; use torch.bfloat16"):
+        Engine(llama, dtype="bfloat16")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"dtype is torch.int8"):
+        Engine(llama, dtype=torch.int8)
+    with pytest.raises(ValueError, match="model is 'gpt2'; give the model itself"):
+        Engine("gpt2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"model is a DataParallel; give the transformers model, a wrapper's \.module"):
+        Engine(torch.nn.DataParallel(llama))
+    with pytest.raises(ValueError, match=r"params is {'max_tokens': 2}; give SamplingParams"):
+        Engine(llama).generate(prompts(), 1, {"max_tokens": 2})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="CUDA device"):
         Engine(llama, use_graphs=True).generate(prompts(), 1, TINY)
     with pytest.raises(ValueError, match="no tokenizer; use stop_token_ids"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +16,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
-from explorl.rollout import Engine, SamplingParams
+from explorl.rollout import Engine, SamplingParams, UnsupportedModel
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.plan import make_plan
+from explorl.rollout.samples import RECORDS
 
 from .models import GQA, build, prompts
 from .test_engine import check_records, same_tokens
@@ -68,6 +71,37 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(p.grad is None for p in model.parameters())
     train_once(model)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_two_threads_leave_a_model_as_it_was() -> None:
+    """Each with an engine of its own; what one puts in place is not what the other puts back."""
+    model = build("llama").train()
+    alone = Engine(model, dtype=torch.bfloat16).generate(prompts(), 1, PARAMS)
+    begun, ended = threading.Event(), threading.Event()
+    engines = [Engine(model, dtype=torch.bfloat16) for _ in range(2)]
+    results: list[Any] = []
+
+    def second() -> None:
+        def meanwhile(_: Any) -> None:
+            begun.set()
+            ended.wait(10)
+
+        results.append(engines[1].generate(prompts(), 1, PARAMS, on_finish=meanwhile))
+
+    thread = threading.Thread(target=second)
+
+    def first(_: Any) -> None:
+        if thread.ident is None:
+            thread.start()
+            begun.wait(0.2)
+
+    results.append(engines[0].generate(prompts(), 1, PARAMS, on_finish=first))
+    ended.set()
+    thread.join()
+    assert all(same_tokens(alone, rollouts) for rollouts in results)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(module.training for module in model.modules())
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
 def test_an_error_inside_leaves_the_model_as_it_was() -> None:
@@ -188,6 +222,73 @@ def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.M
 
 
 # Models that cannot be decoded
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16, "meta"])
+def test_a_callers_default_type_and_device_change_no_bit(default: Any) -> None:
+    """The device "meta" stands for any on which host tensors are of no use."""
+    params = SamplingParams(
+        max_tokens=8, seed=1, temperature=0.7, top_p=0.9, bottom_p=0.9, bottom_p_frequency=0.5, min_p_mass=0.1,
+        repetition_penalty=1.1, logit_bias={5: 1.0}, logprobs=3,
+    )  # fmt: skip
+
+    def sampled(model: Any) -> list[Any]:
+        engine = Engine(model)
+        with engine.open([[5, 6, 7], [8, 9]], 2, params) as session:
+            session.step(2)
+            session.extend(session.fork(1)[0], [5, 6], max_tokens=12)
+            session.run()
+            return [session.rollout(row) for row in range(5)]
+
+    other = build("llama")  # of which nothing is known yet
+    want, before = sampled(build("llama")), torch.get_default_dtype()
+    try:
+        if isinstance(default, torch.dtype):
+            torch.set_default_dtype(default)
+        else:
+            torch.set_default_device(default)
+        got = sampled(other)
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    for one, same in zip(want, got, strict=True):
+        assert one.token_ids == same.token_ids
+        for name in (*RECORDS, "top_ids", "top_logps", "min_p_mass"):
+            torch.testing.assert_close(getattr(same, name), getattr(one, name), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_layer_that_is_a_copy_has_a_configuration_of_its_own() -> None:
+    """As in models that were made deeper by copies of their layers."""
+    model = build("llama")
+    model.model.layers.insert(2, deepcopy(model.model.layers[1]))
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    model.config.num_hidden_layers = len(model.model.layers)
+    check_records(model, Engine(model).generate(prompts(), 1, PARAMS))
+    assert all(layer.self_attn.config._attn_implementation == "sdpa" for layer in model.model.layers)
+
+
+def test_a_model_that_is_refused_for_long_sequences_is_sampled_in_short_ones() -> None:
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    scaling = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [8.0] * 6}
+    model = Phi3ForCausalLM(Phi3Config(**GQA, original_max_position_embeddings=64, rope_scaling=scaling)).eval()
+    for engine in (Engine(model), Engine(model)):
+        with pytest.raises(UnsupportedModel, match="Phi3Attention"):
+            engine.generate(prompts((5, 9)), 1, SamplingParams(max_tokens=100))
+        check_records(model, engine.generate(prompts((5, 9)), 1, PARAMS))
+
+
+@pytest.mark.parametrize("window", [120, 128])
+def test_a_window_at_the_end_of_the_context(window: int) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    model = MistralForCausalLM(MistralConfig(**GQA, sliding_window=window)).eval()
+    engine = Engine(model)
+    engine.check(1000)  # what is longer than the context does not happen
+    check_records(model, engine.generate([[5, 6, 7] * 40, [8, 9]], 1, SamplingParams(max_tokens=60, seed=1)))
+    with pytest.raises(ValueError, match="prompt 1 has 128 tokens and the model's context is 128"):
+        engine.generate([[8, 9], [5] * 128])
 
 
 def test_a_model_outside_the_attention_interface_is_refused() -> None:

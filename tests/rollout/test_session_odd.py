@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 import torch
 
 from explorl.rollout import Engine, Rollout, SamplingParams, plan
+from explorl.rollout import looks as looks
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.memory import pages
 from explorl.rollout.runner import Runner
+from explorl.rollout.samples import Sample
 from explorl.rollout.scheduler import Scheduler
 from explorl.rollout.session import plain_tokens
+from explorl.rollout.state import State
 from explorl.rollout.stop_tokens import StopTokens
 
 from .models import build, prompts
@@ -227,8 +231,70 @@ def test_an_interruption_changes_nothing(
     assert [r.token_ids for r in session.finished()] == [r.token_ids for r in want]
 
 
+@pytest.mark.parametrize("where", ["before the tokens", "between tokens and records", "before the reason"])
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_an_interruption_while_rows_end_lets_none_run_on(
+    llama: Any, when: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that has its last token, and is not known to have ended, would go on behind it."""
+    params = SamplingParams(max_tokens=12, stop_token_ids=range(3, 40), seed=3, logprobs=2)
+    want = written(llama).generate(prompts((4, 4)), 3, params)
+    session = written(llama).open(prompts((4, 4)), 3, params)
+    append, left = Sample.append, [when]
+
+    def interrupted() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt("now")
+
+    def broken(self: Sample, tokens: list[int], records: Any) -> None:
+        if where == "before the tokens":
+            interrupted()
+        self.tokens.extend(tokens)
+        if where == "between tokens and records":
+            interrupted()
+        self.pieces.append(records)
+
+    class Reasons(dict[int, Any]):
+        def get(self, *args: Any) -> Any:
+            interrupted()
+            return super().get(*args)
+
+    if where == "before the reason":
+        monkeypatch.setattr(looks, "_REASONS", Reasons(looks._REASONS))
+    else:
+        monkeypatch.setattr(Sample, "append", broken)
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        session.run()
+    monkeypatch.setattr(Sample, "append", append)
+    for rollout in (session.rollout(row) for row in range(6)):
+        assert len(rollout.logps) == len(rollout)
+    session.run()
+    assert [r.token_ids for r in session.finished()] == [r.token_ids for r in want]
+    for rollout, same in zip(session.finished(), want, strict=True):
+        torch.testing.assert_close(rollout.logps, same.logps)
+
+
+def test_an_interruption_while_tables_are_laid_out(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=4, logprobs=2, seed=3)
+    session, original = written(llama).open(prompts((4,)), 1, params), State.set_stops
+
+    def broken(*_: Any) -> bool:
+        monkeypatch.setattr(State, "set_stops", original)
+        raise KeyboardInterrupt("now")
+
+    monkeypatch.setattr(State, "set_stops", broken)
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        session.run()
+    session.run()
+    want = written(llama).generate(prompts((4,)), 1, params)[0]
+    assert session.rollout(0).token_ids == want.token_ids
+    torch.testing.assert_close(session.rollout(0).top_logps, want.top_logps)
+
+
+@pytest.mark.parametrize("thread", [False, True])
 @pytest.mark.parametrize("use", ["generate", "open", "release"])
-def test_an_engine_is_not_used_while_it_samples(llama: Any, use: str) -> None:
+def test_an_engine_is_not_used_while_it_samples(llama: Any, use: str, thread: bool) -> None:
     engine = written(llama)
     acts: dict[str, Callable[[], object]] = {
         "generate": lambda: engine.generate([[5]], 1, SamplingParams(max_tokens=2)),
@@ -237,7 +303,11 @@ def test_an_engine_is_not_used_while_it_samples(llama: Any, use: str) -> None:
     }
 
     def on_finish(_: Rollout) -> None:
-        acts[use]()
+        if thread:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(acts[use]).result(timeout=5)
+        else:
+            acts[use]()
 
     params = SamplingParams(max_tokens=3, seed=1)
     with pytest.raises(RuntimeError, match=r"in the middle of a call .* between the steps of Engine\.open"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.rollouts import Rollout
@@ -30,6 +31,18 @@ def bytewise() -> Any:
     core.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
     return tokenizer
+
+
+@pytest.fixture(scope="module")
+def fallback() -> Any:
+    """A tokenizer as SentencePiece's: letters are tokens, and bytes of everything else, newlines too, tokens as well.
+
+    Bytes that follow each other and are no text together are all decoded to half characters, also those before.
+    """
+    letters = ["<unk>", *"abcxyz", *(f"<0x{byte:02X}>" for byte in range(256))]
+    core = Tokenizer(models.BPE({text: i for i, text in enumerate(letters)}, [], byte_fallback=True, unk_token="<unk>"))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -86,6 +99,9 @@ def test_a_long_answer_is_read_twice_at_most(bytewise: Any) -> None:
         all_special_ids = bytewise.all_special_ids
         read = 0
 
+        def __len__(self) -> int:
+            return len(bytewise)
+
         def decode(self, tokens: list[int], **how: Any) -> str:
             self.read += len(tokens)
             return str(bytewise.decode(tokens, **how))
@@ -115,12 +131,36 @@ def test_special_tokens_between_the_characters(bytewise: Any) -> None:
     assert searched(bytewise, [*first, bytewise.eos_token_id, *last], ["<eos>"], EVERY) == (len(first) + 1, "<eos>")
 
 
+@pytest.mark.parametrize("kind", ["added", "beyond"])
+def test_tokens_without_text_that_nobody_names(bytewise: Any, kind: str) -> None:
+    """Llama 3 has special tokens that no role names, and many models have more embeddings than tokens."""
+    tokenizer = copy.deepcopy(bytewise)
+    tokenizer.add_tokens([AddedToken("<reserved>", special=True)])
+    silent = len(tokenizer) - 1 if kind == "added" else len(tokenizer) + 3
+    assert silent not in tokenizer.all_special_ids
+    for gap in (1, 100):
+        first, last = ids_of(tokenizer, "x the en"), ids_of(tokenizer, "d of it")
+        tokens = [*first, *[silent] * gap, *last]
+        assert searched(tokenizer, tokens, ["end"], EVERY) == (len(first) + gap + 1, "end")
+
+
 def test_a_character_of_four_tokens(bytewise: Any) -> None:
     thumb = ids_of(bytewise, "👍🏽")
     assert len(thumb) == 8
     tokens = [*ids_of(bytewise, "abcdefg"), *thumb, *ids_of(bytewise, "more")]
     assert searched(bytewise, tokens, ["👍🏽"], EVERY) == (15, "👍🏽")
     assert searched(bytewise, tokens, ["👍"], EVERY) == (11, "👍")
+
+
+@pytest.mark.parametrize("every", [1, 3, EVERY, 100])
+@pytest.mark.parametrize("behind", ["😀xyz", "é\n", "\udcff\udcfexyz", "\udcffa\n"])
+def test_bytes_behind_a_string_do_not_hide_it(fallback: Any, behind: str, every: int) -> None:
+    for before in range(2 * EVERY):
+        text = b"a" * before + b"\n" + behind.encode(errors="surrogateescape")
+        names = [chr(byte) if chr(byte) in "abcxyz" else f"<0x{byte:02X}>" for byte in text]
+        tokens = fallback.convert_tokens_to_ids(names)
+        assert by_hand(fallback, tokens, ["\n"]) == before + 1
+        assert searched(fallback, tokens, ["\n"], every) == (before + 1, "\n")
 
 
 def test_of_several_strings_the_one_that_is_complete_first() -> None:

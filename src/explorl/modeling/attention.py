@@ -11,15 +11,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig
 
 NAME = "explorl"
 
 _local = threading.local()
+_LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
 
 class AttentionDropout(NotImplementedError):
@@ -101,8 +103,9 @@ def attending(memory: Attends) -> Iterator[None]:
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """The configurations in which a model's modules look up how they attend."""
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    """The configurations in which a model's modules look up how they attend: a copied layer has one of its own."""
+    held = (module.__dict__.get("config") for module in model.modules())
+    configs = {id(config): config for config in held if isinstance(config, PreTrainedConfig)}
     for config in list(configs.values()):
         text = config.get_text_config(decoder=True)
         configs[id(text)] = text
@@ -122,24 +125,30 @@ def our_attention(configs: Sequence[Any]) -> Iterator[None]:
             config._attn_implementation_internal = name
 
 
+def alone_with(model: Any) -> threading.RLock:
+    """Held while a model's modes, attention or weights are replaced: another thread would put back the replacement."""
+    return _LOCKS.setdefault(model.get_base_model() if hasattr(model, "get_base_model") else model, threading.RLock())
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, no autocast around the model's forward. Restores every module's own mode."""
-    training = [module for module in model.modules() if module.training]
-    wrapped = model.__dict__.get("forward")
-    plain = model.__dict__.get("_original_forward")  # what accelerate has wrapped in autocast
-    try:
-        for module in training:
-            module.training = False
-        if wrapped is not None and plain is not None:
-            model.__dict__["forward"] = plain
-        with torch.no_grad():
-            yield
-    finally:
-        if wrapped is not None:
-            model.__dict__["forward"] = wrapped
-        for module in training:
-            module.training = True
+    with alone_with(model):
+        training = [module for module in model.modules() if module.training]
+        wrapped = model.__dict__.get("forward")
+        plain = model.__dict__.get("_original_forward")  # what accelerate has wrapped in autocast
+        try:
+            for module in training:
+                module.training = False
+            if wrapped is not None and plain is not None:
+                model.__dict__["forward"] = plain
+            with torch.no_grad():
+                yield
+        finally:
+            if wrapped is not None:
+                model.__dict__["forward"] = wrapped
+            for module in training:
+                module.training = True
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class CpuOps(TorchOps):
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         epsilon = self._epsilons.get(norm.variance_epsilon)
         if epsilon is None:
-            epsilon = self._epsilons[norm.variance_epsilon] = torch.tensor(norm.variance_epsilon)
+            epsilon = self._epsilons[norm.variance_epsilon] = torch.tensor(norm.variance_epsilon, dtype=torch.float32)
         scale = torch.addcmul(epsilon, size, size, value=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(norm.weight)
 

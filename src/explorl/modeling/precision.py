@@ -78,6 +78,24 @@ def _stays_in_float32(model: nn.Module, path: str) -> bool:
     return any(name in path for name in names)
 
 
+@contextmanager
+def own_defaults() -> Iterator[None]:
+    """torch's own default type and device, float32 and the host, where a caller has set others.
+
+    What is computed would else be rounded to the caller's type, and what is to be on the host would be elsewhere.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    if dtype == torch.float32 and device.type == "cpu":  # which other threads may count on
+        yield
+        return
+    try:
+        torch.set_default_dtype(torch.float32)
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 def weights_dtype(model: nn.Module) -> torch.dtype:
     """The type that most of a model's floating-point weights have."""
     sizes: dict[torch.dtype, int] = {}

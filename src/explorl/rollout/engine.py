@@ -20,10 +20,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from explorl.modeling.attention import alone_with
 from explorl.modeling.gpu import kernels_run
 from explorl.modeling.llama import llama_like
-from explorl.modeling.precision import Shadow, weights_dtype
-from explorl.modeling.proof import TAIL, touched
+from explorl.modeling.precision import Shadow, own_defaults, weights_dtype
+from explorl.modeling.proof import TAIL, reached, touched
 from explorl.modeling.reordered import copied_bytes
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.slots import probe
@@ -34,6 +35,7 @@ from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.runner import Runner
 from explorl.rollout.samples import PromptTokens
 from explorl.rollout.sampling import Active, SamplingParams
+from explorl.rollout.sampling.constraints import is_whole
 from explorl.rollout.session import Session
 from explorl.rollout.trial import Admitted, UnsupportedModel, admitted
 
@@ -77,10 +79,7 @@ class Engine:
         write_out: bool | None = None,
         keep_prefixes: bool = False,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; use at least 1, or None to let memory decide")
-        if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget is {memory_budget}; give bytes, such as {4 << 30}, or None")
+        _check(model, batch_size, memory_budget, dtype)
         self.model, self.tokenizer = model, tokenizer
         self.batch_size, self.memory_budget = batch_size, memory_budget
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
@@ -90,8 +89,8 @@ class Engine:
         self._runner: Runner | None = None
         self._shadow: Shadow | None = None
         self._signature: tuple[Any, ...] = ()
-        self._admitted: tuple[Any, int, Admitted] | None = None
-        """How the engine was to compute when the model was last tried, up to which length, and what was found."""
+        self._admitted: dict[Any, Admitted] = {}
+        """What was found when the model was tried, by how the engine was to compute and the turning points reached."""
         self.copies_within = memory_budget
         """Most bytes that copies of the weights may take; None is no limit of their own."""
         self._warned = False
@@ -103,6 +102,7 @@ class Engine:
         self._stamp: tuple[Any, ...] = ()
         """Of the weights that those prompts were computed with."""
 
+    @own_defaults()
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -120,6 +120,7 @@ class Engine:
         ``on_finish`` is called with every completion as it finishes, in that order; the result is in the order of the
         requests.
         """
+        self._check_idle()
         params = params or SamplingParams()
         requests = self.requests(prompts, n, params)
         with self._session(keep=False, on_finish=on_finish) as session:
@@ -130,8 +131,10 @@ class Engine:
             logger.error(rollout.error)
         return rollouts
 
+    @own_defaults()
     def open(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> Session:
         """Begins to sample as `generate` does, with the caller in between; see `Session`."""
+        self._check_idle()
         params = params or SamplingParams()
         requests = self.requests(prompts, n, params)
         session = self._session(keep=True)
@@ -145,15 +148,16 @@ class Engine:
         return session
 
     def _close_latest(self, why: str) -> None:
-        session = self._latest
-        if session is None:
-            return
-        if session.sampling:
+        self._check_idle()
+        if self._latest is not None:
+            self._latest.close(why)
+
+    def _check_idle(self) -> None:
+        if self._latest is not None and self._latest.sampling:
             raise RuntimeError(
                 "the engine is in the middle of a call and cannot begin or release anything; do not use it in "
                 "on_finish or in another thread, but after the call, or between the steps of Engine.open"
             )
-        session.close(why)
 
     def is_over(self, session: Session) -> None:
         """A session was closed."""
@@ -189,6 +193,7 @@ class Engine:
         """The model with weights of the type that the engine computes in."""
         return nullcontext() if self._shadow is None else self._shadow.in_place()
 
+    @own_defaults()
     def check(self, longest: int = 0) -> None:
         """Raises `UnsupportedModel` where this model, with sequences of up to ``longest`` tokens, cannot be sampled."""
         self._refresh(next(self.model.parameters()).device)
@@ -197,10 +202,11 @@ class Engine:
     def _tried(self, longest: int) -> Admitted:
         if self.write_out is not None:
             return Admitted(self.write_out, self.kernels(next(self.model.parameters()).device))
-        how = self.dtype, self.use_kernels
-        if self._admitted is None or self._admitted[0] != how or longest > self._admitted[1]:
-            self._admitted = how, longest, admitted(self, longest)
-        return self._admitted[2]
+        points = reached(self._config(), min(longest, self.context() or longest))
+        how = self.dtype, self.use_kernels, points
+        if how not in self._admitted:
+            self._admitted[how] = admitted(self, points)
+        return self._admitted[how]
 
     def prompt(self, ids: Sequence[int]) -> PromptTokens:
         """Tokens of a prompt; the same object for equal ones, as long as anybody has it."""
@@ -224,6 +230,8 @@ class Engine:
 
     def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
         """The prompts as tokens, with everything that is to be known of each request."""
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params is {params!r}; give SamplingParams, such as SamplingParams(max_tokens=256)")
         self._refresh(next(self.model.parameters()).device)
         seed = params.seed if params.seed is not None else int(torch.randint(2**62, ()).item())
         return prepare(
@@ -240,10 +248,14 @@ class Engine:
 
     def _refresh(self, device: torch.device) -> None:
         """Looks at the model anew where its parameters moved or its adapters changed; keeps the graphs otherwise."""
+        with alone_with(self.model):
+            self._look_at_model(device)
+
+    def _look_at_model(self, device: torch.device) -> None:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
-        self._memory = self._admitted = None
+        self._memory, self._admitted = None, {}
         if self._runner is not None:
             logger.info("the model's parameters or adapters moved; graphs will be captured anew")
         self._runner = self._shadow = None
@@ -354,11 +366,12 @@ class Engine:
         On a GPU as far as torch notices: not where somebody writes to ``parameter.data``. On a CPU some numbers of each
         weight are looked at too, since not even the steps of fused optimizers are noticed there.
         """
-        self._refresh(next(self.model.parameters()).device)
-        tensors = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
-        held = [tensor for tensor in tensors if tensor is not None]
-        versions = sum(tensor._version for tensor in held if not tensor.is_inference())  # which have no version
-        return self._signature, versions, _probe(held)
+        with alone_with(self.model):
+            self._refresh(next(self.model.parameters()).device)
+            tensors = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
+            held = [tensor for tensor in tensors if tensor is not None]
+            versions = sum(tensor._version for tensor in held if not tensor.is_inference())  # which have no version
+            return self._signature, versions, _probe(held)
 
     def most_rows(self) -> int:
         """Rows decoded together where memory does not matter."""
@@ -367,6 +380,20 @@ class Engine:
     def input_vocab(self) -> int:
         """Token ids that the model takes."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+
+
+def _check(model: Any, batch_size: Any, memory_budget: Any, dtype: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; give the model itself, such as one of AutoModelForCausalLM's")
+    if not hasattr(model, "get_input_embeddings"):
+        raise ValueError(f"model is a {type(model).__name__}; give the transformers model, a wrapper's .module")
+    if batch_size is not None and not (is_whole(batch_size) and batch_size >= 1):
+        raise ValueError(f"batch_size is {batch_size!r}; use at least 1, or None to let memory decide")
+    number = is_whole(memory_budget) or isinstance(memory_budget, float)
+    if memory_budget is not None and not (number and memory_budget >= 1):
+        raise ValueError(f"memory_budget is {memory_budget!r}; give bytes, such as {4 << 30}, or None")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype is {dtype!r}; use torch.bfloat16, torch.float16 or torch.float32, or None")
 
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -70,11 +70,17 @@ class Ending:
 
     def land(self) -> None:
         """Gives the samples their tokens, and says why they ended."""
-        self.reading.land()
-        for sample, status, length, stop in zip(self.samples, self.status, self.lengths, self.stops, strict=True):
-            sample.reason, sample.stop = _REASONS.get(int(status), "length"), stop
-            if sample.reason == "error":
-                sample.error = _broken(sample, int(length))
+        try:
+            self.reading.land()
+            for sample, status, length, stop in zip(self.samples, self.status, self.lengths, self.stops, strict=True):
+                sample.reason, sample.stop = _REASONS.get(int(status), "length"), stop
+                if sample.reason == "error":
+                    sample.error = _broken(sample, int(length))
+        except BaseException:  # a row with its last token and no reason to end would go on
+            for sample in self.samples:
+                sample.reason, sample.stop, sample.error = None, None, ""
+            self.reading.undo()
+            raise
 
 
 def _broken(sample: Sample, step: int) -> str:

@@ -55,11 +55,20 @@ class Reading:
         records |= {name: parts(values) for name, values in held.items()}
         records["sampled"] = torch.ones(len(tokens), dtype=torch.bool).split(sizes)
         ends = np.cumsum(sizes).tolist()
-        for i, (sample, size, end) in enumerate(zip(self.samples, sizes, ends, strict=True)):
-            if size == 0:
-                continue
-            own = {name: values[i] for name, values in records.items() if name in sample.kinds}
-            k = sample.tops
-            if 0 < k < own["top_ids"].shape[-1]:
-                own |= {name: own[name][:, :k] for name in ("top_ids", "top_logps")}
-            sample.append(tokens[end - size : end], own)
+        try:
+            for i, (sample, size, end) in enumerate(zip(self.samples, sizes, ends, strict=True)):
+                if size == 0:
+                    continue
+                own = {name: values[i] for name, values in records.items() if name in sample.kinds}
+                k = sample.tops
+                if 0 < k < own["top_ids"].shape[-1]:
+                    own |= {name: own[name][:, :k] for name in ("top_ids", "top_logps")}
+                sample.append(tokens[end - size : end], own)
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Takes the tokens back, after an interruption: they will be sampled again."""
+        for sample, begin in zip(self.samples, self._begins.tolist(), strict=True):
+            sample.cut(begin)

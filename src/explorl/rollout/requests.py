@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from explorl.rollout.sampling import SamplingParams
-from explorl.rollout.sampling.constraints import bias_tables, spread, stop_sets
+from explorl.rollout.sampling.constraints import bias_tables, is_whole, spread, stop_sets, token_list
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,11 @@ def prepare(
 
     ``vocab`` counts the tokens that the model reads, ``outputs`` its logits where those are more or fewer.
     """
-    if n < 1:
-        raise ValueError(f"n is {n}; ask for at least 1 sample per prompt")
+    if not is_whole(n) or n < 1:
+        raise ValueError(f"n is {n!r}; ask for at least 1 sample per prompt")
+    given: Any = prompts
+    if isinstance(given, Mapping) or not hasattr(given, "__len__"):
+        raise ValueError(f"prompts is {given!r}; give a list such as ['2 + 2 =']")
     if isinstance(prompts, str) or len(prompts) == 0:
         raise ValueError("prompts is empty or a single text; give a list such as ['2 + 2 =']")
     if params.stop and tokenizer is None:
@@ -153,12 +156,12 @@ def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def _tokens(index: int, prompt: Any, tokenizer: Any) -> list[int]:
-    if isinstance(prompt, Mapping):
-        raise ValueError(f"prompt {index} is one chat message; give a list of messages")
     if isinstance(prompt, str):
         return prompt_token_ids(tokenizer, prompt) if prompt else []
-    items = list(prompt)
-    return prompt_token_ids(tokenizer, items) if items and isinstance(items[0], Mapping) else [int(i) for i in items]
+    if isinstance(prompt, Sequence | np.ndarray) and len(prompt) and isinstance(prompt[0], Mapping):
+        return prompt_token_ids(tokenizer, list(prompt))
+    good = "a text, token ids or chat messages, such as '2 + 2 =', [13, 198] or [{'role': 'user', 'content': 'Hi'}]"
+    return token_list(f"prompt {index}", prompt, good)
 
 
 def _check(index: int, tokens: list[int], vocab: int, context: int | None) -> None:

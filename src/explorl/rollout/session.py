@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from explorl.modeling.attention import sampling_mode
+from explorl.modeling.attention import alone_with, sampling_mode
 from explorl.modeling.gpu import on
+from explorl.modeling.precision import own_defaults
 from explorl.rollout.requests import Prompt, Requests
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.samples import Sample, recorded
 from explorl.rollout.sampling import Active, SamplingParams
+from explorl.rollout.sampling.constraints import token_list
 from explorl.rollout.sampling.rng import fork_key, request_keys
 from explorl.rollout.sampling.tables import Tables
 from explorl.rollout.scheduler import Scheduler
@@ -79,6 +81,7 @@ class Session:
 
     # What there is to sample
 
+    @own_defaults()
     def add(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> list[int]:
         """Further requests, sampled as `Engine.generate` alone would sample them; their rows."""
         self._check_open()
@@ -140,6 +143,7 @@ class Session:
             )
         self._active = active
 
+    @own_defaults()
     def extend(self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None) -> None:
         """Appends tokens that were not sampled, such as what a tool said, to a row, and lets it go on after them.
 
@@ -161,6 +165,7 @@ class Session:
         sample.limit = limit
         self._enqueue([row])
 
+    @own_defaults()
     def fork(self, row: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
         """``n`` new rows that have a row's first ``at`` completion tokens (None: all so far) and go on on their own.
 
@@ -212,6 +217,7 @@ class Session:
         self._enqueue(rows)
         return rows
 
+    @own_defaults()
     def cancel(self, row: int) -> None:
         """Gives a row up: its tokens so far stay readable, its memory is free."""
         sample = self._sample(row)
@@ -222,6 +228,7 @@ class Session:
         sample.cancelled = True
         sample.forget()
 
+    @own_defaults()
     def resume(self, row: int) -> None:
         """Takes back `cancel`: the row goes on where it was, computed again from its tokens."""
         self._check_open()
@@ -232,11 +239,13 @@ class Session:
         if sample.reason is None:
             self._enqueue([row])
 
+    @own_defaults()
     def look(self) -> None:
         """Brings what all rows have sampled to the host at once: `rollout` has then nothing to wait for."""
         if self._scheduler is not None:
             self._scheduler.read_all()
 
+    @own_defaults()
     def rollout(self, row: int) -> Rollout:
         """A row as it stands; `Rollout.finish_reason` is None where it has not ended."""
         sample = self._known(row)
@@ -255,6 +264,7 @@ class Session:
     def _going_on(self) -> bool:
         return not self._closed and any(s.reason is None and not s.cancelled for s in self._samples)
 
+    @own_defaults()
     def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
         """Samples until a row ends, or so many tokens per row; what has ended.
 
@@ -270,6 +280,7 @@ class Session:
         ended, self._ended = self._ended, []
         return [sample.rollout(self.engine.tokenizer) for sample in ended if not sample.cancelled]
 
+    @own_defaults()
     def run(self) -> None:
         """Samples until every row has ended."""
         self._check_open()
@@ -277,10 +288,12 @@ class Session:
         self._run(lambda _: False, None, ahead=True)
         self._ended = []
 
+    @own_defaults()
     def finished(self) -> list[Rollout]:
         """The rows that have ended, in the order of their numbers; cancelled ones are left out."""
         return [s.rollout(self.engine.tokenizer) for s in self._samples if s.reason is not None and not s.cancelled]
 
+    @own_defaults()
     def close(self, why: str = "it was closed") -> None:
         """Gives the session's memory back to the engine. What was sampled stays readable."""
         if self._closed:
@@ -303,7 +316,8 @@ class Session:
         self.sampling = True
         try:
             # What it keeps is written to in other modes too.
-            with torch.inference_mode(False), on(next(self.engine.model.parameters()).device):
+            model = self.engine.model
+            with alone_with(model), torch.inference_mode(False), on(next(model.parameters()).device):
                 self._sample_until(enough, most, ahead)
         finally:
             self.sampling = False
@@ -451,7 +465,7 @@ class Session:
             if self.engine.tokenizer is None:
                 raise ValueError("the engine has no tokenizer; give token ids")
             tokens = plain_tokens(self.engine.tokenizer, tokens)
-        ids, vocab = [int(token) for token in tokens], self.engine.input_vocab()
+        ids, vocab = token_list(f"what row {row} is extended with", tokens), self.engine.input_vocab()
         wrong = [token for token in ids if not 0 <= token < vocab]
         if wrong:
             raise ValueError(f"row {row} cannot have token id {wrong[0]}; the model knows ids from 0 to {vocab - 1}")

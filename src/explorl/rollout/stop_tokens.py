@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from explorl.rollout.stops import HALF
+
 _UNKNOWN, _NO, _YES = -1, 0, 1
-_HALF = "\N{REPLACEMENT CHARACTER}"
-"""What a token that holds a part of a character is decoded to."""
 
 
 class StopTokens:
@@ -57,4 +57,4 @@ class StopTokens:
     def _judged(self, which: int, token: int) -> int:
         lasts = {string[-1] for string in list(self._sets)[which]}
         text = self._tokenizer.decode([token]) if lasts else ""
-        return _YES if _HALF in text or not lasts.isdisjoint(text) else _NO
+        return _YES if HALF in text or not lasts.isdisjoint(text) else _NO

@@ -7,7 +7,7 @@ that a special token interrupts are found. A character that is split over severa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,8 @@ from explorl.rollout.state import RUNNING, STOPPED
 
 EVERY = 8
 """New tokens after which a seat's text is searched again: decoding it costs more than a few tokens too many."""
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What a token that holds a part of a character is decoded to."""
 BLOCK = 32
 """Tokens of a whole completion that are searched at once."""
 
@@ -27,6 +29,12 @@ def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
     """Where in a text the first of the strings to be complete ends, and which it is; None where there is none."""
     ends = [(at + len(string), string) for string in strings if (at := text.find(string)) >= 0]
     return min(ends, key=lambda end: (end[0], -len(end[1])), default=None)
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that a text without special tokens leaves out: also those that have no role, as most of Llama 3's."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset({*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)})
 
 
 class StopStrings:
@@ -45,7 +53,19 @@ class StopStrings:
     @cached_property
     def special(self) -> frozenset[int]:
         """Special tokens."""
-        return frozenset(self.tokenizer.all_special_ids)
+        return special_ids(self.tokenizer)
+
+    @cached_property
+    def swallows(self) -> bool:
+        """Whether a byte that is no text hides others before it, as SentencePiece's do, newlines among them."""
+        pair = self.tokenizer.convert_tokens_to_ids(["<0x0A>", "<0xF0>"])
+        alone = "" if None in pair else self.tokenizer.decode(pair[:1])
+        return "\n" in alone and "\n" not in self.tokenizer.decode(pair)
+
+    @cached_property
+    def known(self) -> int:
+        """Tokens that have a text; a model may have more."""
+        return len(self.tokenizer)
 
     def start(self, seats: np.ndarray, checked: Any = 0, floor: Any = 0) -> None:
         """Other requests sit in these seats, which have such tokens already."""
@@ -91,15 +111,22 @@ class StopStrings:
             return None
         size = max(len(string.encode()) for string in strings)
 
-        def found(end: int) -> str | None:
+        def texts(end: int) -> Iterator[str]:
             start = max(floor, self._begin(tokens[:checked], size))
-            return self._in(tokens[start:end].tolist(), strings)
+            return self._texts(tokens[start:end].tolist())
 
-        if found(len(tokens)) is None:
+        def found(end: int) -> str | None:
+            stops = (first_stop(text, strings) for text in texts(end))
+            return next((stop[1] for stop in stops if stop is not None), None)
+
+        def may_hold(end: int) -> bool:
+            return any(first_stop(text, strings) or (HALF in text and self.swallows) for text in texts(end))
+
+        if not may_hold(len(tokens)):
             return None
         while checked < len(tokens):  # token by token only where it ends, and never from the beginning
             until = min(checked + BLOCK, len(tokens))
-            if found(until) is not None:
+            if may_hold(until):
                 ends = ((end, found(end)) for end in range(checked + 1, until + 1))
                 first = next(((end, string) for end, string in ends if string is not None), None)
                 if first is not None:
@@ -110,17 +137,20 @@ class StopStrings:
     def _begin(self, tokens: np.ndarray, size: int) -> int:
         """Where a string of so many bytes that ends after these tokens can have begun, and a little before that.
 
-        A token has at least one byte, but for special ones; the text of a part may begin with a space too few or with
-        half a character.
+        A token has at least one byte, but for special ones and those that only the model knows; the text of a part may
+        begin with a space too few or with half a character.
         """
+
+        def says(token: int) -> bool:
+            return token < self.known and token not in self.special
+
         start = max(0, len(tokens) - size - EVERY)
-        while start > 0 and sum(token not in self.special for token in tokens[start:].tolist()) < size + EVERY:
+        while start > 0 and sum(map(says, tokens[start:].tolist())) < size + EVERY:
             start = max(0, 2 * start - len(tokens))
         return start
 
-    def _in(self, tokens: Sequence[int], strings: Sequence[str]) -> str | None:
-        """The stop string in the text of these tokens."""
-        found = first_stop(self.tokenizer.decode(tokens), strings)
-        if found is None and not self.special.isdisjoint(tokens):
-            found = first_stop(self.tokenizer.decode(tokens, skip_special_tokens=True), strings)
-        return None if found is None else found[1]
+    def _texts(self, tokens: Sequence[int]) -> Iterator[str]:
+        """What these tokens say: with special tokens, and without them where there are any."""
+        yield self.tokenizer.decode(tokens)
+        if not self.special.isdisjoint(tokens):
+            yield self.tokenizer.decode(tokens, skip_special_tokens=True)

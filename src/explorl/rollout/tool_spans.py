@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
+from explorl.rollout.stops import special_ids
 from explorl.rollout.tools import Delimiters, MarkdownFence, ToolSpec, find_call
 
 LONGEST_CLOSING = 20
@@ -73,7 +74,7 @@ def opened_by(prompt: Sequence[int], tokenizer: Any, tool: ToolSpec) -> str:
 
     Special tokens end what others have said: nothing that they leave open is the answer's.
     """
-    special = set(tokenizer.all_special_ids)
+    special = special_ids(tokenizer)
     begin = next((place for place in range(len(prompt), 0, -1) if int(prompt[place - 1]) in special), 0)
     return opened_call(str(tokenizer.decode(prompt[begin:], skip_special_tokens=True)), tool)
 

@@ -48,8 +48,6 @@ class Admitted(NamedTuple):
 @dataclass(frozen=True)
 class _Found:
     how: Admitted
-    points: frozenset[int]
-    """Turning points that were tried."""
     reason: str = ""
     """Why the engine is not to be used."""
 
@@ -57,24 +55,26 @@ class _Found:
 _FOUND: WeakKeyDictionary[Any, dict[Any, _Found]] = WeakKeyDictionary()
 
 
-def admitted(engine: Engine, longest: int) -> Admitted:
-    """How the engine may run on this model; `UnsupportedModel` where it may not run at all."""
+def admitted(engine: Engine, points: frozenset[int]) -> Admitted:
+    """How the engine may run on this model, with sequences that get beyond these turning points.
+
+    `UnsupportedModel` where the engine may not run at all; it may still on sequences that get beyond fewer.
+    """
     model: Any = engine.model
-    points = proof.reached(proof.inner_model(model).config, longest)
     known = _FOUND.setdefault(proof.inner_model(model), {})
     device = next(model.parameters()).device
     kernels = engine.kernels(device)
-    key = (proof.build_of(model), engine.dtype, engine.use_kernels, kernels, device.type)
+    key = (proof.build_of(model), engine.dtype, engine.use_kernels, kernels, device.type, points)
     found = known.get(key)
-    if found is None or not points <= found.points:
-        found = known[key] = _try_out(engine, kernels, points | (found.points if found else frozenset()))
+    if found is None:
+        found = known[key] = _try_out(engine, kernels, sorted(points))
     if found.reason:
         raise UnsupportedModel(model, found.reason)
     return found.how
 
 
-def _try_out(engine: Engine, kernels: bool, points: frozenset[int]) -> _Found:
-    """The fastest way that is right: kernels, unless the caller insists on them, and written-out layers can be left."""
+def _try_out(engine: Engine, kernels: bool, points: list[int]) -> _Found:
+    """The fastest way that is right: without written-out layers if need be, and without kernels if they may be left."""
     ways = [Admitted(write_out, kernels) for write_out in (True, False)]
     if kernels and engine.use_kernels is None:
         ways += [Admitted(write_out, False) for write_out in (True, False)]
@@ -82,19 +82,19 @@ def _try_out(engine: Engine, kernels: bool, points: frozenset[int]) -> _Found:
     for how in ways:
         if how.write_out and llama_like(engine.model) is None:
             continue
-        reason = _difference(engine, how, sorted(points))
+        reason = _difference(engine, how, points)
         if not reason:
             if how.kernels != kernels:
                 logger.warning("sampling without Triton kernels, with torch's own operations: with kernels %s", first)
-            return _Found(how, points)
+            return _Found(how)
         first = first or reason
         logger.info("the engine does not agree with the model (%s): %s", how, reason)
-    return _Found(ways[-1], points, reason)
+    return _Found(ways[-1], reason)
 
 
 def _difference(engine: Engine, how: Admitted, points: list[int]) -> str:
     """What is wrong with the engine on this model; empty where nothing is."""
-    ids = proof.sequences(engine.model, points)
+    ids = [row[: engine.context()] for row in proof.sequences(engine.model, points)]  # more is never sampled
 
     def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
         dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, how.kernels)

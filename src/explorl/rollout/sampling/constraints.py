@@ -82,6 +82,15 @@ def freeze_texts(name: str, value: Any) -> tuple[str, ...] | tuple[tuple[str, ..
     return _texts(name, items)
 
 
+def freeze_prefixes(value: Any) -> tuple[str, ...]:
+    """Prefixes of several prompts checked."""
+    items = _items("prefix", value, "a text such as '<think>', or one for each prompt")
+    for item in items:
+        if not isinstance(item, str):
+            raise ValueError(f"prefix holds {item!r}; use a text such as '<think>', or one for each prompt")
+    return tuple(items)
+
+
 def _texts(name: str, items: Sequence[Any]) -> tuple[str, ...]:
     for item in items:
         if not isinstance(item, str) and not _is_list(item):
@@ -102,7 +111,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _items(name: str, value: Any, good: str) -> list[Any]:
-    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0:
         raise ValueError(f"{name} is {value!r}; use {good}")
     return list(value.tolist() if hasattr(value, "tolist") else value)
 
@@ -111,8 +120,20 @@ def _is_list(value: Any) -> bool:
     return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, Mapping))
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, of whatever library, and not a truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def token_list(name: str, value: Any, good: str = "token ids such as [13, 198]") -> list[int]:
+    """Token ids of any kind of list, array or tensor as a list of whole numbers."""
+    items = _items(name, value, good)
+    return [item if type(item) is int else _token(name, item) for item in items]
+
+
 def _token(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+    value = value.tolist() if hasattr(value, "tolist") else value  # of numpy and torch
+    if not is_whole(value) or value < 0:
         raise ValueError(f"{name} holds {value!r}; use token ids such as 13")
     return int(value)
 

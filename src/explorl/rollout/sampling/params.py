@@ -9,7 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from explorl.rollout.sampling.constraints import freeze_bias, freeze_texts, freeze_tokens, is_per_request, places
+from explorl.rollout.sampling.constraints import (
+    freeze_bias,
+    freeze_prefixes,
+    freeze_texts,
+    freeze_tokens,
+    is_per_request,
+    is_whole,
+    places,
+)
 
 PerRow = float | Sequence[float]
 """One value for all rows, or one per row."""
@@ -85,7 +93,9 @@ class SamplingParams:
             raise ValueError("allowed_tokens is empty; allow at least one token such as [13], or None for all")
         object.__setattr__(self, "logit_bias", freeze_bias(self.logit_bias))
         if not isinstance(self.prefix, str):
-            object.__setattr__(self, "prefix", tuple(self.prefix))
+            object.__setattr__(self, "prefix", freeze_prefixes(self.prefix))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", _seed(self.seed))
 
     @property
     def constrained(self) -> bool:
@@ -110,6 +120,13 @@ class SamplingParams:
 
 def _real(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _seed(value: Any) -> int:
+    number = value.tolist() if hasattr(value, "tolist") else value  # of numpy and torch
+    if not is_whole(number):
+        raise ValueError(f"seed is {value!r}; use a whole number such as 1, or None for torch's generator")
+    return int(number)
 
 
 def _curves(given: Any) -> tuple[tuple[float, ...], ...]:

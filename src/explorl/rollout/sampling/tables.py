@@ -5,6 +5,7 @@ A row has a place in each table. Tables only grow, so that a place stays what it
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,6 +26,8 @@ class Tables:
         """Temperatures by position."""
         self.bias: np.ndarray | None = None
         """What is added to the logits (sets, vocab), the first being nothing; None where no row has any."""
+        self._rows: dict[bytes, int] = {}
+        """Which row of ``bias`` has this digest."""
         self._known: tuple[object, ...] = ()
 
     @property
@@ -35,14 +38,28 @@ class Tables:
         """Takes in what these requests have; the place of each in every table, by the name that `Sample` has for it."""
         self.stops += [ids for ids in requests.stop_sets if ids not in self.stops]
         stop_set = np.array([self.stops.index(ids) for ids in requests.stop_sets])[requests.stop_set]
-        curve = requests.rows["curve"] + len(self.curves)
-        self.curves += requests.curves
+        self.curves += [values for values in requests.curves if values not in self.curves]
+        curve = np.zeros(len(requests), dtype=np.int64)
+        if requests.curves:
+            curve = np.array([self.curves.index(values) for values in requests.curves])[requests.rows["curve"]]
         bias_set = np.zeros(len(requests), dtype=np.int64)
         if requests.bias is not None:
-            before = np.zeros_like(requests.bias[:1]) if self.bias is None else self.bias
-            bias_set = requests.bias_set + len(before)
-            self.bias = np.concatenate([before, requests.bias])
+            bias_set = self._add_bias(requests.bias)[requests.bias_set]
         return {"stop_set": stop_set, "curve": curve, "bias_set": bias_set}
+
+    def _add_bias(self, rows: np.ndarray) -> np.ndarray:
+        """The place of each of these rows."""
+        if self.bias is None:
+            self.bias = np.zeros_like(rows[:1])
+            self._rows = {_digest(self.bias[0]): 0}
+        places, new = [], [self.bias]
+        for row in rows:
+            place = self._rows.setdefault(_digest(row), len(self._rows))
+            if place == len(self.bias) + len(new) - 1:
+                new.append(row[None])
+            places.append(place)
+        self.bias = np.concatenate(new)
+        return np.array(places)
 
     def put(self, runner: Runner, active: Active) -> None:
         """Makes the tables known to the device, and room for what is recorded."""
@@ -58,7 +75,6 @@ class Tables:
         )
         if known == self._known:
             return
-        self._known = known
         bias = None if self.bias is None else torch.from_numpy(self.bias)
         moved = [state.set_stops(self.stops), state.set_bias(bias), state.set_curves(self.curves)]
         if any([*moved, state.keep_tops(active.logprobs)]):
@@ -67,3 +83,8 @@ class Tables:
             state.keep_mass()
         if active.repetition:
             state.keep_seen()
+        self._known = known
+
+
+def _digest(row: np.ndarray) -> bytes:
+    return hashlib.blake2b(row.tobytes()).digest()
