@@ -94,6 +94,13 @@ def test_training_is_as_the_paper_states_or_says_why_not(row: docs_reference.Row
     assert row.ours() == row.paper.value or row.paper.note
 
 
+def test_names_stay_as_they_are_and_numbers_have_a_minus() -> None:
+    page = docs_reference.protocols_page()
+    assert page.count("Qwen/Qwen2-0.5B-Instruct") == 2
+    assert "| `position_shaping`: shift | 0.5 | −0.5 |" in page
+    assert "*number ≥ 1e-6, ≤ 100*" in docs_reference.configuration_page()
+
+
 def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     docs_reference.write(tmp_path)
     docs_reference.write(tmp_path, check=True)
@@ -173,6 +180,14 @@ def test_the_task_with_a_reward_part_of_its_own() -> None:
     assert short["brevity"] == 1.0
     assert long["brevity"] == 0.0
     assert [function.__name__ for function in task.reward_functions()] == ["correctness", "format", "brevity"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_text_is_lost_as_a_tag(page: str) -> None:
+    """What stands in angle brackets outside of code is markup for a browser, which shows nothing of it."""
+    prose = re.sub(r"^(`{3,}).*?^\1$|^ {4}.*$", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"(`+)[^`].*?\1", "", prose, flags=re.DOTALL)
+    assert re.findall(r"</?[A-Za-z][^>]*>", prose) == []
 
 
 # --- navigation, links, API ---------------------------------------------------------------------------------------

@@ -673,7 +673,10 @@ def strategies(as_json: AsJson = False) -> None:
         if number:
             console.print()
         console.print(literal((entry["name"], "bold")), soft_wrap=True)
-        defaults = ", ".join(f"{each['name']}={_in_yaml(each['default'])}" for each in entry["hyperparameters"])
+        defaults = ", ".join(
+            f"{each['name']} (required)" if each["required"] else f"{each['name']}={_in_yaml(each['default'])}"
+            for each in entry["hyperparameters"]
+        )
         for text in filter(None, (entry["effect"], defaults, entry["paper"])):
             console.print(literal(indented(text, console.width)), highlight=False, soft_wrap=True)
 

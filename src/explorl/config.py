@@ -132,7 +132,7 @@ class RolloutSettings(Section):
     max_tokens: Count = 1024
     """Longest completion, in tokens. Evaluations during training have the same limit."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
-    """One string or several that end a completion, such as </answer>, for policies that do not end by themselves; the
+    """One string or several that end a completion, such as `</answer>`, for policies that do not end by themselves; the
     string stays in it. Evaluations during training have the same ones. Rewards see all of the token that completes the
     string, evaluations the text up to its end."""
     engine: Literal["explorl", "generate", "vllm"] | None = None

@@ -190,7 +190,10 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 def _bounds(metadata: Sequence[Any]) -> str:
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     found = [
-        f" {sign} {getattr(part, name)}" for part in metadata for name, sign in signs.items() if hasattr(part, name)
+        f" {sign} {shown(getattr(part, name))}"
+        for part in metadata
+        for name, sign in signs.items()
+        if hasattr(part, name)
     ]
     return ",".join(found)
 
@@ -340,7 +343,8 @@ class Stated:
 
     @property
     def shown(self) -> str:
-        return shown(self.value).replace("-0", "−0") if self.value is not None else "*not stated*"
+        text = shown(self.value) if self.value is not None else "*not stated*"
+        return re.sub(r"^-(?=\d)", "−", text)
 
 
 @dataclass(frozen=True)
