@@ -12,8 +12,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.main import get_command
 
+from explorl import cli
 from explorl.cli import main
+from explorl.config import load_config
+from explorl.tasks import CountdownMini
 
 from .hostile import NAMES, raw
 
@@ -45,6 +49,28 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     for command in commands:
         assert command in out
+
+
+class AskedInOneWay(CountdownMini):
+    """It has no templates."""
+
+    templates = ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["task.template=paper-opened", "rollout.max_tokens=48"], "--template paper-opened --max-tokens 48"),
+        (["task.name=countdown", "task.template=null"], "--template paper --max-tokens 64"),
+        (["rollout.stop=[</answer>, '=']", "rollout.tools=calculator"],
+         "--template terse --max-tokens 64 --stop </answer> --stop = --tools calculator --tool-calls 3"),
+        (["task.name=tests.test_cli:AskedInOneWay", "task.template=null"], "--max-tokens 64"),
+    ],
+)  # fmt: skip
+def test_the_evaluation_that_train_proposes_asks_as_training_did(changes: list[str], words: str) -> None:
+    proposed = cli._evaluation_of(load_config(preset="tiny", overrides=changes), Path("runs/a/model"))
+    assert " ".join(proposed).endswith(f" {words}")
+    assert get_command(cli.app).commands["eval"].make_context("eval", proposed[2:]).params["limit"] is None  # type: ignore[attr-defined]
 
 
 def test_the_command_starts_without_torch() -> None:

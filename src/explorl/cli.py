@@ -167,11 +167,7 @@ def train(
     with _going_on(store):
         model = run_grpo(settings, store, console=console, alone=processes.is_first())
     _say_scores(store)
-    asked = ["--task", settings.task.name]
-    for key, value in settings.task.options.items():
-        asked += ["--data-dir", str(value)] if key == "data_dir" else ["--option", f"{key}={json.dumps(value)}"]
-    models = ["--model", f"start={settings.model.name}", "--model", f"trained={model}"]
-    _say_end(model, ["explorl", "report", str(store.folder)], ["explorl", "eval", *models, *asked])
+    _say_end(model, ["explorl", "report", str(store.folder)], _evaluation_of(settings, model))
 
 
 @app.command()
@@ -902,6 +898,25 @@ def _say_scores(store: RunStore) -> None:
     if len(scores) > 1:
         text = f"held out: pass@1 {scores[0]:.1%} before training, {scores[-1]:.1%} after"
         console.print(text, highlight=False)
+
+
+def _evaluation_of(settings: Config, model: Path) -> list[str]:
+    """The command that scores a trained policy beside its start, asked and ended as it was trained."""
+    from explorl.tasks import get_task
+
+    task, rollout = settings.task, settings.rollout
+    options = [
+        ("--data-dir", str(value)) if key == "data_dir" else ("--option", f"{key}={json.dumps(value)}")
+        for key, value in task.options.items()
+    ]
+    # `eval` without a template asks chat models in messages, whatever they were trained on
+    template = task.template or next(iter(get_task(task.name, **task.options).templates), None)
+    tool = (("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()
+    return command_line(
+        "explorl", "eval", ("--model", f"start={settings.model.name}"), ("--model", f"trained={model}"),
+        ("--task", task.name), *options, ("--template", template), ("--max-tokens", rollout.max_tokens),
+        *(("--stop", text) for text in rollout.stop), *tool,
+    )  # fmt: skip
 
 
 def _say_end(model: Path, *commands: list[str]) -> None:
