@@ -39,7 +39,7 @@ from explorl.config import (
 from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
 from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched
-from explorl.models import ModelError
+from explorl.models import NAMED, ModelError
 from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
 from explorl.terminal import counted, indented, literal
@@ -221,8 +221,8 @@ def evaluate(
         list[str],
         typer.Option(
             metavar="MODEL",
-            help="Model: tiny, smollm2-135m, a folder or a hub id; LABEL=MODEL gives it a label. May be repeated.",
-            autocompletion=lambda: ["tiny", "smollm2-135m"],
+            help=f"Model: {', '.join(NAMED)}, a folder or a hub id; LABEL=MODEL gives it a label. May be repeated.",
+            autocompletion=lambda: [*NAMED],
         ),
     ],
     task: Annotated[
@@ -498,7 +498,8 @@ def study(
     chosen = command_line(("--profile", profile), *changes, ("--run", run), ("--launch", launch))
     again = ["explorl", "study", what[0], *chosen]
     if outcome.failed:
-        console.print(literal("next, to try once more what failed: ", shlex.join(again)), soft_wrap=True)
+        same = command_line(*again, ("--seeds", seeds), *(("--only", arm) for arm in only))
+        console.print(literal("next, to try once more what failed: ", shlex.join(same)), soft_wrap=True)
         raise typer.Exit(1)
     if outcome.results["sequential"] is not None:  # its seeds are fixed
         return
@@ -730,7 +731,7 @@ def list_models() -> None:
     """Show the models that have names here, and where they are."""
     from explorl.models import resolve_model
 
-    for name in ("tiny", "smollm2-135m"):
+    for name in NAMED:
         try:
             console.print(literal(f"{name}: {resolve_model(name)}"), soft_wrap=True)
         except ModelError as error:

@@ -58,7 +58,7 @@ class ModelSettings(Section):
     """Which policy, and what of it is trained."""
 
     name: str = "Qwen/Qwen2-0.5B-Instruct"
-    """The policy: `tiny`, `smollm2-135m`, a folder, or a hub id."""
+    """The policy: `tiny`, `tiny-tools`, `smollm2-135m`, a folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16", "pure_bfloat16"] = "float32"
     """The type that is computed in.
 
