@@ -903,21 +903,30 @@ def _say_scores(store: RunStore) -> None:
 
 def _evaluation_of(settings: Config, model: Path) -> list[str]:
     """The command that scores a trained policy beside its start, asked and ended as it was trained."""
-    from explorl.tasks import get_task
-
     task, rollout = settings.task, settings.rollout
     options = [
         ("--data-dir", str(value)) if key == "data_dir" else ("--option", f"{key}={json.dumps(value)}")
         for key, value in task.options.items()
     ]
-    # `eval` without a template asks chat models in messages, whatever they were trained on
-    template = task.template or next(iter(get_task(task.name, **task.options).templates), None)
     tool = (("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()
     return command_line(
         "explorl", "eval", ("--model", f"start={settings.model.name}"), ("--model", f"trained={model}"),
-        ("--task", task.name), *options, ("--template", template), ("--max-tokens", rollout.max_tokens),
-        *(("--stop", text) for text in rollout.stop), *tool,
+        ("--task", task.name), *options, ("--template", task.template or _own_template(settings)),
+        ("--max-tokens", rollout.max_tokens), *(("--stop", text) for text in rollout.stop), *tool,
     )  # fmt: skip
+
+
+def _own_template(settings: Config) -> str | None:
+    """The template that a task takes by itself: `eval` asks chat models in messages, whatever they were trained on."""
+    from explorl.tasks import get_task
+    from explorl.tasks.base import problems_of
+
+    task = get_task(settings.task.name, **settings.task.options)
+    if not task.templates:
+        return None
+    (problem,) = problems_of(task, "train", 1)
+    asked = task.prompt(problem)
+    return next((name for name in task.templates if task.prompt(problem, name) == asked), None)
 
 
 def _say_end(model: Path, *commands: list[str]) -> None:
