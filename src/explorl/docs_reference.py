@@ -37,9 +37,9 @@ CONFIGURATION = """\
 
 {note}
 
-One configuration serves every command. It is put together from the defaults below, a preset (`--preset tiny`), a YAML
-file (`--config my.yaml`) and single keys (`--set training.learning_rate=1e-5`); the later ones win. The file holds
-only what it changes:
+One configuration serves `explorl train`, `sft` and `rft`, and is the base of a [study](study-file.md). It is put
+together from the defaults below, a preset (`--preset tiny`), a YAML file (`--config my.yaml`) and single keys
+(`--set training.learning_rate=1e-5`); the later ones win. The file holds only what it changes:
 
 ```yaml
 task: {{name: countdown-mini}}
