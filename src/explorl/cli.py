@@ -419,7 +419,8 @@ def study(
         typer.Argument(
             metavar="STUDY",
             help=f"{', '.join(study_names())}, or a path to a study file. Or: status FOLDER, to see how far it is; "
-            "keep FOLDER FILE, to write its results without weights and answers; restore FILE…, to lay them out again.",
+            "keep FOLDER FILE, to write its results without weights and answers; restore FILE… --run FOLDER, to lay "
+            "them out again.",
             autocompletion=lambda: [*study_names(), "status", "keep", "restore"],
         ),
     ],
@@ -595,7 +596,11 @@ def analyze(
         ),
     ] = [],  # noqa: B006
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder for figures and tables; by default RUN/analysis.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for figures and tables; by default RUN/analysis, or runs/analysis-MODEL-TASK.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of every random draw.")] = 0,
     option: Annotated[
