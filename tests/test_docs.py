@@ -218,20 +218,20 @@ def test_studies_on_the_pages_are_valid(page: str, profile: str | None, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_script_with_rewards_trains(small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_with_rewards_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, _ = blocks("own-reward.md", "python")
-    assert '"tiny"' in script
     assert "max_steps=20" in script
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
-    exec(
-        script.replace('"tiny"', repr(str(small_policy))).replace("max_steps=20", "max_steps=2, logging_steps=1"), scope
-    )
+    exec(script.replace("max_steps=20", "max_steps=2, logging_steps=1"), scope)
     logged = [entry for entry in scope["trainer"].state.log_history if "loss" in entry]
     assert len(logged) == 2
     assert all(0 < entry["rewards/brevity/mean"] <= 1 for entry in logged)
-    assert scope["trainer"].correct.name == "names_target"
-    assert scope["names_target"](["3+4=7", "3*4=12"], target=[7, 7]) == [1.0, 0.0]
+    assert all(0 < entry["rewards/reaches_target/mean"] < 1 for entry in logged), "some answers are right"
+    assert all(entry["grad_norm"] > 0 for entry in logged), "something is learnt"
+    assert scope["trainer"].correct.name == "reaches_target"
+    answers = ["<answer>2*3+1</answer>", "<answer>7</answer>", "<answer>1+2*3", "<answer>3+2+1</answer>", "7"]
+    assert scope["reaches_target"](answers, 5 * [[1, 2, 3]], 5 * [7]) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_the_task_with_a_reward_part_of_its_own() -> None:
