@@ -192,7 +192,10 @@ def test_scripts_and_their_options_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_names_that_pages_have_exist(page: str) -> None:
     """Modules of verl's and vLLM's, which are not installed here, count as far as their files say the name."""
-    for name in set(re.findall(r"(?<![\w/.-])explorl(?:\.[A-Za-z_]\w*)+(?!\.?/)", text(page))) - {"explorl.md"}:
+    imports = re.findall(r"^ *from (explorl[\w.]*) import ([\w, ]+)$", text(page), re.MULTILINE)
+    names = {f"{module}.{part.split()[0]}" for module, parts in imports for part in parts.split(",")}
+    names |= set(re.findall(r"(?<![\w/.-])explorl(?:\.[A-Za-z_]\w*)+(?!\.?/)", text(page)))
+    for name in names - {"explorl.md"}:
         file, parts = ROOT / "src", name.split(".")
         while parts and ((file / parts[0]).is_dir() or (file / f"{parts[0]}.py").is_file()):
             file /= parts.pop(0)
