@@ -12,8 +12,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from typer.main import get_command
 
+from explorl import cli
 from explorl.cli import main
+from explorl.config import load_config
+from explorl.tasks import CountdownMini, Problem
+from explorl.tasks.base import Prompt
 
 from .hostile import NAMES, raw
 
@@ -45,6 +50,37 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     for command in commands:
         assert command in out
+
+
+class AskedInOneWay(CountdownMini):
+    """It has no templates."""
+
+    templates = ()
+
+
+class AskedOtherwise(CountdownMini):
+    """Its own template is not the first of the list."""
+
+    def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
+        return super().prompt(problem, template or "chat")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["task.template=paper-opened", "rollout.max_tokens=48"], "--template paper-opened --max-tokens 48"),
+        (["task.template=null"], "--template terse --max-tokens 64"),
+        (["rollout.stop=[</answer>, '=']", "rollout.tools=calculator"],
+         "--template terse --max-tokens 64 --stop </answer> --stop = --tools calculator --tool-calls 3"),
+        (["task.name=tests.test_cli:AskedInOneWay", "task.template=null"],
+         "--task tests.test_cli:AskedInOneWay --max-tokens 64"),
+        (["task.name=tests.test_cli:AskedOtherwise", "task.template=null"], "--template chat --max-tokens 64"),
+    ],
+)  # fmt: skip
+def test_the_evaluation_that_train_proposes_asks_as_training_did(changes: list[str], words: str) -> None:
+    proposed = cli._evaluation_of(load_config(preset="tiny", overrides=changes), Path("runs/a/model"))
+    assert " ".join(proposed).endswith(f" {words}")
+    assert get_command(cli.app).commands["eval"].make_context("eval", proposed[2:]).params["limit"] is None  # type: ignore[attr-defined]
 
 
 def test_the_command_starts_without_torch() -> None:
@@ -244,7 +280,7 @@ def test_folders_are_printed_as_they_are(
 ) -> None:
     monkeypatch.setattr("explorl.models.resolve_model", lambda name: tmp_path / "[/b]\x1b[2J")
     _, out, _ = run("models", "list", capsys=capsys)
-    assert out.count("[/b]␛[2J") == 2
+    assert out.count("[/b]␛[2J") == 3
 
 
 def test_a_strategys_brackets_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

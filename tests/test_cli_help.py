@@ -92,7 +92,9 @@ def test_strategies_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monk
         assert entry["name"] in lines
         assert {*entry["effect"].split(), *entry["paper"].split()} <= words
         for one in entry["hyperparameters"]:
-            if not isinstance(one["default"], list | tuple | dict):
+            if one["required"]:
+                assert f"{one['name']} (required)" in unwrapped
+            elif not isinstance(one["default"], list | tuple | dict):
                 assert f"{one['name']}={one['default']}" in out
     assert "at=[output, step], shared=per_leaf" in unwrapped
     assert "share={from: 0.25, to: 1.0, steps: 100}, calls=" in unwrapped

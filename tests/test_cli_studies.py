@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from explorl.cli import main
+from explorl.metrics import Table
 from explorl.study.file import find_study, load_study, study_names
 
 
@@ -55,6 +57,23 @@ def test_the_command_runs_the_named_study(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr("explorl.study.run.locked_study", reached)
     code, _, err = study("deng", "--profile", "tiny", "--seeds", "2", capsys=capsys)
     assert (code, err) == (2, ["explorl: runs/deng-tiny deng tiny 2"])
+
+
+@pytest.mark.parametrize(
+    ("failed", "next_"),
+    [
+        (True, "next, to try once more what failed: explorl study rft --run here --seeds 3-5 --only random"),
+        (False, "next, for narrower intervals: explorl study rft --run here --seeds 6"),
+    ],
+)
+def test_what_failed_is_tried_again_with_its_seeds_and_arms(
+    failed: bool, next_: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = {"verdict": "", "sequential": None, "arms": [{"seeds": [3, 4, 5]}]}
+    outcome = SimpleNamespace(results=results, folder=Path("here"), table=Table([], []), failed=failed)
+    monkeypatch.setattr("explorl.study.run.run_study", lambda *_, **__: outcome)
+    code, out, _ = study("rft", "--run", "here", "--seeds", "3-5", "--only", "random", capsys=capsys)
+    assert (code, out.splitlines()[-1]) == (int(failed), next_)
 
 
 @pytest.mark.parametrize(

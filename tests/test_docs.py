@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,13 +20,14 @@ import typer.main
 import yaml
 
 from explorl import docs_reference
-from explorl.config import Config, Section, load_config, read_yaml
+from explorl.config import Config, Section, load_config, presets, read_yaml
 from explorl.evaluation import PROTOCOLS
-from explorl.study.file import StudyFile, flat, load_study
+from explorl.study.file import StudyFile, flat, load_study, study_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+KEYS = {key.name for key in docs_reference.keys(Config)}
 
 
 def text(page: str) -> str:
@@ -94,6 +97,13 @@ def test_training_is_as_the_paper_states_or_says_why_not(row: docs_reference.Row
     assert row.ours() == row.paper.value or row.paper.note
 
 
+def test_names_stay_as_they_are_and_numbers_have_a_minus() -> None:
+    page = docs_reference.protocols_page()
+    assert page.count("Qwen/Qwen2-0.5B-Instruct") == 2
+    assert "| `position_shaping`: shift | 0.5 | −0.5 |" in page
+    assert "*number ≥ 1e-6, ≤ 100*" in docs_reference.configuration_page()
+
+
 def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     docs_reference.write(tmp_path)
     docs_reference.write(tmp_path, check=True)
@@ -109,28 +119,91 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
 # --- examples -----------------------------------------------------------------------------------------------------
 
 
-def commands(page: str) -> Iterator[str]:
-    """What follows `explorl` in the page's code."""
+def commands(code: str) -> Iterator[str]:
+    """What follows `explorl` in lines of code."""
+    for line in code.replace("\\\n", " ").splitlines():
+        yield from re.findall(r"(?:^|[A-Z]=\S+ |-m )explorl ([a-z].*)", line)
+
+
+def whole_commands(page: str) -> Iterator[str]:
+    """Those that stand in a block, to be typed as they are; what is beside them says what they do."""
     fenced = re.findall(r"^```\w*\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
-    indented = re.findall(r"^ {4}(.*)$", text(page), re.MULTILINE)
-    for code in [*"\n".join(fenced).splitlines(), *indented, *re.findall(r"`([^`\n]+)`", text(page))]:
-        yield from re.findall(r"(?:^|[A-Z]=\S+ |-m )explorl ([a-z].*)", code)
+    indented = re.findall(r"^ {4}(.*\n)", text(page), re.MULTILINE)
+    for command in commands("\n".join(fenced) + "\n" + "".join(indented)):
+        yield re.split(r"\s{2,}(?=[^\s-])|\s+#", command)[0]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))])
-def test_commands_exist(page: str) -> None:
+def quoted_commands(page: str) -> Iterator[str]:
+    """Those that stand in a sentence, which may leave something out."""
+    yield from commands("\n".join(re.findall(r"`([^`\n]+)`", text(page))))
+
+
+def looked_up(command: str) -> tuple[Any, list[str]]:
+    """The command of a line, and its arguments."""
     from explorl.cli import app
 
-    for command in commands(page):
-        found: Any = typer.main.get_command(app)
-        for word in command.split():
-            if word not in getattr(found, "commands", ()):
-                break
-            found = found.commands[word]
-        assert found.params, command
-        assert not hasattr(found, "commands"), f"unknown: explorl {command}"
+    found: Any = typer.main.get_command(app)
+    words = shlex.split(command)
+    while words and words[0] in getattr(found, "commands", ()):
+        found = found.commands[words.pop(0)]
+    assert found.params, command
+    assert not hasattr(found, "commands"), f"unknown: explorl {command}"
+    return found, words
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(quoted_commands(page))])
+def test_commands_in_sentences_exist(page: str) -> None:
+    for command in quoted_commands(page):
+        found, words = looked_up(command)
         known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        assert set(re.findall(r"(?<=\s)--[a-z][a-z-]*", command)) <= {*known, "--help"}, command
+        assert {word for word in words if word.startswith("--")} <= {*known, "--help"}, command
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(whole_commands(page))])
+def test_commands_in_blocks_are_whole(page: str) -> None:
+    """They have what they need, their numbers are numbers, and what they name is there."""
+    for command in whole_commands(page):
+        found, words = looked_up(command)
+        given = found.make_context(found.name, words).params
+        assert given.get("preset") in {None, *presets()}, command
+        assert given.get("protocol") in {None, *PROTOCOLS}, command
+        for change in given.get("overrides") or ():
+            key = change.partition("=")[0]
+            assert key in KEYS or key.startswith("task."), command
+        if found.name == "study" and given["what"][0] in study_names():
+            load_study(given["what"][0], profile=given["profile"])
+        elif found.name in ("train", "sft", "rft"):
+            load_config(
+                preset=given["preset"], overrides=[one for one in given["overrides"] if not one.startswith("task.")]
+            )
+        assert given.get("launch") is None or (ROOT / given["launch"]).is_file(), command
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_and_their_options_exist(page: str) -> None:
+    for script, words in re.findall(
+        r"python ((?:benchmarks|scripts)/\w+\.py)([^`|]*?)(?=`|\||\n\n|python )", text(page)
+    ):
+        source = (ROOT / script).read_text(encoding="utf-8")
+        for option in re.findall(r"--[a-z][a-z-]*", words):
+            assert f'"{option}"' in source or f"'{option}'" in source, f"{script} {option}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_that_pages_have_exist(page: str) -> None:
+    """Modules of verl's and vLLM's, which are not installed here, count as far as their files say the name."""
+    imports = re.findall(r"^ *from (explorl[\w.]*) import ([\w, ]+)$", text(page), re.MULTILINE)
+    names = {f"{module}.{part.split()[0]}" for module, parts in imports for part in parts.split(",")}
+    names |= set(re.findall(r"(?<![\w/.-])explorl(?:\.[A-Za-z_]\w*)+(?!\.?/)", text(page)))
+    for name in names - {"explorl.md"}:
+        file, parts = ROOT / "src", name.split(".")
+        while parts and ((file / parts[0]).is_dir() or (file / f"{parts[0]}.py").is_file()):
+            file /= parts.pop(0)
+        if "integrations.verl" in name and parts:
+            assert re.search(rf"\b(class|def) {parts[0]}\b", file.with_suffix(".py").read_text(encoding="utf-8")), name
+        elif parts:
+            found = importlib.import_module(".".join(file.relative_to(ROOT / "src").parts))
+            assert functools.reduce(getattr, parts, found) is not None, name
 
 
 def test_configurations_on_the_pages_are_valid() -> None:
@@ -148,20 +221,20 @@ def test_studies_on_the_pages_are_valid(page: str, profile: str | None, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_script_with_rewards_trains(small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_with_rewards_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, _ = blocks("own-reward.md", "python")
-    assert '"tiny"' in script
     assert "max_steps=20" in script
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
-    exec(
-        script.replace('"tiny"', repr(str(small_policy))).replace("max_steps=20", "max_steps=2, logging_steps=1"), scope
-    )
+    exec(script.replace("max_steps=20", "max_steps=2, logging_steps=1"), scope)
     logged = [entry for entry in scope["trainer"].state.log_history if "loss" in entry]
     assert len(logged) == 2
     assert all(0 < entry["rewards/brevity/mean"] <= 1 for entry in logged)
-    assert scope["trainer"].correct.name == "names_target"
-    assert scope["names_target"](["3+4=7", "3*4=12"], target=[7, 7]) == [1.0, 0.0]
+    assert all(0 < entry["rewards/reaches_target/mean"] < 1 for entry in logged), "some answers are right"
+    assert all(entry["grad_norm"] > 0 for entry in logged), "something is learnt"
+    assert scope["trainer"].correct.name == "reaches_target"
+    answers = ["<answer>2*3+1</answer>", "<answer>7</answer>", "<answer>1+2*3", "<answer>3+2+1</answer>", "7"]
+    assert scope["reaches_target"](answers, 5 * [[1, 2, 3]], 5 * [7]) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_the_task_with_a_reward_part_of_its_own() -> None:
@@ -173,6 +246,32 @@ def test_the_task_with_a_reward_part_of_its_own() -> None:
     assert short["brevity"] == 1.0
     assert long["brevity"] == 0.0
     assert [function.__name__ for function in task.reward_functions()] == ["correctness", "format", "brevity"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_text_is_lost_as_a_tag(page: str) -> None:
+    """What stands in angle brackets outside of code is markup for a browser, which shows nothing of it."""
+    prose = re.sub(r"^(`{3,}).*?^\1$|^ {4}.*$", "", text(page), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"(`+)[^`].*?\1", "", prose, flags=re.DOTALL)
+    assert re.findall(r"</?[A-Za-z][^>]*>", prose) == []
+
+
+def test_the_engine_is_used_as_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    at_once, by_step = blocks("sampling.md", "python")
+    scope: dict[str, Any] = {}
+    exec(at_once, scope)
+    assert [rollout.prompt_index for rollout in scope["rollouts"]] == 4 * [0] + 4 * [1]
+    assert {rollout.stop for rollout in scope["rollouts"]} == {"</answer>"}
+    capsys.readouterr()
+    exec(by_step, scope)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in printed] == [
+        ["0", "None", "None"], ["1", "None", "None"], ["2", "0", "8"], ["3", "0", "8"],
+    ]  # fmt: skip
+    assert printed[1].endswith("</answer>")
+    assert "</think><answer>" in printed[1]
+    named = load_config(values=read_yaml(re.findall(r"`(rollout: .*?)`", text("sampling.md"))[0], "sampling.md"))
+    assert named.rollout.stop == ["</answer>"]
 
 
 # --- navigation, links, API ---------------------------------------------------------------------------------------
@@ -198,10 +297,27 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(leaves(nav)) == PAGES
 
 
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files(page: str) -> None:
-    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text(page)):
-        assert link.startswith("https://") or (DOCS / page).parent.joinpath(link).is_file(), link
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text(page)):
+        if link.startswith("https://"):
+            continue
+        file = (DOCS / page).parent / link if link else DOCS / page
+        assert file.is_file(), link
+        if anchor and page != "index.md" and not anchor.startswith("explorl."):  # made from the README and docstrings
+            assert anchor in anchors(file), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_say_per_where_they_mean_per(page: str) -> None:
+    units = "once|twice|bytes|MiB|GiB|ms|µs|s|numbers|operations|pass|passes|calls|completions|responses|runs|one"
+    whole = "arm|problem|token|row|batch|run|step|parameter|answer|strategy|GPU|core|seed|task|position|iteration"
+    assert re.findall(rf"\b(?:{units})\s+an?\s+(?:{whole})\b", text(page)) == []
 
 
 @pytest.mark.parametrize(

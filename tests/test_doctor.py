@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from explorl import doctor
 from explorl.cli import app
+from explorl.config import Config
 from explorl.sandbox import programs
 from explorl.sandbox.programs import Guarantees, SandboxError
 
@@ -40,6 +41,7 @@ def test_everything_is_tried_here() -> None:
     assert "written out" in found["device", "training pass"].found
     assert found["libraries", "torch"].works
     assert diagnosis.consequences.keys() == {"train", "eval", "code", "math", "gym:…"}
+    assert diagnosis.consequences["train"].split("; ")[1].split(",")[0] == Config().model.dtype
     assert diagnosis.is_safe == (not programs.capabilities().missing)
     if diagnosis.is_safe:
         assert found["judges", "code"].works

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from explorl.cli import app
 from explorl.config import load_config
 from explorl.models import (
     ModelError,
@@ -221,3 +223,8 @@ def test_a_gguf_files_special_tokens_are_its_own(padding: int | None, pad: str, 
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "12 + 3"}], return_dict=True)["input_ids"]
     assert (ids[0], ids[-1]) == (1, 2)
     assert tokenizer.decode(ids, skip_special_tokens=True) == "12 + 3"
+
+
+def test_every_model_with_a_name_is_listed() -> None:
+    listed = CliRunner().invoke(app, ["models", "list"]).stdout
+    assert [line.partition(":")[0] for line in listed.splitlines()] == ["tiny", "tiny-tools", "smollm2-135m"]

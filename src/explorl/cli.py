@@ -39,7 +39,7 @@ from explorl.config import (
 from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
 from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched
-from explorl.models import ModelError
+from explorl.models import NAMED, ModelError
 from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
 from explorl.terminal import counted, indented, literal
@@ -167,11 +167,7 @@ def train(
     with _going_on(store):
         model = run_grpo(settings, store, console=console, alone=processes.is_first())
     _say_scores(store)
-    asked = ["--task", settings.task.name]
-    for key, value in settings.task.options.items():
-        asked += ["--data-dir", str(value)] if key == "data_dir" else ["--option", f"{key}={json.dumps(value)}"]
-    models = ["--model", f"start={settings.model.name}", "--model", f"trained={model}"]
-    _say_end(model, ["explorl", "report", str(store.folder)], ["explorl", "eval", *models, *asked])
+    _say_end(model, ["explorl", "report", str(store.folder)], _evaluation_of(settings, model))
 
 
 @app.command()
@@ -225,8 +221,8 @@ def evaluate(
         list[str],
         typer.Option(
             metavar="MODEL",
-            help="Model: tiny, smollm2-135m, a folder or a hub id; LABEL=MODEL gives it a label. May be repeated.",
-            autocompletion=lambda: ["tiny", "smollm2-135m"],
+            help=f"Model: {', '.join(NAMED)}, a folder or a hub id; LABEL=MODEL gives it a label. May be repeated.",
+            autocompletion=lambda: [*NAMED],
         ),
     ],
     task: Annotated[
@@ -423,7 +419,8 @@ def study(
         typer.Argument(
             metavar="STUDY",
             help=f"{', '.join(study_names())}, or a path to a study file. Or: status FOLDER, to see how far it is; "
-            "keep FOLDER FILE, to write its results without weights and answers; restore FILE…, to lay them out again.",
+            "keep FOLDER FILE, to write its results without weights and answers; restore FILE… --run FOLDER, to lay "
+            "them out again.",
             autocompletion=lambda: [*study_names(), "status", "keep", "restore"],
         ),
     ],
@@ -502,7 +499,8 @@ def study(
     chosen = command_line(("--profile", profile), *changes, ("--run", run), ("--launch", launch))
     again = ["explorl", "study", what[0], *chosen]
     if outcome.failed:
-        console.print(literal("next, to try once more what failed: ", shlex.join(again)), soft_wrap=True)
+        same = command_line(*again, ("--seeds", seeds), *(("--only", arm) for arm in only))
+        console.print(literal("next, to try once more what failed: ", shlex.join(same)), soft_wrap=True)
         raise typer.Exit(1)
     if outcome.results["sequential"] is not None:  # its seeds are fixed
         return
@@ -598,7 +596,11 @@ def analyze(
         ),
     ] = [],  # noqa: B006
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder for figures and tables; by default RUN/analysis.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for figures and tables; by default RUN/analysis, or runs/analysis-MODEL-TASK.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of every random draw.")] = 0,
     option: Annotated[
@@ -673,7 +675,10 @@ def strategies(as_json: AsJson = False) -> None:
         if number:
             console.print()
         console.print(literal((entry["name"], "bold")), soft_wrap=True)
-        defaults = ", ".join(f"{each['name']}={_in_yaml(each['default'])}" for each in entry["hyperparameters"])
+        defaults = ", ".join(
+            f"{each['name']} (required)" if each["required"] else f"{each['name']}={_in_yaml(each['default'])}"
+            for each in entry["hyperparameters"]
+        )
         for text in filter(None, (entry["effect"], defaults, entry["paper"])):
             console.print(literal(indented(text, console.width)), highlight=False, soft_wrap=True)
 
@@ -731,7 +736,7 @@ def list_models() -> None:
     """Show the models that have names here, and where they are."""
     from explorl.models import resolve_model
 
-    for name in ("tiny", "smollm2-135m"):
+    for name in NAMED:
         try:
             console.print(literal(f"{name}: {resolve_model(name)}"), soft_wrap=True)
         except ModelError as error:
@@ -899,6 +904,34 @@ def _say_scores(store: RunStore) -> None:
     if len(scores) > 1:
         text = f"held out: pass@1 {scores[0]:.1%} before training, {scores[-1]:.1%} after"
         console.print(text, highlight=False)
+
+
+def _evaluation_of(settings: Config, model: Path) -> list[str]:
+    """The command that scores a trained policy beside its start, asked and ended as it was trained."""
+    task, rollout = settings.task, settings.rollout
+    options = [
+        ("--data-dir", str(value)) if key == "data_dir" else ("--option", f"{key}={json.dumps(value)}")
+        for key, value in task.options.items()
+    ]
+    tool = (("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()
+    return command_line(
+        "explorl", "eval", ("--model", f"start={settings.model.name}"), ("--model", f"trained={model}"),
+        ("--task", task.name), *options, ("--template", task.template or _own_template(settings)),
+        ("--max-tokens", rollout.max_tokens), *(("--stop", text) for text in rollout.stop), *tool,
+    )  # fmt: skip
+
+
+def _own_template(settings: Config) -> str | None:
+    """The template that a task takes by itself: `eval` asks chat models in messages, whatever they were trained on."""
+    from explorl.tasks import get_task
+    from explorl.tasks.base import problems_of
+
+    task = get_task(settings.task.name, **settings.task.options)
+    if not task.templates:
+        return None
+    (problem,) = problems_of(task, "train", 1)
+    asked = task.prompt(problem)
+    return next((name for name in task.templates if task.prompt(problem, name) == asked), None)
 
 
 def _say_end(model: Path, *commands: list[str]) -> None:

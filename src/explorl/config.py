@@ -58,7 +58,7 @@ class ModelSettings(Section):
     """Which policy, and what of it is trained."""
 
     name: str = "Qwen/Qwen2-0.5B-Instruct"
-    """The policy: `tiny`, `smollm2-135m`, a folder, or a hub id."""
+    """The policy: `tiny`, `tiny-tools`, `smollm2-135m`, a folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16", "pure_bfloat16"] = "float32"
     """The type that is computed in.
 
@@ -132,7 +132,7 @@ class RolloutSettings(Section):
     max_tokens: Count = 1024
     """Longest completion, in tokens. Evaluations during training have the same limit."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
-    """One string or several that end a completion, such as </answer>, for policies that do not end by themselves; the
+    """One string or several that end a completion, such as `</answer>`, for policies that do not end by themselves; the
     string stays in it. Evaluations during training have the same ones. Rewards see all of the token that completes the
     string, evaluations the text up to its end."""
     engine: Literal["explorl", "generate", "vllm"] | None = None

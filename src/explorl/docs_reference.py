@@ -37,9 +37,9 @@ CONFIGURATION = """\
 
 {note}
 
-One configuration serves every command. It is put together from the defaults below, a preset (`--preset tiny`), a YAML
-file (`--config my.yaml`) and single keys (`--set training.learning_rate=1e-5`); the later ones win. The file holds
-only what it changes:
+One configuration serves `explorl train`, `sft` and `rft`, and is the base of a [study](study-file.md). It is put
+together from the defaults below, a preset (`--preset tiny`), a YAML file (`--config my.yaml`) and single keys
+(`--set training.learning_rate=1e-5`); the later ones win. The file holds only what it changes:
 
 ```yaml
 task: {{name: countdown-mini}}
@@ -190,7 +190,10 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 def _bounds(metadata: Sequence[Any]) -> str:
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
     found = [
-        f" {sign} {getattr(part, name)}" for part in metadata for name, sign in signs.items() if hasattr(part, name)
+        f" {sign} {shown(getattr(part, name))}"
+        for part in metadata
+        for name, sign in signs.items()
+        if hasattr(part, name)
     ]
     return ",".join(found)
 
@@ -340,7 +343,8 @@ class Stated:
 
     @property
     def shown(self) -> str:
-        return shown(self.value).replace("-0", "−0") if self.value is not None else "*not stated*"
+        text = shown(self.value) if self.value is not None else "*not stated*"
+        return re.sub(r"^-(?=\d)", "−", text)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def _device(diagnosis: Diagnosis) -> None:
         diagnosis, "device", "training pass", lambda: _trained(device, half), "it steps aside for the model's own"
     )
     where = f"on {device.type}" + (" with Triton kernels in CUDA graphs" if not fault and engine else "")
-    precision = "float32 weights, computing in bfloat16" if half else "float32"
+    precision = "float32, or bfloat16 with model.dtype=bfloat16" if half else "float32"
     sampler = "the engine samples" if engine else "transformers' generate samples"
     steps = "packed sequences without padding" if passes else "TRL's padded batches"
     diagnosis.consequences["train"] = f"{where}; {precision}; {sampler}; {steps}"

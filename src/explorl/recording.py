@@ -37,11 +37,15 @@ class PassAtK(TrainerCallback):
 
     Args:
         dataset: Rows with ``prompt`` (text or messages) and whatever columns the reward function takes.
-        reward: A reward function like TRL's; an answer is correct where it gives ``correct`` or more.
+        reward: A reward function like TRL's.
         every: Steps between two evaluations; None evaluates at the start and at the end alone.
         samples: Answers to each prompt; pass@k is there for every power of two up to it.
         max_tokens: Longest answer; None is the trainer's ``max_completion_length``.
         stop: Strings that end an answer; None are those that end the trainer's, and () are none.
+        temperature: What answers are sampled at.
+        correct: An answer is correct where the reward function gives this or more.
+        batch_size: Most answers sampled together; None lets memory decide.
+        seed: Of the samples: the same at every evaluation.
         name: What the data set is called on the page.
 
     ``history`` has the evaluations by step; each is also in the trainer's log history, and in the folder of the

@@ -39,6 +39,8 @@ def test_the_readme_lists_every_strategy() -> None:
     for name, strategy in xs.REGISTRY.items():
         assert f"| `{name}` |" in page
         assert strategy.paper.split(",")[0] in page
+        (source,) = re.findall(rf"^\| `{name}` \|.* \| (.+) \|$", page, re.MULTILINE)
+        assert all(re.search(r"\b\d{4}\b", part) for part in source.split(";")), f"{name}: {source!r}"
     with pytest.raises(ValueError, match="no table that begins with"):
         docs.readme("# A page\n")
 

@@ -464,7 +464,7 @@ def test_what_is_inert_on_a_batch_used_once():
     messages = xs.warn_inert(strategies, reused=False)
     assert [message.split()[0] for message in messages] == ["clip_cov", "kl_cov"]
     for message in messages:
-        assert "num_iterations to 2 or more" in message
+        assert "num_iterations to 2 or more (in a configuration training.iterations)" in message
         assert "steps_per_generation above gradient_accumulation_steps" in message
     assert "kl_cov does nothing on a batch that is used for one update only" in messages[1]
     assert "clip_cov only leaves its tokens out of one step" in messages[0]

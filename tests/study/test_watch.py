@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,15 @@ def test_a_run_is_shown_too(whole_study: Path, tmp_path: Path) -> None:
 def test_a_study_that_has_not_begun(whole_study: Path, tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text((whole_study / "study.json").read_text())
     assert "no training step yet" in shown(tmp_path)
+
+
+def test_a_run_of_one_step_has_a_step_and_no_curve(whole_study: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole_study / "arms" / "plain" / "seed-0", run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(next(line for line in lines if json.loads(line)["kind"] == "train"))
+    assert "no training step yet" not in shown(run)
+    assert "one training step so far" in shown(run)
 
 
 def test_sparkline_by_hand() -> None:

@@ -260,6 +260,26 @@ def test_a_log_has_a_line_at_the_first_step_each_half_minute_and_at_the_last(
     assert "left" not in lines[-1]
 
 
+@pytest.mark.parametrize(("logged", "last"), [(range(1), ""), (range(1, 11), ", 200 tokens/s")])
+def test_the_last_line_has_the_speed_up_to_what_was_logged(
+    logged: range, last: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What came after it, an evaluation too, took time and has no tokens that anybody has counted."""
+    clock = Clock()
+    shown = Shown("SFT", Console(), clock)
+    args, state = SimpleNamespace(), SimpleNamespace(global_step=0, max_steps=14, is_world_process_zero=True)
+    shown.on_train_begin(args, state, None)
+    for step in range(14):
+        clock.now += 1
+        state.global_step += 1
+        if step in {0, *logged}:
+            shown.on_log(args, state, None, {"loss": 0.1, "num_tokens": state.global_step * 200})
+    shown.on_train_end(args, state, None)
+    assert capsys.readouterr().out.splitlines() == [
+        "SFT: step 1 of 14, loss 0.100, 200 tokens/s, 13 s left", f"SFT: step 14 of 14, loss 0.100{last}",
+    ]  # fmt: skip
+
+
 def test_a_bar_counts_steps_not_updates() -> None:
     shown = Shown("GRPO", Console(quiet=True))
     args = SimpleNamespace(num_iterations=2)

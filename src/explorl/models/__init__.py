@@ -29,6 +29,8 @@ __all__ = [
     "tiny_tools_model",
 ]
 
+NAMED = ("tiny", "tiny-tools", "smollm2-135m")
+"""Models that have names here."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
@@ -68,9 +70,7 @@ def resolve_model(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"no model folder at {name}")
     if "/" not in name:
-        raise ModelError(
-            f"unknown model {name!r}: use tiny, tiny-tools, smollm2-135m, a folder, or a hub id like Qwen/Qwen2-0.5B"
-        )
+        raise ModelError(f"unknown model {name!r}: use {', '.join(NAMED)}, a folder, or a hub id like Qwen/Qwen2-0.5B")
     return name
 
 

@@ -83,7 +83,8 @@ strategies = [
   the same one twice.
 - A warning names those without effect in this list: one that shapes advantages ahead of one that replaces them, the
   earlier of two clips, and {reuse} on a batch that serves a single update. Reuse needs `num_iterations` of 2 or
-  more, or `steps_per_generation` above `gradient_accumulation_steps`.
+  more ([`training.iterations`](configuration.md#trainingiterations) in a config), or `steps_per_generation`
+  above `gradient_accumulation_steps`.
 
 The run says what counts as a correct answer: a named reward function and a threshold.
 {correct} need to know it, and so do element_wise_temperature with

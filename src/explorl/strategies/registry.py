@@ -133,7 +133,8 @@ def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
     """What in this list will have no effect, and what to set; `reused`: a batch serves more than one update."""
     messages = [
         f"{title(strategy)} {getattr(strategy, 'used_once', 'does nothing')} on a batch that is used for one update "
-        "only; set num_iterations to 2 or more, or steps_per_generation above gradient_accumulation_steps"
+        "only; set num_iterations to 2 or more (in a configuration training.iterations), or steps_per_generation above "
+        "gradient_accumulation_steps"
         for strategy in strategies
         if strategy.needs_reuse and not reused
     ]

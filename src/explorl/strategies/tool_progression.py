@@ -47,7 +47,7 @@ class ToolProgression(Strategy):
     """Give answers a tool step by step, to more prompts and for more calls."""
 
     name = "tool_progression"
-    paper = "Deng et al. 2025, §4.3, Table 2 (ETIR); the schedule is ours"
+    paper = "Deng et al. 2025, From Trial-and-Error to Improvement, §4.3 and Table 2"
     needs_interpreter = True
     acts_on_parts = True
 

@@ -72,7 +72,9 @@ def frame(folder: Path, width: int = 80) -> RenderableType:
         held_out = "–" if arm.held_out is None else f"{arm.held_out:.1%}"
         table.add_row(literal((arm.name, COLOURS[index % len(COLOURS)])), arm.progress, *cells, held_out)
     shown = {arm.name: arm.curves["accuracy"] for arm in arms if len(arm.curves["accuracy"][0]) > 1}
-    plot = braille(shown, max(20, min(width - 10, 100)), 10) if shown else Text("no training step yet")
+    begun = any(len(arm.curves["accuracy"][0]) for arm in arms)
+    few = Text("one training step so far: a curve needs two" if begun else "no training step yet")
+    plot = braille(shown, max(20, min(width - 10, 100)), 10) if shown else few
     return Group(table, Text("correct rollouts by step"), plot)
 
 

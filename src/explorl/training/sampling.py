@@ -95,8 +95,10 @@ class SamplingTrainer(NamedGRPOTrainer):
                 raise ValueError(f"engine='explorl' would not sample as this model does ({why}); use engine=None")
         if needing:
             chosen = "vLLM" if self.use_vllm else "model.generate"
-            reason = why or f"engine={engine!r}"
-            raise ValueError(f"{needing[0]} sets how each row is sampled, which {chosen} cannot do ({reason})")
+            reason, offer = (why, "") if why else (f"engine={engine!r}", "use engine=None, or ")
+            raise ValueError(
+                f"{needing[0]} sets how each row is sampled, which {chosen} cannot do ({reason}); {offer}leave it out"
+            )
         if why and not self.use_vllm and self.rollout_func is None and not self.use_transformers_continuous_batching:
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {why}")
         return None

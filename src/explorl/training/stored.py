@@ -81,7 +81,8 @@ class Shown(TrainerCallback):
         self._begin = (0, 0.0)
         """Step and time at which this process began."""
         self._tokens: tuple[float, float] | None = None
-        """Tokens and time of the line before."""
+        """Tokens of the line before, and when they were counted."""
+        self._logged = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, total = _steps(args, state)
@@ -94,7 +95,7 @@ class Shown(TrainerCallback):
         values = {key: float(value) for key, value in found.items() if value is not None}
         if "loss" not in values or self.task is None:
             return
-        self._values = values
+        self._values, self._logged = values, self.clock()
         note = next(f"{key} {values[key]:.3f}" for key in ("reward", "loss") if key in values)
         self.progress.update(self.task, note=note)
         if self.lines.due and state.is_world_process_zero:
@@ -119,12 +120,11 @@ class Shown(TrainerCallback):
         score = "reward" if "reward" in self._values else "loss"
         parts = [f"{key} {self._values[key]:.3f}" for key in (score, "entropy") if key in self._values]
         if "num_tokens" in self._values:
-            tokens, since = self._tokens or (self._values["num_tokens"], now)
-            if now > since:
-                parts.append(f"{(self._values['num_tokens'] - tokens) / (now - since):,.0f} tokens/s")
-            elif now > begun and not first:
-                parts.append(f"{self._values['num_tokens'] / (now - begun):,.0f} tokens/s")
-            self._tokens = self._values["num_tokens"], now
+            counted = self._values["num_tokens"], self._logged
+            tokens, since = self._tokens or (counted if first else (0, begun))
+            if self._logged > since:
+                parts.append(f"{(counted[0] - tokens) / (self._logged - since):,.0f} tokens/s")
+            self._tokens = counted
         if first < step < total:
             parts.append(f"{duration((now - begun) / (step - first) * (total - step))} left")
         self._said = state.global_step
