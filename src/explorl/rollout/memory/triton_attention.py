@@ -53,9 +53,10 @@ def launch_for(programs: int, key_size: int) -> Launch:
 
 
 def fitting(launch: Launch, group: int, key: int, value: int, itemsize: int, most: int) -> Launch:
-    """With tiles that ``most`` bytes of shared memory hold, and threads for all query heads of a group.
+    """With tiles that ``most`` bytes of shared memory hold, and threads enough for what they keep in registers.
 
-    Sizes are the padded ones. The settings were measured on an H200, whose blocks may have 227 KiB; a T4's have 64.
+    Sizes are the padded ones. The settings were measured on an H200, whose blocks may have 227 KiB (a T4's 64), for
+    small groups and numbers of two bytes: more would not fit into the registers of so few threads.
     """
 
     def needed(block: int) -> int:  # a tile of keys and one of values, the queries, and their weights on the tile
@@ -64,7 +65,7 @@ def fitting(launch: Launch, group: int, key: int, value: int, itemsize: int, mos
     block = launch.block
     while block > 16 and needed(block) > most:
         block //= 2
-    return launch._replace(block=block, warps=max(launch.warps, min(group // 16, 8)))
+    return launch._replace(block=block, warps=max(launch.warps, min(group // 16, 8), 4 if itemsize > 2 else 1))
 
 
 @triton.jit
