@@ -15,10 +15,12 @@ written in the small language that `math_latex` reads, and is as finished as the
   read at all. ``arithmetic=True`` allows everything that can be worked out with numbers and roots.
 * **Symbols** must be the right answer's. Capitals are told from small letters where either side has both.
 * **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is nothing.
-  ``\in`` may follow one, before a set. Other relations are compared with relations, side by side (`math_tree`); where
-  the right answer is ``x = 5``, an equation that has yet to be solved is none.
+  ``\in`` may follow one, before a set, and ``x \ge 1`` is ``[1,\infty)``. Other relations are compared with relations,
+  side by side (`math_tree`); where the right answer is ``x = 5``, an equation that has yet to be solved is none.
 * **Brackets** say what is in them: ``(1,2)``, ``[1,2)`` and ``\{1,2\}`` are three things. A bare list is a set, in any
   order. Both must have as many elements, ± counting for two.
+* **Ratios**: ``2:3`` is the quotient, ``1:2:3`` is what is proportional to it, in this order. ``6:00`` and ``4:30``,
+  which no ratio would be left as, are times. In ``\{x : x > 3\}`` the colon says "such that": it is the same as x > 3.
 * **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, the base having been asked for, ``4210``.
 * **Units** must agree where both have one; where only the answer has one, it must look like one: ``5 \text{ cm}``, and
   not ``5 \text{ million}``.
@@ -40,7 +42,7 @@ from typing import NamedTuple
 
 from explorl.tasks.jsonl import records, shortened
 from explorl.tasks.math_latex import Node, read, written
-from explorl.tasks.math_normal import MAX_LENGTH, mended
+from explorl.tasks.math_normal import MAX_LENGTH, mended, normal
 from explorl.tasks.math_tokens import FUNCTIONS, Unreadable, translated
 from explorl.tasks.math_tree import TREE
 from explorl.tasks.math_units import agree, is_unit
@@ -123,6 +125,8 @@ def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str
     rights, saids = _unmeasured(rights, saids)
     if any(item.kind == "based" for item in (*rights, *saids)):
         return _compared_bases(rights, saids)
+    if any(item.kind == "time" for item in rights):
+        return _compared_times(rights, saids)
     _check_shapes(rights, saids)
     _check_operations(operations(*rights), operations(*saids), arithmetic)
     right, said = (items[0] if len(items) == 1 else Node("bracket", "{}", items) for items in (rights, saids))
@@ -140,6 +144,8 @@ def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str
 
 def _unnamed(right: Node, said: Node) -> tuple[Node, Node]:
     """Both without the names that they give to what they state, but for relations that are compared as such."""
+    if said.kind == "relation" and _is_surely_set(right) and (bounds := _bounds(said)) is not None:
+        return right, bounds
     if right.kind == "list" or said.kind == "list":
         return _unnamed_lists(_items(right), _items(said))
     name, stated = _name(right), _name(said)
@@ -247,6 +253,20 @@ def _oriented(node: Node) -> Node:
 _FLIPPED = {">": "<", "≥": "≤"}
 
 
+def _bounds(relation: Node) -> Node | None:
+    """The interval in which a relation such as 1 < x ≤ 3 says that a symbol lies; None if it says something else."""
+    relation = _oriented(relation)
+    signs, parts = relation.text.split(" "), relation.parts
+    inner = [place for place, part in enumerate(parts) if part.kind == "symbol"]
+    if set(signs) - {"<", "≤"} or len(parts) > 3 or len(inner) != 1 or (len(parts) == 3 and inner != [1]):
+        return None
+    low, high = parts[: inner[0]], parts[inner[0] + 1 :]
+    signs = [*([] if low else ["<"]), *signs, *([] if high else ["<"])]
+    infinity = Node("constant", "∞")
+    ends = (*(low or [Node("minus", parts=(infinity,))]), *(high or [infinity]))
+    return Node("bracket", "([)]"[signs[0] == "≤"] + "([)]"[2 + (signs[1] == "≤")], ends)
+
+
 # Elements
 
 
@@ -319,6 +339,12 @@ def _compared_bases(rights: Nodes, saids: Nodes) -> tuple[str, str] | None:
     return None
 
 
+def _compared_times(rights: Nodes, saids: Nodes) -> tuple[str, str] | None:
+    """A time is its digits: 4:30 is not 2:15."""
+    wanted, stated = (sorted(item.text.lstrip("0") for item in items) for items in (rights, saids))
+    return (" ".join(wanted), " ".join(wanted)) if wanted == stated else None
+
+
 # Shapes
 
 _INTERVALS = frozenset({"()", "[]", "(]", "[)"})
@@ -328,6 +354,12 @@ def _is_interval(node: Node) -> bool:
     return node.kind == "bracket" and node.text in _INTERVALS and len(node.parts) == 2
 
 
+def _is_surely_set(node: Node) -> bool:
+    """Whether it is an interval or union, and cannot be a point: (1,2) can, [1,2) and (1,∞) cannot."""
+    is_infinite = any(isinstance(value(part), str) for part in node.parts)
+    return node.kind == "sets" or (_is_interval(node) and (node.text != "()" or is_infinite))
+
+
 def _is_set(node: Node) -> bool:
     return node.kind in ("sets", "set") or node.text == "{}" or _is_interval(node)
 
@@ -335,6 +367,8 @@ def _is_set(node: Node) -> bool:
 def _shape(node: Node) -> str:
     if node.kind in ("bracket", "named"):
         return f"{node.text or 'named values'} of {len(node.parts)}"
+    if node.kind == "ratio":
+        return f"a ratio of {len(node.parts)}"
     if node.kind == "matrix":
         return f"a matrix of {len(node.parts)} by {len(node.parts[0].parts)}"
     if node.kind == "relation":
@@ -385,6 +419,8 @@ _GRANTS = {
     "e": {"exponential"},
     "trigonometric function": {"a division by symbols", "a fraction"},
     "binomial": {"a fraction"},
+    "∪": {"∖"},
+    "∖": {"∪"},
     "hyperbolic function": {"e", "exponential", "a division by symbols", "a fraction"},
 }
 """Kinds of operations, and those that an honest rewriting of them may have."""
@@ -455,4 +491,6 @@ def _compared_unread(gold: str, said: str) -> tuple[str, str]:
         raise _Refused(f"{strange[0]}, which the right answer does not have")
     if not said.isascii() or not all(_PLAIN_NAME.match(said, match.end()) for match in _NAMING.finditer(said)):
         raise _Refused("a name that is not plain")
+    if ":" in said + gold and normal(said) != normal(gold):  # to math-verify it is always a division
+        raise _Refused("a colon, which can be read in several ways")
     return mended(gold), mended(said)

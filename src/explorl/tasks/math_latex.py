@@ -7,6 +7,7 @@ it. Nothing is evaluated, depth is bounded, and the time is about linear in the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -41,7 +42,9 @@ class Node(NamedTuple):
     minus                                               what is subtracted
     choice     ``±`` or ``∓``                           what is added or subtracted
     product                                             factors
-    quotient                                            above and below
+    quotient                                            above and below; 2:3 is one, too
+    time       ``3:05``                                 hours and minutes
+    ratio                                               three or more, like those of 1:2:3
     power                                               base and exponent
     root                                                radicand and index
     call       the function, like ``sin``               arguments
@@ -82,7 +85,7 @@ _RELATIONS = {
 }  # fmt: skip
 _SETS = {"\\cup": "∪", "\\cap": "∩", "\\setminus": "∖"}
 _TIMES = frozenset({"*", "\\cdot", "\\times", "\\ast"})
-_OVER = frozenset({"/", ":", "\\div"})
+_OVER = frozenset({"/", "\\div"})
 _MOD = frozenset({"\\mod", "\\bmod"})
 _OPENS = {"(": "(", "[": "[", "\\{": "{", "\\lbrace": "{", "\\langle": "<", "\\lbrack": "["}
 _CLOSES = {")": ")", "]": "]", "\\}": "}", "\\rbrace": "}", "\\rangle": ">", "\\rbrack": "]"}
@@ -92,6 +95,7 @@ _BAR_ENDS = {"|": "|", "\\lvert": "\\rvert", "\\vert": "\\vert", "\\lfloor": "\\
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "\\pounds": "pound", "\\euro": "euro", "₹": "rupee"}
 _MATRICES = frozenset({"pmatrix", "bmatrix", "matrix", "smallmatrix", "array"})
 _LITERAL_SETS = frozenset("NZQRC")
+_SUCH_THAT = frozenset({":", "|", "\\mid", "\\vert"})
 
 _NUMPY = re.compile(r"(?<![A-Za-z0-9\\])np\.(?=[a-z])")
 
@@ -188,13 +192,30 @@ class _Reader:
     def _operand(self) -> Node:
         """A sum with its unit or percent sign."""
         outer, self._unit = self._unit, ""
-        node = self._sum()
+        node = self._ratio()
         if self._peek() in ("%", "\\%") or self._word_here() in ("percent", "pct"):
             self._at += 1
             node = Node("percent", parts=(_expression(node),))
         unit = self._unit_here() or self._unit
         self._unit = outer
         return Node("unit", unit, (node,)) if unit else node
+
+    def _ratio(self) -> Node:
+        """Sums with colons between them. Two are a quotient, or a time where a ratio would have been reduced."""
+        first = self._at
+        parts = [self._sum()]
+        while self._peek() == ":":
+            self._chain()
+            self._at += 1
+            parts.append(self._sum())
+        if len(parts) == 1:
+            return parts[0]
+        if len(parts) > 2:
+            return Node("ratio", parts=tuple(_expression(part) for part in parts))
+        digits = [token.text for token in self._tokens[first : self._at] if token.text != ":"]
+        quotient = _quotient(*parts)
+        is_time = self._at == first + 3 and _is_time(*digits)
+        return quotient._replace(kind="time", text=":".join(digits)) if is_time else quotient
 
     def _word_here(self) -> str:
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
@@ -472,7 +493,7 @@ class _Reader:
             while "." not in digits and self._thousands():
                 self._at += self._peek() == ","
                 digits += self._take().text
-        if self._peek() == "\\overline" and re.fullmatch(r"[0-9]*\.[0-9]*", digits):
+        if self._peek() in ("\\overline", "\\bar", "\\dot") and re.fullmatch(r"[0-9]*\.[0-9]*", digits):
             self._at += 1
             return Node("repeating", f"{digits}|{self._digits()}")
         if self._peek() == "_":
@@ -522,6 +543,7 @@ class _Reader:
     def _bracket(self, opening: str) -> Node:
         bars, self._bars = self._bars, []
         self._listing += 1
+        element = self._element() if opening == "{" else None
         items = [] if self._peek() in _CLOSES else self._items()
         self._listing -= 1
         self._bars = bars
@@ -529,11 +551,25 @@ class _Reader:
         signs = opening + _CLOSES.get(sign, "?")
         if signs not in _PAIRS:
             raise Unreadable(f"a bracket {opening} closed by {sign}")
+        if element is not None:
+            if signs != "{}" or len(items) != 1 or items[0].kind != "relation" or element not in items[0].parts:
+                raise Unreadable("a set by something else than the bounds of its elements")
+            return items[0]
         if not items and signs == "{}":
             return Node("set", "∅")
         if not items:
             raise Unreadable("an empty bracket")
         return items[0] if len(items) == 1 and signs in ("()", "[]") else Node("bracket", signs, tuple(items))
+
+    def _element(self) -> Node | None:
+        r"""The x of ``\{x : x > 3\}``, which says the same as x > 3; None if the set does not begin so."""
+        name, ahead = self._peek(), 1
+        if [self._peek(place) for place in range(1, 6)] == ["\\in", "\\mathbb", "{", "R", "}"]:
+            ahead = 6
+        if not (len(name) == 1 and name.isalpha()) or self._peek(ahead) not in _SUCH_THAT:
+            return None
+        self._at += ahead + 1
+        return _letter(name)
 
     def _bar(self, sign: str) -> Node:
         self._bars.append(_BAR_ENDS[sign])
@@ -682,6 +718,13 @@ def _product(*factors: Node) -> Node:
 
 def _quotient(above: Node, below: Node) -> Node:
     return Node("quotient", parts=(_expression(above), _expression(below)))
+
+
+def _is_time(hours: str, minutes: str) -> bool:
+    """Whether 6:00 or 4:30 is a time, and not a ratio that nobody has reduced."""
+    if not (re.fullmatch("[0-9]{1,2}", hours) and re.fullmatch("[0-5][0-9]", minutes) and int(hours) <= 24):
+        return False
+    return minutes[0] == "0" or math.gcd(int(hours), int(minutes)) > 1
 
 
 def _derivative(above: Node, below: Node) -> Node | None:
