@@ -97,6 +97,8 @@ def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
         (r"10!", "3628800"), ("2^{100}", "4^{50}"), ("101", "101_{10}"), (r"\mathbf{v}", "v"), ("5", r"\mathbf{5}"),
         (r"\begin{pmatrix}1/5\\2\end{pmatrix}", r"\begin{bmatrix}0.2\\2\end{bmatrix}"), ("np.sin(1)", r"\sin 1"),
         (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)"), ("(1,2)", "(x,y) = (1,2)"), ("5", "5."),
+        (r"\text{June 20}", "June 20"), (r"\text{Row 1, Column 2}", r"\text{Row } 1, \text{Column } 2"),
+        ("7.5", r"\approx 7.5"), ("7.5", "= 7.5"),
         ("1:2:3", "1 : 2 : 3"), ("1:2:3", "2:4:6"), (r"1:\sqrt{3}:2", r"\sqrt3:3:2\sqrt3"), ("2:3", "4:6"),
         ("1/3", "10:30"),
         ("6:00", r"6:00 \text{ p.m.}"), ("10:30", "10:30 AM"), ("8:00", "08:00"), (r"12:05\text{ p.m.}", "12:05 PM"),

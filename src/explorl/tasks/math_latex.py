@@ -127,6 +127,7 @@ class _Reader:
         self._pending: Node | None = None
 
     def whole(self) -> Node:
+        self._at += self._peek() in ("=", "\\approx")  # what is equal to it stands outside
         items = self._items()
         if self._at < len(self._tokens):
             raise Unreadable(f"{self._tokens[self._at].text!r} stands where nothing can stand")

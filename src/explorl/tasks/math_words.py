@@ -8,7 +8,8 @@ _WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mbox|mathrm|mathbf|operatorname) ?\{([^{}]*)\}"
 )
 _LAYOUT = re.compile(r"\\[,;: !]|\\[()\[\]]|[~$]|\\(?:left|right|q?quad|displaystyle)(?![A-Za-z])")
-_ONLY_WORDS = re.compile(r"[^\W\d_][^\W_]*(?:[ .,'()=&/-]+[^\W\d_][^\W_]*)*")
+# After a word there may be a whole number, as in June 20, but no sign before it or point in it.
+_ONLY_WORDS = re.compile(r"[^\W\d_][^\W_]*(?:[ .,'()=&/-]+[^\W\d_][^\W_]*|,? [0-9]+(?=,? |\Z))*")
 _SHORT_WORDS = frozenset(
     {"yes", "no", "odd", "all", "one", "two", "six", "ten", "red", "sun", "mon", "tue", "wed", "thu", "fri", "sat"}
 )
