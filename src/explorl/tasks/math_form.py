@@ -25,7 +25,8 @@ written in the small language that `math_latex` reads, and is as finished as the
 * **Units** must agree where both have one; where only the answer has one, it must look like one: ``5 \text{ cm}``, and
   not ``5 \text{ million}``.
 * **Percent**: ``p\%`` is p where the right answer is the number p, and p/100 where that is not whole, or at most 1.
-* **Words** are compared as words (`math_words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``.
+* **Words** are compared as words (`math_words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``. So are names
+  with digits, Roman numerals and three capitals: ``CO2`` is ``\mathrm{CO}_2`` and not ``C2O``, ``XL`` is not ``LX``.
 
 Where the right answer itself cannot be read, the answer may hold the commands that it holds, and `math_tree` bounds
 what is done with it.
@@ -47,7 +48,7 @@ from explorl.tasks.math_tokens import FUNCTIONS, Unreadable, translated
 from explorl.tasks.math_tree import TREE
 from explorl.tasks.math_units import agree, is_unit
 from explorl.tasks.math_value import Operations, Undefined, number, operations, value
-from explorl.tasks.math_words import are_text, words
+from explorl.tasks.math_words import are_text, plain_name, words
 
 ADVERSARIAL = Path(__file__).parent / "adversarial" / "math.jsonl"
 """Answers that are wrong and were made to look right; all are refused."""
@@ -102,13 +103,15 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
         said = translated(answer)
         if len(said) > 2 * MAX_LENGTH:
             raise Unreadable("it is too long")
-        wanted = words(gold)
+        called, wanted = plain_name(gold), words(gold)
+        if called is not None and called == plain_name(said):
+            return called, called
         if wanted is not None and are_text(gold):
             return (wanted, wanted) if words(said) == wanted else _DIFFERENT
         try:
             right = read(gold)
         except Unreadable:
-            return _compared_unread(gold, said)
+            return _DIFFERENT if called is not None else _compared_unread(gold, said)
         return _compared_trees(right, read(answer, units=not operations(right).symbols), arithmetic) or _DIFFERENT
     except (Unreadable, Undefined, _Refused) as error:
         return f"the answer is not taken: {error}"
@@ -486,11 +489,25 @@ _HARMLESS = {f"\\{name}" for name in (*FUNCTIONS, "frac", "dfrac", "sqrt", "cdot
 
 
 def _compared_unread(gold: str, said: str) -> tuple[str, str]:
-    """An answer may then hold the commands that the right one holds, and plain names."""
+    """An answer may then hold the commands that the right one holds, and plain names; or be the same but for spaces."""
+    if _tight(said) == _tight(gold):
+        return mended(gold), mended(gold)
     if strange := sorted(set(_COMMAND.findall(said)) - set(_COMMAND.findall(gold)) - _HARMLESS):
         raise _Refused(f"{strange[0]}, which the right answer does not have")
     if not said.isascii() or not all(_PLAIN_NAME.match(said, match.end()) for match in _NAMING.finditer(said)):
         raise _Refused("a name that is not plain")
-    if ":" in said + gold and normal(said) != normal(gold):  # to math-verify it is always a division
-        raise _Refused("a colon, which can be read in several ways")
+    # to math-verify a : is always a division, and x2 is 2x
+    if normal(said) != normal(gold) and (":" in said + gold or any(_touches(text) for text in (said, gold))):
+        raise _Refused("a colon, or a digit right after a letter, which can be read in several ways")
     return mended(gold), mended(said)
+
+
+def _touches(text: str) -> bool:
+    """Whether a digit stands right after a letter, and is not the exponent of 4.5e33."""
+    return re.search(r"[A-Za-z](?<![0-9.][eE])[0-9]", _COMMAND.sub(" ", text)) is not None
+
+
+def _tight(text: str) -> str:
+    """LaTeX without the spaces that say nothing: after a command's name, and beside what is no letter or digit."""
+    text = re.sub(r"(\\[A-Za-z]+) +(?![A-Za-z])", r"\1", " ".join(text.strip(" $.").split()))
+    return re.sub(r" (?=[^A-Za-z0-9])|(?<=[^A-Za-z0-9]) ", "", text)
