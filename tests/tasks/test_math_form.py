@@ -101,6 +101,8 @@ def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
         ("7.5", r"\approx 7.5"), ("7.5", "= 7.5"), ("CO2", "CO₂"), ("CO2", r"\mathrm{CO_2}"),
         ("CO_2", r"\text{CO}_{2}"),
         (r"\begin{cases}1&x>0\\0&x\le0\end{cases}", r"\begin{cases} 1 & x > 0 \\ 0 & x \le 0 \end{cases}"),
+        (r"(-\infty,2)\cup(3,\infty)", "(-∞, 2) U (3, ∞)"), (r"(-\infty,2)\cup(3,\infty)", r"x<2 \text{ or } x>3"),
+        (r"[0,1]\cup[2,3]", r"0\le x\le 1 or 2\le x\le 3"), ("8:00, 9:30", "9:30, 8:00"), ("2U(x)", "2U(x)"),
         (r"\ce{H2O}", "H_2O"), ("XL", r"\text{XL}"), ("HTT", "HTT."), ("IR", "RI"), ("AB", "BA"), ("x_1", "x_{1}"),
         ("1:2:3", "1 : 2 : 3"), ("1:2:3", "2:4:6"), (r"1:\sqrt{3}:2", r"\sqrt3:3:2\sqrt3"), ("2:3", "4:6"),
         ("1/3", "10:30"),

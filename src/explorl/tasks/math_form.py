@@ -34,6 +34,7 @@ what is done with it.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import string
@@ -147,7 +148,7 @@ def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str
 
 def _unnamed(right: Node, said: Node) -> tuple[Node, Node]:
     """Both without the names that they give to what they state, but for relations that are compared as such."""
-    if said.kind == "relation" and _is_surely_set(right) and (bounds := _bounds(said)) is not None:
+    if _is_surely_set(right) and (bounds := _bounds(said)) is not None:
         return right, bounds
     if right.kind == "list" or said.kind == "list":
         return _unnamed_lists(_items(right), _items(said))
@@ -256,9 +257,17 @@ def _oriented(node: Node) -> Node:
 _FLIPPED = {">": "<", "≥": "≤"}
 
 
-def _bounds(relation: Node) -> Node | None:
-    """The interval in which a relation such as 1 < x ≤ 3 says that a symbol lies; None if it says something else."""
-    relation = _oriented(relation)
+def _bounds(said: Node) -> Node | None:
+    """The set in which 1 < x ≤ 3, or x < 1 or x > 3, says that a symbol lies; None if it says something else."""
+    if said.kind == "list" and said.text == "or":
+        bounds = [_bounds(part) for part in said.parts]
+        symbols = {part for relation in said.parts for part in relation.parts if part.kind == "symbol"}
+        known = [bound for bound in bounds if bound is not None]
+        is_union = len(known) == len(bounds) and len(symbols) == 1
+        return functools.reduce(lambda one, other: Node("sets", "∪", (one, other)), known) if is_union else None
+    if said.kind != "relation":
+        return None
+    relation = _oriented(said)
     signs, parts = relation.text.split(" "), relation.parts
     inner = [place for place, part in enumerate(parts) if part.kind == "symbol"]
     if set(signs) - {"<", "≤"} or len(parts) > 3 or len(inner) != 1 or (len(parts) == 3 and inner != [1]):
@@ -359,8 +368,9 @@ def _is_interval(node: Node) -> bool:
 
 def _is_surely_set(node: Node) -> bool:
     """Whether it is an interval or union, and cannot be a point: (1,2) can, [1,2) and (1,∞) cannot."""
-    is_infinite = any(isinstance(value(part), str) for part in node.parts)
-    return node.kind == "sets" or (_is_interval(node) and (node.text != "()" or is_infinite))
+    if not _is_interval(node):
+        return node.kind == "sets"
+    return node.text != "()" or any(isinstance(value(part), str) for part in node.parts)
 
 
 def _is_set(node: Node) -> bool:

@@ -55,7 +55,7 @@ class Node(NamedTuple):
     set        ``∅``, ``R``, ``Z``, …
     matrix                                              rows, each of kind ``row``
     relation   its signs, like ``=`` or ``< ≤``         what stands between them
-    list                                                elements
+    list       ``or`` if only that is between them      elements
     ========== ======================================== =======================================================
     """
 
@@ -83,7 +83,7 @@ _RELATIONS = {
     "\\lt": "<", "\\gt": ">", "\\le": "≤", "\\leq": "≤", "\\leqslant": "≤", "\\ge": "≥", "\\geq": "≥",
     "\\geqslant": "≥", "\\ne": "≠", "\\neq": "≠", "\\approx": "≈", "\\in": "∈",
 }  # fmt: skip
-_SETS = {"\\cup": "∪", "\\cap": "∩", "\\setminus": "∖"}
+_SETS = {"\\cup": "∪", "\\bigcup": "∪", "\\cap": "∩", "\\setminus": "∖"}
 _TIMES = frozenset({"*", "\\cdot", "\\times", "\\ast"})
 _OVER = frozenset({"/", "\\div"})
 _MOD = frozenset({"\\mod", "\\bmod"})
@@ -122,6 +122,7 @@ class _Reader:
         self._chained = 0
         self._listing = 0  # brackets around this place in which a comma stands between elements
         self._bars: list[str] = []
+        self._between: set[str] = set()  # the words between the items of a list, and its commas
         self._units = units
         self._unit = ""  # of the operand that is being read, from a sign such as $ or °
         self._pending: Node | None = None
@@ -131,7 +132,7 @@ class _Reader:
         items = self._items()
         if self._at < len(self._tokens):
             raise Unreadable(f"{self._tokens[self._at].text!r} stands where nothing can stand")
-        return items[0] if len(items) == 1 else Node("list", parts=tuple(items))
+        return items[0] if len(items) == 1 else Node("list", "or" if self._between == {"or"} else "", tuple(items))
 
     def _peek(self, ahead: int = 0) -> str:
         """The sign, command or word at a place ahead; empty at the end, and for numbers and text."""
@@ -169,10 +170,12 @@ class _Reader:
     def _separator(self) -> bool:
         before = self._at
         if self._peek() in (",", ";"):
+            self._between.add(",")
             self._at += 1
         if self._at < len(self._tokens) and self._tokens[self._at].kind in ("word", "text"):
             words = self._tokens[self._at].text.strip(" ,").casefold()
             if words in ("and", "or", "and/or"):
+                self._between.add(words)
                 self._at += 1
         return self._at > before
 
@@ -185,10 +188,15 @@ class _Reader:
 
     def _union(self) -> Node:
         node = self._operand()
-        while self._peek() in _SETS:
+        while self._peek() in _SETS or self._is_union():
             self._chain()
-            node = Node("sets", _SETS[self._take().text], (node, self._operand()))
+            node = Node("sets", _SETS.get(self._take().text, "∪"), (node, self._operand()))
         return node
+
+    def _is_union(self) -> bool:
+        """Whether a letter U stands here for ∪, between two brackets."""
+        before = self._tokens[self._at - 1].text if self._at else ""
+        return self._peek() == "U" and before in (")", "]", "\\}") and self._peek(1) in ("(", "[", "\\{")
 
     def _operand(self) -> Node:
         """A sum with its unit or percent sign."""
@@ -227,7 +235,7 @@ class _Reader:
         if self._peek() in _CURRENCIES:
             return _CURRENCIES[self._take().text]
         words: list[str] = []
-        while self._word_here() not in ("and", "or", ""):
+        while self._word_here() not in ("and", "or", "") and not self._is_union():
             if self._kind() != "text" and not self._units:
                 break
             words.append(self._take().text)
@@ -332,6 +340,8 @@ class _Reader:
         if self._kind() == "text":
             return False
         sign = self._peek()
+        if self._is_union():
+            return False
         if self._kind() == "word":
             return not self._is_unit_word() and sign.casefold() not in ("and", "or", "percent", "pct")
         if self._kind() == "letters":
