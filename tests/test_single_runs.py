@@ -84,6 +84,9 @@ def test_one_held_out_problem(tmp_path: Path) -> None:
     evaluation(run, 0, [[1, 0]], 0.9)
     evaluation(run, 30, [[1, 1]], 0.4)
     assert "pass@1 from 50.0 to 100.0 % (+50.0 points of one problem)" in run_results([run])["verdict"]
+    evaluation(run, 0, [[1, 0], [0, 0]], 0.9)
+    evaluation(run, 30, [[1, 1], [0, 0]], 0.4)
+    assert "(+25.0 points [−100.0, +100.0])" in run_results([run])["verdict"]
 
 
 # ---------------------------------------------------------------- pages of runs

@@ -369,9 +369,13 @@ def _scored(run: Run, ks: Sequence[int], target: float | None) -> dict[str, Any]
 
 def _interval(values: Values) -> dict[str, Any]:
     """Mean and interval, which ends at 0, and at 1 where there is a share per problem: no measure is below or above."""
-    found = with_floor(values)
     highest = 1.0 if values and np.ndim(next(iter(values.values()))) == 1 else np.inf
-    ends = {end: None if found[end] is None else min(max(found[end], 0.0), highest) for end in ("low", "high")}
+    return _within(with_floor(values), 0.0, highest)
+
+
+def _within(found: Mapping[str, Any], lowest: float, highest: float) -> dict[str, Any]:
+    """With an interval that goes no further than the measure itself can."""
+    ends = {end: None if found[end] is None else min(max(found[end], lowest), highest) for end in ("low", "high")}
     return {**found, **ends}
 
 
@@ -480,11 +484,12 @@ def _gain(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
     ]
     if not begun:
         return {"k": [], "mean": [], "low": [], "high": []}
-    found = [
-        with_floor({run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun})
-        for k in ks
-    ]
-    return {"k": list(ks), **_bounds(found), "band": interval_words(len(begun))}
+    gains = [{run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun} for k in ks]
+    return {
+        "k": list(ks),
+        **_bounds([_within(with_floor(one), -1.0, 1.0) for one in gains]),
+        "band": interval_words(len(begun)),
+    }
 
 
 def _bounds(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
