@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -56,6 +57,36 @@ def made_run(
         evaluation(folder, 0, BEFORE, 0.9, problems)
         evaluation(folder, steps, AFTER, 0.4, problems)
     return folder
+
+
+def test_scores_of_other_problems_or_fewer_samples_in_one_run(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    evaluation(run, 0, BEFORE[:2], 0.9)
+    evaluation(run, 10, BEFORE, 0.9, "q")
+    with pytest.warns(UserWarning, match="run: at step 0, 10 it was scored on other problems than at step 30"):
+        results = run_results([run])
+    assert results["arms"][0]["curves"]["holdout pass@1"]["step"] == [30]
+    evaluation(run, 0, [[1], [0], [0], [0]], 0.9)
+    (run / "evaluations" / "step-000010.json").unlink()
+    assert run_results([run])["arms"][0]["gain"]["k"] == [1]
+
+
+def test_scores_are_paired_by_problem_and_not_by_place(tmp_path: Path) -> None:
+    plain, other = made_run(tmp_path / "plain"), made_run(tmp_path / "other", strategies=["egsw"])
+    path = other / "evaluations" / "step-000030.parquet"
+    write_parquet(path, {key: values[::-1] for key, values in pq.read_table(path).to_pydict().items()})
+    difference = run_results([plain, other])["arms"][1]["differences"]["pass@1"]
+    assert (difference["mean"], difference["note"]) == (0.0, "no spread")
+
+
+def test_one_held_out_problem(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", scored=False)
+    evaluation(run, 0, [[1, 0]], 0.9)
+    evaluation(run, 30, [[1, 1]], 0.4)
+    assert "pass@1 from 50.0 to 100.0 % (+50.0 points of one problem)" in run_results([run])["verdict"]
+    evaluation(run, 0, [[1, 0], [0, 0]], 0.9)
+    evaluation(run, 30, [[1, 1], [0, 0]], 0.4)
+    assert "(+25.0 points [−100.0, +100.0])" in run_results([run])["verdict"]
 
 
 # ---------------------------------------------------------------- pages of runs

@@ -140,6 +140,12 @@ def test_maj_at_k_by_hand():
     assert maj_at_k(torch.tensor([7, 7, 8]), torch.tensor([1, 1, 0]), 3) == 1.0
 
 
+def test_nan_is_no_answer():
+    nan = float("nan")
+    assert maj_at_k([nan, nan, "5"], [0, 0, 1], 3) == maj_at_k([None, None, "5"], [0, 0, 1], 3) == 1.0
+    assert maj_at_k(np.array([nan, nan, 5.0]), [0, 0, 1], 3) == 1.0
+
+
 def test_maj_at_1_is_the_mean_and_many_equal_answers_tie_alike():
     rng = np.random.default_rng(1)
     answers = rng.integers(0, 30, 640)
@@ -184,7 +190,7 @@ def test_tie_nodes_integrate_every_power(powers):
 @pytest.mark.parametrize(
     ("answers", "correct", "k", "named"),
     [(["a"], [1], 2, "k = 2"), (["a"], [0.1], 1, "0.1"), (["a", "b"], [1], 1, "2 answers"),
-     ([["a"]], [[1], [0]], 1, "1 problems")],
+     ([["a"]], [[1], [0]], 1, "1 problems"), ([["a", ["b"]]], [[1, 0]], 1, r"problem 0 has \['b'\]")],
 )  # fmt: skip
 def test_maj_at_k_names_the_bad_value(answers, correct, k, named):
     with pytest.raises(ValueError, match=named):

@@ -41,6 +41,9 @@ def test_a_number_is_the_same_at_every_step():
         ({"shape": "sine"}, "unknown shape of a schedule: 'sine'; use linear, cosine or step"),
         ({"begin": math.nan}, "begin is nan"),
         ({"to": math.inf}, "to is inf"),
+        ({"steps": math.nan}, "steps is nan; use a number of steps, 1 or more, such as 100"),
+        ({"steps": "100"}, "steps is '100'; use a number"),
+        ({"start": None}, "start is None; use a number of steps, 0 or more"),
     ],
 )
 def test_a_bad_schedule_is_an_error(change, message):

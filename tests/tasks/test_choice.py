@@ -67,6 +67,11 @@ def folder(tmp_path: Path) -> Path:
         ("Answer: A or B", None), ("Answer: A/B", None), ("Answer: A, B", None), ("Answer: (A) and (B)", None),
         ("Answer: A.\nAnswer: A or B", None), ("(A) or (B)", None), ("(A) 5\n(B) 6\n(C) 7", None), ("A) 5\nB) 6", None),
         ("The answer is not A.", None), ("wrong answer: A", None), ("Answer C is incorrect.", None),
+        ("I'm not sure the answer is B", None), ("I doubt that the answer is B.", None), ("Answer: B (wrong)", None),
+        ("One might say the answer is B, but that is wrong.", None), ("Everything except B is the answer", None),
+        ("It would be wrong to say that the answer is B.", None), ("不选B", None), ("我们不应选B", None),
+        ("A common mistake is to think the answer is B. So C.", "C"), ("Some people say the answer is B", None),
+        ("No doubt the answer is B", "B"), ("Answer: B ✓", "B"), ("Answer: B (a wrong turn)", "B"), ("应选B", "B"),
         ("Answer: X", None), ("Answer: K", None), (r"\boxed{}", None), (r"\boxed{C", None), ("", None), (" \n ", None),
     ],
 )  # fmt: skip

@@ -416,6 +416,15 @@ def test_reading_takes_linear_time(piece: str) -> None:
         ("1e-7", "0.0000001"),
         ("0.0", "0"),
         ("-0", "0"),
+        ("3 1/2", "3.5"),
+        (r"3\frac{1}{2}", "3.5"),
+        (r"-3 \tfrac{1}{2}", "-3.5"),
+        ("5 million", "5000000"),
+        ("1.5 Million dollars", "1500000"),
+        ("2 hundred thousand", "200000"),
+        ("minus 5", "-5"),
+        ("Negative $5", "-5"),
+        ("25 cm²", "25"),
     ],
 )
 def test_numbers_as_people_write_them(text: str, value: str) -> None:
@@ -441,6 +450,16 @@ def test_numbers_as_people_write_them(text: str, value: str) -> None:
         "9" * 1_001,
         "2^{10}",
         "1e99999",
+        "5²",
+        "√25",
+        "5√2",
+        "5½",
+        "5π",
+        r"5\pi",
+        "1_000",
+        "0x10",
+        "5 7/2",
+        "10 minus 5",
     ],
 )
 def test_what_is_not_one_number(text: str) -> None:

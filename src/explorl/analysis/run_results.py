@@ -44,10 +44,6 @@ def run_results(folders: Sequence[str | Path], *, names: Sequence[str] | None = 
         for name, members in arms.items()
     }
     first = next(iter(runs))
-    if len({run.final.problems for found in runs.values() for run in found if run.evaluations}) > 1:
-        raise StoreError(
-            f"{', '.join(arms)} were scored on different problems and cannot be compared; make a report of each"
-        )
     seeds = {name: {run.seed for run in found} for name, found in runs.items()}
     study: dict[str, Any] = {
         "title": first if len(runs) == 1 else " · ".join(runs),
@@ -139,7 +135,8 @@ def _verdict(results: Mapping[str, Any]) -> str:
     parts = []
     for place in dict.fromkeys((0, len(gain["k"]) - 1)):
         before, after = start["pass_at_k"]["mean"][place], arm["pass_at_k"]["mean"][place]
-        span = f"[{points(gain['low'][place])}, {points(gain['high'][place])}]"
+        low, high = gain["low"][place], gain["high"][place]
+        span = "of one problem" if low is None or high is None else f"[{points(low)}, {points(high)}]"
         parts.append(
             f"pass@{gain['k'][place]} from {before * 100:.1f} to {after * 100:.1f} % "
             f"({points(gain['mean'][place])} points {span})"

@@ -7,6 +7,7 @@ training steps (batches of prompts); shares are between 0 and 1.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +61,12 @@ class Scores:
         return np.asarray(pass_at_k(self.samples, self.correct, k))
 
     @property
+    def ordered(self) -> Scores:
+        """The same with its problems in one order, whatever order they were asked in: scores are paired by place."""
+        order = sorted(range(len(self.problems)), key=self.problems.__getitem__)
+        return Scores(tuple(self.problems[place] for place in order), self.correct[order], self.samples)
+
+    @property
     def unsolved(self) -> list[str]:
         """Problems without a right answer."""
         return [problem for problem, count in zip(self.problems, self.correct, strict=True) if count == 0]
@@ -80,16 +87,26 @@ class Run:
 
     @cached_property
     def evaluations(self) -> dict[float, Scores]:
-        """By step, the earliest first. One that lies beyond the last logged step belongs to an interrupted start."""
+        """By step, the earliest first. One that lies beyond the last logged step belongs to an interrupted start, and
+        one of other problems than the last has no part in a curve over problems."""
         last = max((line.get("step", 0) for line in RunStore(self.folder).metrics()), default=0)
         paths = {
             int(path.stem.removeprefix("step-")): path for path in (self.folder / "evaluations").glob("step-*.json")
         }
-        return {
-            self.steps(step): read_scores(path.with_suffix(".parquet"))
+        found = {
+            self.steps(step): read_scores(path.with_suffix(".parquet")).ordered
             for step, path in sorted(paths.items())
             if step <= last
         }
+        others = [step for step, scores in found.items() if scores.problems != found[max(found)].problems]
+        if others:
+            steps = ", ".join(f"{step:g}" for step in others)
+            warnings.warn(
+                f"{self.folder}: at step {steps} it was scored on other problems than at step {max(found):g}; these "
+                "scores are left out",
+                stacklevel=2,
+            )
+        return {step: scores for step, scores in found.items() if step not in others}
 
     @cached_property
     def end(self) -> Path:
@@ -147,7 +164,11 @@ def results_of(
     baseline = complete[study["baseline"]]
     scored = [run for found in (baseline, *complete.values()) for run in found if run.evaluations]
     some = scored[0] if scored else None
-    ks = reported_ks(min(run.final.samples for run in scored)) if scored else [1]
+    if len({run.final.problems for run in scored}) > 1:
+        raise StoreError(
+            f"{', '.join(complete)} were scored on different problems and cannot be compared; make a report of each"
+        )
+    ks = reported_ks(min(scores.samples for run in scored for scores in run.evaluations.values())) if scored else [1]
     measured = {name: _measures(found, ks, study["target"]) for name, found in complete.items()}
     paired = paired_values(measured, study["baseline"])
     looks = looks_of(study)
@@ -348,9 +369,13 @@ def _scored(run: Run, ks: Sequence[int], target: float | None) -> dict[str, Any]
 
 def _interval(values: Values) -> dict[str, Any]:
     """Mean and interval, which ends at 0, and at 1 where there is a share per problem: no measure is below or above."""
-    found = with_floor(values)
     highest = 1.0 if values and np.ndim(next(iter(values.values()))) == 1 else np.inf
-    ends = {end: None if found[end] is None else min(max(found[end], 0.0), highest) for end in ("low", "high")}
+    return _within(with_floor(values), 0.0, highest)
+
+
+def _within(found: Mapping[str, Any], lowest: float, highest: float) -> dict[str, Any]:
+    """With an interval that goes no further than the measure itself can."""
+    ends = {end: None if found[end] is None else min(max(found[end], lowest), highest) for end in ("low", "high")}
     return {**found, **ends}
 
 
@@ -459,11 +484,12 @@ def _gain(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
     ]
     if not begun:
         return {"k": [], "mean": [], "low": [], "high": []}
-    found = [
-        with_floor({run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun})
-        for k in ks
-    ]
-    return {"k": list(ks), **_bounds(found), "band": interval_words(len(begun))}
+    gains = [{run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun} for k in ks]
+    return {
+        "k": list(ks),
+        **_bounds([_within(with_floor(one), -1.0, 1.0) for one in gains]),
+        "band": interval_words(len(begun)),
+    }
 
 
 def _bounds(found: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -67,16 +68,20 @@ def first_k(rows: list[Any], k: int | None) -> list[Any]:
 
 
 def answer_rows(answers: Any, correct: Any) -> tuple[list[list[Any]], list[NDArray[np.bool_]], bool]:
-    """Answers and verdicts, problem by problem; an answer may be any hashable value, None where none was found."""
+    """Answers and verdicts, problem by problem; an answer may be any hashable value, None where none was found. NaN,
+    which tables have in its place, is None too: it equals not even itself, so each would be an answer of its own."""
     right, single = verdicts(correct)
     table = [answers] if single else list(answers)
     if len(table) != len(right):
         raise ValueError(f"answers are for {len(table)} problems, correct for {len(right)}")
     # tensors and arrays: their Python values hash by value
     rows = [row.tolist() if hasattr(row, "tolist") else list(row) for row in table]
+    rows = [[None if isinstance(one, float) and one != one else one for one in row] for row in rows]
     for index, (row, marks) in enumerate(zip(rows, right, strict=True)):
         if len(row) != len(marks):
             raise ValueError(f"problem {index} has {len(row)} answers but {len(marks)} marks in correct")
+        if odd := [one for one in row if not isinstance(one, Hashable)]:
+            raise ValueError(f"an answer must be a text, a number or None, problem {index} has {odd[0]!r}")
     return rows, right, single
 
 

@@ -22,6 +22,12 @@ class Schedule:
     shape: Literal["linear", "cosine", "step"] = "linear"
 
     def __post_init__(self) -> None:
+        for name, least in (("start", 0), ("steps", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(
+                    f"a schedule's {name} is {value!r}; use a number of steps, {least} or more, such as 100"
+                )
         if self.steps < 1:
             raise ValueError(f"a schedule must end after it starts: steps is {self.steps}, use 1 or more")
         if self.start < 0:

@@ -42,7 +42,7 @@ _JOINT = (
 _AFTER = (
     rf"(?=(?<![ai])[*_`]{{1,3}}\s|{_MARKS}(?:[ \t]*\n|\s*\Z|\s?<[/|]|\s?\|\s*(?:\n|\Z)|[.)。）](?![A-Za-z0-9])"
     r"|(?<=[A-J*_`$}])[,;:!?\]，；！](?![A-Za-z0-9])|\s{1,4}(?:because|since|which|is)\b"
-    r"|(?<![AaIi])\s{1,4}(?:as|due)\b|\s?[–—]\s|\s-\s|(?<![ai])\s{0,2}[(（](?![A-Za-z0-9][)）])"
+    r"|(?<![AaIi])\s{1,4}(?:as|due)\b|\s?[–—]\s|\s-\s|\s?[✓✔✅☑]|(?<![ai])\s{0,2}[(（](?![A-Za-z0-9][)）])"
     r"|(?<![ai])\s{1,4}(?:and\snot|but\snot|rather\sthan|instead\sof)\b|(?<![AaIi])\s{1,4}(?:not|over)\b"
     rf"|[ \t]{{0,2}}[(\[][A-J][)\]]|{_JOINT}{_WORDS}[(\[]?[A-J]\b))"
 )
@@ -65,7 +65,7 @@ _STATEMENTS = (
     re.compile(
         rf"{_CUE}{_MARKUP}(?:{_COPULA}{_MARKUP}[:：]?|{_LABEL}|(?<=####)){_MARKUP}{_NOT_BUT}{_WORDS}{_MARKUP}{_OPTION}"
     ),
-    re.compile(rf"(?:故选|应选|选择|选)[:：]?{_MARKUP}{_OPTION}"),
+    re.compile(rf"(?<![不别非未勿])(?<!不\w)(?:故选|应选|选择|选)[:：]?{_MARKUP}{_OPTION}"),
     # "I'd go with C"
     re.compile(
         r"\b(?:I(?:['’](?:d|ll|m)|\s{1,2}(?:would|will|am|must))?(?:\s{1,2}(?:therefore|thus))?\s{1,2}"
@@ -82,18 +82,22 @@ _STATEMENTS = (
     ),
 )
 _DOUBTED = re.compile(
-    r"\b(?i:if|whether|suppose|supposing|assume|assuming|unless|not|never|\w{1,8}n['’]t|wrong|incorrect|false)"
+    r"\b(?i:if|whether|suppose|supposing|assume|assuming|unless|not|never|\w{1,8}n['’]t|wrong|incorrect|false"
+    r"|(?<!no )(?<!without )doubt|(?:not|n['’]t)[ \t](?:sure|certain|clear|convinced)"
+    r"|except|besides|excluding|other[ \t]than|(?:any|every)thing[ \t]but|all[ \t]but"
+    r"|(?:wrong|incorrect|mistake|mistaken|error|fallacy|tempting)(?:[ \t]\w{1,12}){0,2}[ \t]to[ \t]\w{1,12}"
+    r"|(?:students|people|many|some|others|one)(?:[ \t]\w{1,12}){0,2}[ \t](?:think|say|believe|assume|claim|guess))"
     r"[ \t]{1,4}(?i:that[ \t])?(?i:the[ \t]|an?[ \t]|my[ \t]|your[ \t]|our[ \t])?(?:\w{1,20}[ \t])?\Z"
 )
 """What stands before, in the same line."""
 _DENIED = re.compile(
     rf"{_MARKS}\s{{0,4}}(?i:(?:is|are|was|can|could|would|does|do|did|must|seems?|appears?)\s?(?:not|n['’]t|never)\b"
-    r"|cannot\b|(?:is|are|was|seems?|appears?|must\sbe|would\sbe|turns\sout)\s(?:\w{1,12}\s)?"
+    r"|cannot\b|[(（](?:wrong|incorrect|false)\b|(?:is|are|was|seems?|appears?|must\sbe|would\sbe|turns\sout)\s(?:\w{1,12}\s)?"
     r"(?:wrong|incorrect|false|impossible|invalid|ruled|eliminated|excluded|out)\b)"
 )
 _TAKEN_BACK = re.compile(
     rf"{_MARKS}[)\].,;:!?…\s–—-]{{0,8}}(?i:(?:(?:no|hmm|oh|but)[,.!…\s]{{1,4}})?(?:wait|scratch\sthat|never\s?mind)\b"
-    r"|(?:no|wait|hmm|actually)?[,.!…\s]{0,4}(?:that|this)(?:['’]s|\sis)\s(?:wrong|incorrect|not\s(?:right|correct)))"
+    r"|(?:no|wait|hmm|actually|but)?[,.!…\s]{0,4}(?:that|this)(?:['’]s|\sis)\s(?:wrong|incorrect|not\s(?:right|correct)))"
 )
 
 _BOXED = re.compile(

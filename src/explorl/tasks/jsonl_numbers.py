@@ -1,7 +1,8 @@
 r"""Numbers as people and models write them: ``42``, ``1,000``, ``$5``, ``-7.50``, ``1e3``, ``3/4``, ``\frac{3}{4}``.
 
-Currency, percent signs and units do not count: ``50 %`` is 50, and ``5 apples`` is 5. Nothing here raises, whatever
-the text, and nothing takes longer than a few passes over it.
+Currency, percent signs and units do not count: ``50 %`` is 50, and ``5 apples`` is 5. What makes another number of it
+does: ``3 1/2`` is 3.5, ``5 million`` is 5,000,000, and ``5²``, ``√5`` and ``5π`` are none. Nothing here raises,
+whatever the text, and nothing takes longer than a few passes over it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ _CLOSE = Decimal("1e-9")
 
 _SIGNS = re.compile(r"\\[$%!,]|\\(?:text|textbf|mathrm|mathbf|mbox)(?![A-Za-z])|[$€£¥₹%{}]|[\u00a0\u202f](?=[0-9]{3})")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([0-9.,]{1,60})\s*\}\s*\{\s*([0-9.,]{1,60})\s*\}")
+_MIXED = re.compile(r"(?<=[0-9])\s?(?=\\[dtc]?frac\s*\{)")
+_MINUS = re.compile(r"\b(?:minus|negative) (?=[0-9.])", re.IGNORECASE)
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = rf"(?:[ -](?i:{'|'.join(_SCALES)})\b)"
+# What stands next to a number makes another one of it: 5², √5, 5½, 5π, 1_000, 0x10.
 _NUMBER = re.compile(
-    r"(?<![\w.])(?<![A-Za-z]\^)[-+]?"
+    r"(?<![\w.√])(?<![A-Za-z]\^)[-+]?(?:[0-9]{1,9} (?=[0-9]{1,9}/[0-9]))?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4}(?!\w))?"
-    r"(?![0-9]|\.[0-9]|[eE][-+]?[0-9])(?:[ ]?/[ ]?[0-9]+(?:\.[0-9]+)?)?"
+    r"(?![0-9]|\.[0-9]|[eE][-+]?[0-9]|[_xX][0-9]|\s?(?:[⁰¹²³⁴-⁹½¼¾⅓⅔⅛√π]|\\?pi\b|\\sqrt))"
+    rf"(?:[ ]?/[ ]?[0-9]+(?:\.[0-9]+)?)?{_SCALE}{{0,2}}"
 )
+_PARTS = re.compile(r"(?:([-+]?[0-9]+) (?=[0-9]))?([^/ ]+)(?: ?/ ?(.+))?")
 _PLAIN = re.compile(r"[$€£¥₹]?[-+−]?[$€£¥₹]?(?!0[0-9])[0-9][0-9.,]*(?:[eE][-+]?[0-9]{1,4})?\s?%?")
 
 
@@ -68,15 +76,23 @@ def shown(value: Decimal) -> str:
 
 
 def _cleaned(text: str) -> str:
-    text = _FRACTION.sub(r"\1/\2", text.replace("−", "-").replace("{,}", ","))
-    return _SIGNS.sub("", text)
+    text = _FRACTION.sub(r"\1/\2", _MIXED.sub(" ", text.replace("−", "-").replace("{,}", ",")))
+    return _MINUS.sub("-", _SIGNS.sub("", text))
 
 
 def _value(text: str) -> Decimal | None:
-    above, _, below = text.replace(",", "").replace(" ", "").partition("/")
+    digits, *scales = re.split(r"[ -](?=[a-z])", text.casefold().replace(",", ""))
+    found = _PARTS.fullmatch(digits)
+    if not found:
+        return None
+    whole, above, below = found.groups()
     try:
         with localcontext() as context:
             context.prec = _DIGITS
-            return Decimal(above) if not below else Decimal(above) / Decimal(below)
+            value = Decimal(above) / Decimal(below) if below else Decimal(above)
+            if whole and not value < 1:
+                return None
+            value = Decimal(whole) + value.copy_sign(Decimal(whole)) if whole else value
+            return value.scaleb(sum(_SCALES[scale] for scale in scales))
     except (InvalidOperation, ZeroDivisionError):
         return None

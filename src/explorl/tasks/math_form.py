@@ -15,15 +15,18 @@ written in the small language that `math_latex` reads, and is as finished as the
   read at all. ``arithmetic=True`` allows everything that can be worked out with numbers and roots.
 * **Symbols** must be the right answer's. Capitals are told from small letters where either side has both.
 * **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is nothing.
-  ``\in`` may follow one, before a set. Other relations are compared with relations, side by side (`math_tree`); where
-  the right answer is ``x = 5``, an equation that has yet to be solved is none.
+  ``\in`` may follow one, before a set, and ``x \ge 1`` is ``[1,\infty)``. Other relations are compared with relations,
+  side by side (`math_tree`); where the right answer is ``x = 5``, an equation that has yet to be solved is none.
 * **Brackets** say what is in them: ``(1,2)``, ``[1,2)`` and ``\{1,2\}`` are three things. A bare list is a set, in any
   order. Both must have as many elements, ± counting for two.
+* **Ratios**: ``2:3`` is the quotient, ``1:2:3`` is what is proportional to it, in this order. ``6:00`` and ``4:30``,
+  which no ratio would be left as, are times. In ``\{x : x > 3\}`` the colon says "such that": it is the same as x > 3.
 * **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, the base having been asked for, ``4210``.
 * **Units** must agree where both have one; where only the answer has one, it must look like one: ``5 \text{ cm}``, and
   not ``5 \text{ million}``.
 * **Percent**: ``p\%`` is p where the right answer is the number p, and p/100 where that is not whole, or at most 1.
-* **Words** are compared as words (`math_words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``.
+* **Words** are compared as words (`math_words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``. So are names
+  with digits, Roman numerals and three capitals: ``CO2`` is ``\mathrm{CO}_2`` and not ``C2O``, ``XL`` is not ``LX``.
 
 Where the right answer itself cannot be read, the answer may hold the commands that it holds, and `math_tree` bounds
 what is done with it.
@@ -31,6 +34,7 @@ what is done with it.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import string
@@ -40,12 +44,12 @@ from typing import NamedTuple
 
 from explorl.tasks.jsonl import records, shortened
 from explorl.tasks.math_latex import Node, read, written
-from explorl.tasks.math_normal import MAX_LENGTH, mended
+from explorl.tasks.math_normal import MAX_LENGTH, mended, normal
 from explorl.tasks.math_tokens import FUNCTIONS, Unreadable, translated
 from explorl.tasks.math_tree import TREE
 from explorl.tasks.math_units import agree, is_unit
 from explorl.tasks.math_value import Operations, Undefined, number, operations, value
-from explorl.tasks.math_words import are_text, words
+from explorl.tasks.math_words import are_text, plain_name, words
 
 ADVERSARIAL = Path(__file__).parent / "adversarial" / "math.jsonl"
 """Answers that are wrong and were made to look right; all are refused."""
@@ -100,13 +104,15 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
         said = translated(answer)
         if len(said) > 2 * MAX_LENGTH:
             raise Unreadable("it is too long")
-        wanted = words(gold)
+        called, wanted = plain_name(gold), words(gold)
+        if called is not None and called == plain_name(said):
+            return called, called
         if wanted is not None and are_text(gold):
             return (wanted, wanted) if words(said) == wanted else _DIFFERENT
         try:
             right = read(gold)
         except Unreadable:
-            return _compared_unread(gold, said)
+            return _DIFFERENT if called is not None else _compared_unread(gold, said)
         return _compared_trees(right, read(answer, units=not operations(right).symbols), arithmetic) or _DIFFERENT
     except (Unreadable, Undefined, _Refused) as error:
         return f"the answer is not taken: {error}"
@@ -123,6 +129,8 @@ def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str
     rights, saids = _unmeasured(rights, saids)
     if any(item.kind == "based" for item in (*rights, *saids)):
         return _compared_bases(rights, saids)
+    if any(item.kind == "time" for item in rights):
+        return _compared_times(rights, saids)
     _check_shapes(rights, saids)
     _check_operations(operations(*rights), operations(*saids), arithmetic)
     right, said = (items[0] if len(items) == 1 else Node("bracket", "{}", items) for items in (rights, saids))
@@ -140,6 +148,8 @@ def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str
 
 def _unnamed(right: Node, said: Node) -> tuple[Node, Node]:
     """Both without the names that they give to what they state, but for relations that are compared as such."""
+    if _is_surely_set(right) and (bounds := _bounds(said)) is not None:
+        return right, bounds
     if right.kind == "list" or said.kind == "list":
         return _unnamed_lists(_items(right), _items(said))
     name, stated = _name(right), _name(said)
@@ -247,6 +257,28 @@ def _oriented(node: Node) -> Node:
 _FLIPPED = {">": "<", "≥": "≤"}
 
 
+def _bounds(said: Node) -> Node | None:
+    """The set in which 1 < x ≤ 3, or x < 1 or x > 3, says that a symbol lies; None if it says something else."""
+    if said.kind == "list" and said.text == "or":
+        bounds = [_bounds(part) for part in said.parts]
+        symbols = {part for relation in said.parts for part in relation.parts if part.kind == "symbol"}
+        known = [bound for bound in bounds if bound is not None]
+        is_union = len(known) == len(bounds) and len(symbols) == 1
+        return functools.reduce(lambda one, other: Node("sets", "∪", (one, other)), known) if is_union else None
+    if said.kind != "relation":
+        return None
+    relation = _oriented(said)
+    signs, parts = relation.text.split(" "), relation.parts
+    inner = [place for place, part in enumerate(parts) if part.kind == "symbol"]
+    if set(signs) - {"<", "≤"} or len(parts) > 3 or len(inner) != 1 or (len(parts) == 3 and inner != [1]):
+        return None
+    low, high = parts[: inner[0]], parts[inner[0] + 1 :]
+    signs = [*([] if low else ["<"]), *signs, *([] if high else ["<"])]
+    infinity = Node("constant", "∞")
+    ends = (*(low or [Node("minus", parts=(infinity,))]), *(high or [infinity]))
+    return Node("bracket", "([)]"[signs[0] == "≤"] + "([)]"[2 + (signs[1] == "≤")], ends)
+
+
 # Elements
 
 
@@ -319,6 +351,12 @@ def _compared_bases(rights: Nodes, saids: Nodes) -> tuple[str, str] | None:
     return None
 
 
+def _compared_times(rights: Nodes, saids: Nodes) -> tuple[str, str] | None:
+    """A time is its digits: 4:30 is not 2:15."""
+    wanted, stated = (sorted(item.text.lstrip("0") for item in items) for items in (rights, saids))
+    return (" ".join(wanted), " ".join(wanted)) if wanted == stated else None
+
+
 # Shapes
 
 _INTERVALS = frozenset({"()", "[]", "(]", "[)"})
@@ -328,6 +366,13 @@ def _is_interval(node: Node) -> bool:
     return node.kind == "bracket" and node.text in _INTERVALS and len(node.parts) == 2
 
 
+def _is_surely_set(node: Node) -> bool:
+    """Whether it is an interval or union, and cannot be a point: (1,2) can, [1,2) and (1,∞) cannot."""
+    if not _is_interval(node):
+        return node.kind == "sets"
+    return node.text != "()" or any(isinstance(value(part), str) for part in node.parts)
+
+
 def _is_set(node: Node) -> bool:
     return node.kind in ("sets", "set") or node.text == "{}" or _is_interval(node)
 
@@ -335,6 +380,8 @@ def _is_set(node: Node) -> bool:
 def _shape(node: Node) -> str:
     if node.kind in ("bracket", "named"):
         return f"{node.text or 'named values'} of {len(node.parts)}"
+    if node.kind == "ratio":
+        return f"a ratio of {len(node.parts)}"
     if node.kind == "matrix":
         return f"a matrix of {len(node.parts)} by {len(node.parts[0].parts)}"
     if node.kind == "relation":
@@ -385,6 +432,8 @@ _GRANTS = {
     "e": {"exponential"},
     "trigonometric function": {"a division by symbols", "a fraction"},
     "binomial": {"a fraction"},
+    "∪": {"∖"},
+    "∖": {"∪"},
     "hyperbolic function": {"e", "exponential", "a division by symbols", "a fraction"},
 }
 """Kinds of operations, and those that an honest rewriting of them may have."""
@@ -450,9 +499,25 @@ _HARMLESS = {f"\\{name}" for name in (*FUNCTIONS, "frac", "dfrac", "sqrt", "cdot
 
 
 def _compared_unread(gold: str, said: str) -> tuple[str, str]:
-    """An answer may then hold the commands that the right one holds, and plain names."""
+    """An answer may then hold the commands that the right one holds, and plain names; or be the same but for spaces."""
+    if _tight(said) == _tight(gold):
+        return mended(gold), mended(gold)
     if strange := sorted(set(_COMMAND.findall(said)) - set(_COMMAND.findall(gold)) - _HARMLESS):
         raise _Refused(f"{strange[0]}, which the right answer does not have")
     if not said.isascii() or not all(_PLAIN_NAME.match(said, match.end()) for match in _NAMING.finditer(said)):
         raise _Refused("a name that is not plain")
+    # to math-verify a : is always a division, and x2 is 2x
+    if normal(said) != normal(gold) and (":" in said + gold or any(_touches(text) for text in (said, gold))):
+        raise _Refused("a colon, or a digit right after a letter, which can be read in several ways")
     return mended(gold), mended(said)
+
+
+def _touches(text: str) -> bool:
+    """Whether a digit stands right after a letter, and is not the exponent of 4.5e33."""
+    return re.search(r"[A-Za-z](?<![0-9.][eE])[0-9]", _COMMAND.sub(" ", text)) is not None
+
+
+def _tight(text: str) -> str:
+    """LaTeX without the spaces that say nothing: after a command's name, and beside what is no letter or digit."""
+    text = re.sub(r"(\\[A-Za-z]+) +(?![A-Za-z])", r"\1", " ".join(text.strip(" $.").split()))
+    return re.sub(r" (?=[^A-Za-z0-9])|(?<=[^A-Za-z0-9]) ", "", text)

@@ -7,6 +7,7 @@ it. Nothing is evaluated, depth is bounded, and the time is about linear in the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -41,7 +42,9 @@ class Node(NamedTuple):
     minus                                               what is subtracted
     choice     ``±`` or ``∓``                           what is added or subtracted
     product                                             factors
-    quotient                                            above and below
+    quotient                                            above and below; 2:3 is one, too
+    time       ``3:05``                                 hours and minutes
+    ratio                                               three or more, like those of 1:2:3
     power                                               base and exponent
     root                                                radicand and index
     call       the function, like ``sin``               arguments
@@ -52,7 +55,7 @@ class Node(NamedTuple):
     set        ``∅``, ``R``, ``Z``, …
     matrix                                              rows, each of kind ``row``
     relation   its signs, like ``=`` or ``< ≤``         what stands between them
-    list                                                elements
+    list       ``or`` if only that is between them      elements
     ========== ======================================== =======================================================
     """
 
@@ -80,9 +83,9 @@ _RELATIONS = {
     "\\lt": "<", "\\gt": ">", "\\le": "≤", "\\leq": "≤", "\\leqslant": "≤", "\\ge": "≥", "\\geq": "≥",
     "\\geqslant": "≥", "\\ne": "≠", "\\neq": "≠", "\\approx": "≈", "\\in": "∈",
 }  # fmt: skip
-_SETS = {"\\cup": "∪", "\\cap": "∩", "\\setminus": "∖"}
+_SETS = {"\\cup": "∪", "\\bigcup": "∪", "\\cap": "∩", "\\setminus": "∖"}
 _TIMES = frozenset({"*", "\\cdot", "\\times", "\\ast"})
-_OVER = frozenset({"/", ":", "\\div"})
+_OVER = frozenset({"/", "\\div"})
 _MOD = frozenset({"\\mod", "\\bmod"})
 _OPENS = {"(": "(", "[": "[", "\\{": "{", "\\lbrace": "{", "\\langle": "<", "\\lbrack": "["}
 _CLOSES = {")": ")", "]": "]", "\\}": "}", "\\rbrace": "}", "\\rangle": ">", "\\rbrack": "]"}
@@ -92,6 +95,7 @@ _BAR_ENDS = {"|": "|", "\\lvert": "\\rvert", "\\vert": "\\vert", "\\lfloor": "\\
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "\\pounds": "pound", "\\euro": "euro", "₹": "rupee"}
 _MATRICES = frozenset({"pmatrix", "bmatrix", "matrix", "smallmatrix", "array"})
 _LITERAL_SETS = frozenset("NZQRC")
+_SUCH_THAT = frozenset({":", "|", "\\mid", "\\vert"})
 
 _NUMPY = re.compile(r"(?<![A-Za-z0-9\\])np\.(?=[a-z])")
 
@@ -118,15 +122,17 @@ class _Reader:
         self._chained = 0
         self._listing = 0  # brackets around this place in which a comma stands between elements
         self._bars: list[str] = []
+        self._between: set[str] = set()  # the words between the items of a list, and its commas
         self._units = units
         self._unit = ""  # of the operand that is being read, from a sign such as $ or °
         self._pending: Node | None = None
 
     def whole(self) -> Node:
+        self._at += self._peek() in ("=", "\\approx")  # what is equal to it stands outside
         items = self._items()
         if self._at < len(self._tokens):
             raise Unreadable(f"{self._tokens[self._at].text!r} stands where nothing can stand")
-        return items[0] if len(items) == 1 else Node("list", parts=tuple(items))
+        return items[0] if len(items) == 1 else Node("list", "or" if self._between == {"or"} else "", tuple(items))
 
     def _peek(self, ahead: int = 0) -> str:
         """The sign, command or word at a place ahead; empty at the end, and for numbers and text."""
@@ -164,10 +170,12 @@ class _Reader:
     def _separator(self) -> bool:
         before = self._at
         if self._peek() in (",", ";"):
+            self._between.add(",")
             self._at += 1
         if self._at < len(self._tokens) and self._tokens[self._at].kind in ("word", "text"):
             words = self._tokens[self._at].text.strip(" ,").casefold()
             if words in ("and", "or", "and/or"):
+                self._between.add(words)
                 self._at += 1
         return self._at > before
 
@@ -180,21 +188,43 @@ class _Reader:
 
     def _union(self) -> Node:
         node = self._operand()
-        while self._peek() in _SETS:
+        while self._peek() in _SETS or self._is_union():
             self._chain()
-            node = Node("sets", _SETS[self._take().text], (node, self._operand()))
+            node = Node("sets", _SETS.get(self._take().text, "∪"), (node, self._operand()))
         return node
+
+    def _is_union(self) -> bool:
+        """Whether a letter U stands here for ∪, between two brackets."""
+        before = self._tokens[self._at - 1].text if self._at else ""
+        return self._peek() == "U" and before in (")", "]", "\\}") and self._peek(1) in ("(", "[", "\\{")
 
     def _operand(self) -> Node:
         """A sum with its unit or percent sign."""
         outer, self._unit = self._unit, ""
-        node = self._sum()
+        node = self._ratio()
         if self._peek() in ("%", "\\%") or self._word_here() in ("percent", "pct"):
             self._at += 1
             node = Node("percent", parts=(_expression(node),))
         unit = self._unit_here() or self._unit
         self._unit = outer
         return Node("unit", unit, (node,)) if unit else node
+
+    def _ratio(self) -> Node:
+        """Sums with colons between them. Two are a quotient, or a time where a ratio would have been reduced."""
+        first = self._at
+        parts = [self._sum()]
+        while self._peek() == ":":
+            self._chain()
+            self._at += 1
+            parts.append(self._sum())
+        if len(parts) == 1:
+            return parts[0]
+        if len(parts) > 2:
+            return Node("ratio", parts=tuple(_expression(part) for part in parts))
+        digits = [token.text for token in self._tokens[first : self._at] if token.text != ":"]
+        quotient = _quotient(*parts)
+        is_time = self._at == first + 3 and _is_time(*digits)
+        return quotient._replace(kind="time", text=":".join(digits)) if is_time else quotient
 
     def _word_here(self) -> str:
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
@@ -205,7 +235,7 @@ class _Reader:
         if self._peek() in _CURRENCIES:
             return _CURRENCIES[self._take().text]
         words: list[str] = []
-        while self._word_here() not in ("and", "or", ""):
+        while self._word_here() not in ("and", "or", "") and not self._is_union():
             if self._kind() != "text" and not self._units:
                 break
             words.append(self._take().text)
@@ -310,6 +340,8 @@ class _Reader:
         if self._kind() == "text":
             return False
         sign = self._peek()
+        if self._is_union():
+            return False
         if self._kind() == "word":
             return not self._is_unit_word() and sign.casefold() not in ("and", "or", "percent", "pct")
         if self._kind() == "letters":
@@ -472,7 +504,7 @@ class _Reader:
             while "." not in digits and self._thousands():
                 self._at += self._peek() == ","
                 digits += self._take().text
-        if self._peek() == "\\overline" and re.fullmatch(r"[0-9]*\.[0-9]*", digits):
+        if self._peek() in ("\\overline", "\\bar", "\\dot") and re.fullmatch(r"[0-9]*\.[0-9]*", digits):
             self._at += 1
             return Node("repeating", f"{digits}|{self._digits()}")
         if self._peek() == "_":
@@ -522,6 +554,7 @@ class _Reader:
     def _bracket(self, opening: str) -> Node:
         bars, self._bars = self._bars, []
         self._listing += 1
+        element = self._element() if opening == "{" else None
         items = [] if self._peek() in _CLOSES else self._items()
         self._listing -= 1
         self._bars = bars
@@ -529,11 +562,25 @@ class _Reader:
         signs = opening + _CLOSES.get(sign, "?")
         if signs not in _PAIRS:
             raise Unreadable(f"a bracket {opening} closed by {sign}")
+        if element is not None:
+            if signs != "{}" or len(items) != 1 or items[0].kind != "relation" or element not in items[0].parts:
+                raise Unreadable("a set by something else than the bounds of its elements")
+            return items[0]
         if not items and signs == "{}":
             return Node("set", "∅")
         if not items:
             raise Unreadable("an empty bracket")
         return items[0] if len(items) == 1 and signs in ("()", "[]") else Node("bracket", signs, tuple(items))
+
+    def _element(self) -> Node | None:
+        r"""The x of ``\{x : x > 3\}``, which says the same as x > 3; None if the set does not begin so."""
+        name, ahead = self._peek(), 1
+        if [self._peek(place) for place in range(1, 6)] == ["\\in", "\\mathbb", "{", "R", "}"]:
+            ahead = 6
+        if not (len(name) == 1 and name.isalpha()) or self._peek(ahead) not in _SUCH_THAT:
+            return None
+        self._at += ahead + 1
+        return _letter(name)
 
     def _bar(self, sign: str) -> Node:
         self._bars.append(_BAR_ENDS[sign])
@@ -682,6 +729,13 @@ def _product(*factors: Node) -> Node:
 
 def _quotient(above: Node, below: Node) -> Node:
     return Node("quotient", parts=(_expression(above), _expression(below)))
+
+
+def _is_time(hours: str, minutes: str) -> bool:
+    """Whether 6:00 or 4:30 is a time, and not a ratio that nobody has reduced."""
+    if not (re.fullmatch("[0-9]{1,2}", hours) and re.fullmatch("[0-5][0-9]", minutes) and int(hours) <= 24):
+        return False
+    return minutes[0] == "0" or math.gcd(int(hours), int(minutes)) > 1
 
 
 def _derivative(above: Node, below: Node) -> Node | None:

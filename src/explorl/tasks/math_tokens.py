@@ -10,6 +10,8 @@ import re
 import unicodedata
 from typing import NamedTuple
 
+from explorl.tasks.math_units import is_abbreviation
+
 
 class Unreadable(ValueError):
     """The text is not in the language of answers."""
@@ -72,7 +74,9 @@ _UNICODE = {
     "Θ": "\\Theta ", "Λ": "\\Lambda ", "Ξ": "\\Xi ", "Σ": "\\Sigma ", "Φ": "\\Phi ", "Ψ": "\\Psi ",
     "Ω": "\\Omega ",
 }  # fmt: skip
-_TRANSLATION = str.maketrans(_UNICODE)
+_WIDE = {chr(ord(sign) + 0xFEE0): sign for sign in "0123456789+-*/=<>()[],.:;%"}
+"""Signs as wide as ideographs, which policies write that think in Chinese."""
+_TRANSLATION = str.maketrans(_UNICODE | _WIDE)
 
 _RAISED = re.compile("[⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+|[₀₁₂₃₄₅₆₇₈₉]+")
 _LEVEL = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "-01234567890123456789")
@@ -81,6 +85,11 @@ _BREAKS = frozenset("\f\v\x1c\x1d\x1e\x1f\x85\u2028\u2029")
 _BRACED = re.compile(r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
 _INVISIBLE = re.compile(r" *\.")
 _WORDS = re.compile(r"[A-Za-z0-9 .,'/^-]*")
+_MEASURES = frozenset({"min", "sec", "arcsec"})
+_PART_END = re.compile(r"[ .]*(?:[,;/$)}\]]|\\[)\]]|$)")
+_POWER = re.compile(r"\^\{ ?(-?[0-9]) ?\}")
+_MICRO = re.compile(r"\\mu *(?=[A-Za-z])")
+_MICRO_UNIT = re.compile(r" *\\(?:text|mathrm) *\{ *([A-Za-z]+) *\}")
 _SCAN = re.compile(
     r"(?P<space> +)"
     r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6}(?![A-Za-z0-9.]))?)"
@@ -124,6 +133,12 @@ def tokens(text: str) -> list[Token]:
             spaced = 2
             if invisible := _INVISIBLE.match(text, at):
                 at = invisible.end()
+        elif name == "mu" and (unit := _MICRO_UNIT.match(text, at)) and is_abbreviation(f"micro{unit[1]}"):
+            found.append(Token("text", f"micro{unit[1]}", spaced))
+            spaced, at = 0, unit.end()
+        elif kind == "word" and _is_measure(sign, text, at):
+            found.append(Token("text", sign, spaced))
+            spaced = 0
         elif name in _TEXTS:
             added, at = _text_tokens(text, at, sign, spaced)
             found += added
@@ -136,14 +151,21 @@ def tokens(text: str) -> list[Token]:
     return found
 
 
+def _is_measure(name: str, text: str, at: int) -> bool:
+    """Whether min, sec or arcsec are minutes and seconds: nothing stands there that they could be a function of."""
+    return name in _MEASURES and _PART_END.match(text, at) is not None
+
+
 def _text_tokens(text: str, at: int, command: str, spaced: int) -> tuple[list[Token], int]:
     r"""The tokens of ``\text{…}`` and its like, and where they end: words are text, a single letter is a symbol."""
     braced = _BRACED.match(text, at)
     content = braced[1] if braced else ""
     name = " ".join(re.sub(r"\\[ ,;:!]|[~$]", " ", content).replace("^{2}", "^2").replace("^{3}", "^3").split())
+    unit = " ".join(_MICRO.sub("micro", _POWER.sub(r"^\1", name)).replace("\\cdot", " ").split())
+    name = unit if all(map(is_abbreviation, re.findall("[A-Za-z]+", unit))) else name
     if braced and not name:
         return [], braced.end()
-    if braced and (name in FUNCTIONS or name in ALIASES):
+    if braced and (name in FUNCTIONS or name in ALIASES) and not _is_measure(name, text, braced.end()):
         return [Token("command", f"\\{name}", spaced)], braced.end()
     if braced and len(name) > 1 and name[0].isalpha() and _WORDS.fullmatch(name):
         return [Token("text", name, spaced)], braced.end()

@@ -332,6 +332,10 @@ def _power(text: str, parts: list[Any]) -> Any:
     return sympy.Pow(base, exponent)
 
 
+def _quotient(above: Any, below: Any) -> Any:
+    return _product("", [above, _power("", [below, _number("-1", [])])])
+
+
 def _root(text: str, parts: list[Any]) -> Any:
     import sympy
 
@@ -400,7 +404,9 @@ _BUILDERS: dict[str, Callable[[str, list[Any]], Any]] = {
     "sum": _sum,
     "minus": lambda _, parts: -parts[0],
     "product": _product,
-    "quotient": lambda _, parts: _product("", [parts[0], _power("", [parts[1], _number("-1", [])])]),
+    "quotient": lambda _, parts: _quotient(*parts),
+    "time": lambda _, parts: _quotient(*parts),
+    "ratio": lambda _, parts: _tuple("", [_quotient(part, parts[0]) for part in parts]),
     "power": _power,
     "root": _root,
     "call": _call,

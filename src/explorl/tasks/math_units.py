@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 UNITS = {
     "mm": "millimeter", "cm": "centimeter", "dm": "decimeter", "m": "meter", "km": "kilometer", "in": "inch",
@@ -13,7 +14,8 @@ UNITS = {
     "deg": "degree", "usd": "dollar", "sq": "square", "cu": "cubic", "people": "person", "men": "man", "women": "woman",
     "children": "child", "mph": "mile/hour", "kph": "kilometer/hour", "kmh": "kilometer/hour", "rad": "radian",
     "n": "newton", "j": "joule", "w": "watt", "k": "kelvin", "v": "volt", "pa": "pascal", "hz": "hertz", "mol": "mole",
-    "ev": "electronvolt", "erg": "erg", "radii": "radius",
+    "ev": "electronvolt", "erg": "erg", "radii": "radius", "am": "am", "pm": "pm",
+    "arcsec": "arcsecond", "arcmin": "arcminute",
 }  # fmt: skip
 """Units by the names that are written for them."""
 
@@ -36,13 +38,17 @@ _NO_UNITS = frozenset({
     "else", "the", "answer", "a", "an", "any", "all", "some", "one", "two", "three", "four", "five", "six",
     "seven", "eight", "nine", "ten", "zero", "negative", "positive", "inverse", "reciprocal", "squared", "cubed",
 })  # fmt: skip
+# Capitals tell nothing in a unit, but for these: MW is not mW.
+_SCALES = {"m": "milli", "M": "mega", "micro": "micro"}
+_SCALED = re.compile(r"\b([mM]|micro)(W|Pa|Hz|J|V|eV|N|m|s|g)\b")
+_MERIDIEM = re.compile(r"\b([ap])\. ?m\b\.?")
 _PLACE = re.compile(r"\b(square|cubic) ([a-z]+)")
 _RAISED = re.compile(r"([a-z]+)(?: squared| cubed|\^ ?([0-9]))")
 
 
 def is_abbreviation(word: str) -> bool:
     """Whether a word without a command before it is the sign of a unit, as in ``5 m`` and ``5 km``."""
-    return word in _SIGNS if len(word) == 1 else word.casefold() in UNITS
+    return word in _SIGNS if len(word) == 1 else word.casefold() in UNITS or _SCALED.fullmatch(word) is not None
 
 
 def is_unit(text: str) -> bool:
@@ -61,14 +67,22 @@ def agree(gold: str, answer: str) -> bool:
 
 def _spelled(text: str) -> str:
     """The unit in small letters, with a power for "squared"."""
-    text = re.sub(r"(?<=[a-z])([23])(?![0-9])", r"^\1", " ".join(text.casefold().replace(".", " ").split()))
+    text = _SCALED.sub(lambda match: f"{_SCALES[match[1]]}{UNITS[match[2].casefold()]}", text)
+    text = _MERIDIEM.sub(r"\1m", " ".join(text.casefold().split())).replace(".", " ")
+    text = re.sub(r"(?<=[a-z])([23])(?![0-9])", r"^\1", " ".join(text.split()))
     return _RAISED.sub(lambda match: f"{match[1]}^{match[2] or (2 if match[0].endswith('squared') else 3)}", text)
 
 
 def _canonical(text: str) -> str:
-    words = [_singular(word) for word in re.findall(r"[a-z]+|\^[0-9]|/", _spelled(text).replace(" per ", "/"))]
-    spelled = " ".join(words).replace(" ^", "^").replace(" / ", "/")
-    return _PLACE.sub(lambda match: f"{match[2]}^{2 if match[1] == 'square' else 3}", spelled)
+    """The unit's words with their powers, in one order: ``m/s^2``, ``m s^-2`` and ``meters per second squared``."""
+    words = re.findall(r"[a-z]+|\^ ?-?[0-9]|/", _spelled(text).replace(" per ", "/"))
+    named = re.sub(r" ?(\^) ?| ?(/) ?", r"\1\2", " ".join(_singular(word) for word in words))
+    named = _PLACE.sub(lambda match: f"{match[2]}^{2 if match[1] == 'square' else 3}", named)
+    powers: Counter[str] = Counter()
+    for place, part in enumerate(named.split("/")):
+        for word, power in re.findall(r"([a-z]+)(?:\^(-?[0-9]))?", part):
+            powers[word] += int(power or 1) * (-1 if place else 1)
+    return " ".join(f"{word}^{power}" if power != 1 else word for word, power in sorted(powers.items()))
 
 
 def _singular(word: str) -> str:

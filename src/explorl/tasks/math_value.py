@@ -14,7 +14,7 @@ MAX_BITS = 8_192
 """Numbers beyond this are not worked out; a number with the thousand digits that an answer may have is half of it."""
 
 Value = Fraction | str | tuple[str, tuple["Value", ...]]
-"""A number; ``∞`` or ``-∞``; or the kind of a bracket or matrix and the values in it."""
+"""A number; ``∞`` or ``-∞``; or the kind of a bracket, matrix or ratio and the values in it."""
 
 
 class Undefined(ValueError):
@@ -33,6 +33,10 @@ def value(node: Node) -> Value | None:
             node.text if node.kind == "bracket" else node.kind,
             tuple(sorted(known, key=str)) if unordered else known,
         )
+    if node.kind == "ratio":
+        ratio = [number(part) for part in node.parts]
+        scale = next((part for part in ratio if part), Fraction(1))
+        return None if None in ratio else ("ratio", tuple(part / scale for part in ratio if part is not None))
     if node == Node("constant", "∞"):
         return "∞"
     if node == Node("minus", parts=(Node("constant", "∞"),)):
@@ -133,6 +137,7 @@ _WORK: dict[str, Callable[..., Fraction | None]] = {
     "minus": lambda term: -term,
     "product": lambda *factors: math.prod(factors, start=Fraction(1)),
     "quotient": _quotient,
+    "time": _quotient,
     "power": _power,
     "root": _root,
 }
@@ -268,6 +273,7 @@ _VISITS: dict[str, Callable[[Node, Operations], None]] = {
     "sum": _visit_sum,
     "product": _visit_product,
     "quotient": _visit_quotient,
+    "time": _visit_quotient,
     "power": _visit_power,
     "root": _visit_root,
     "sets": _visit_sets,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 _WRAPPED = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mbox|mathrm|mathbf|operatorname) ?\{([^{}]*)\}"
+    r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mbox|mathrm|mathbf|operatorname|ce) ?\{([^{}]*)\}"
 )
 _LAYOUT = re.compile(r"\\[,;: !]|\\[()\[\]]|[~$]|\\(?:left|right|q?quad|displaystyle)(?![A-Za-z])")
-_ONLY_WORDS = re.compile(r"[^\W\d_][^\W_]*(?:[ .,'()=&/-]+[^\W\d_][^\W_]*)*")
+# After a word there may be a whole number, as in June 20, but no sign before it or point in it.
+_ONLY_WORDS = re.compile(r"[^\W\d_][^\W_]*(?:[ .,'()=&/-]+[^\W\d_][^\W_]*|,? [0-9]+(?=,? |\Z))*")
 _SHORT_WORDS = frozenset(
     {"yes", "no", "odd", "all", "one", "two", "six", "ten", "red", "sun", "mon", "tue", "wed", "thu", "fri", "sat"}
 )
+_NAME = re.compile(r"[A-Z][A-Za-z]*[0-9][A-Za-z0-9]*|[a-z][0-9]+")
+_ROMAN = re.compile(r"(?=..)M{0,3}(?:C[MD]|D?C{0,3})(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3})")
 _MATHEMATICS = frozenset({"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan"})
 
 
@@ -25,11 +28,18 @@ def words(text: str) -> str | None:
     return f" {divider} ".join(sorted(" ".join(re.findall(r"[^\W_]+", part)) for part in parts))
 
 
+def plain_name(text: str) -> str | None:
+    r"""The letters and digits of a name with a digit, like ``CO_2``, ``\mathrm{CO}_2`` and ``Q1``; else None."""
+    bare = _LAYOUT.sub(" ", _WRAPPED.sub(r"\1", _WRAPPED.sub(r"\1", text))).strip(" .")
+    bare = re.sub(r" *[_{}] *", "", bare)
+    return bare if _NAME.fullmatch(bare) else None
+
+
 def are_text(gold: str) -> bool:
     r"""Whether a right answer that consists of words is to be compared as words, and is no product of symbols.
 
-    It is if it stands in ``\text{…}``, has a word of four letters or one of three that begins with a capital, or says
-    that terms such as MC and ATC are equal.
+    It is if it stands in ``\text{…}``, has a word of four letters or one of three that begins with a capital, is a
+    Roman numeral or three capitals, such as HTH, or says that terms such as MC and ATC are equal.
     """
     bare = gold.strip(" .$")
     if wrapped := _WRAPPED.fullmatch(bare):
@@ -37,6 +47,8 @@ def are_text(gold: str) -> bool:
     found = re.findall(r"[^\W\d_]+", _WRAPPED.sub(r" \1 ", bare))
     if "\\" in _WRAPPED.sub("", bare) or _MATHEMATICS & set(found):
         return False
+    if len(found) == 1 and (_ROMAN.fullmatch(bare) or (len(bare) > 2 and bare.isalpha() and bare.isupper())):
+        return True
     if "=" in bare and all(word.isupper() for word in found):
         return any(len(word) > 2 for word in found)
     return any(
