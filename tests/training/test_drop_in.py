@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -405,6 +407,47 @@ def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., 
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     for one, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def generations_of(trainer: Any, checkpoint: Path) -> list[int | str]:
+    """Places in the generation batch of the micro-batches of a resumed run, "new" before the first of each batch."""
+    seen: list[int | str] = []
+    score, loss = trainer.scored, trainer.loss
+    trainer.scored = lambda inputs: (seen.append("new"), score(inputs))[1]
+    trainer.loss = lambda *given: (seen.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*given))[1]
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    return seen
+
+
+def test_a_resume_with_other_accumulation_begins_a_batch_with_its_first_part(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    make_trainer(ExplorationTrainer, max_steps=2, save_strategy="steps", save_steps=2).train()
+    resumed = make_trainer(ExplorationTrainer, max_steps=4, gradient_accumulation_steps=3)
+    assert generations_of(resumed, tmp_path / "out" / "checkpoint-2") == ["new", 0, 1, 2] * 2
+
+
+def test_a_batch_in_use_by_other_processes_is_sampled_anew(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """One process has the rows of two no more, and of two processes one alone would find a batch and go on with it."""
+    make_trainer(ExplorationTrainer, max_steps=1, num_iterations=2, save_strategy="steps", save_steps=1).train()
+    state = tmp_path / "out" / "checkpoint-1" / "strategies.json"
+    assert json.loads(state.read_text())["processes"] == 1
+    state.write_text(json.dumps({**json.loads(state.read_text()), "processes": 2}))
+    resumed = make_trainer(ExplorationTrainer, max_steps=2, num_iterations=2)
+    with pytest.warns(UserWarning, match="was written by 2 processes, and there are 1: the generation batch that was"):
+        assert generations_of(resumed, state.parent) == ["new", 0, 1]
+
+
+@pytest.mark.parametrize("given", [{}, {"strategies": ["egsw"], "engine": "generate"}])
+def test_reentrant_checkpointing_warns_of_no_missing_gradient(make_trainer: Callable[..., Any], given: Any) -> None:
+    """Where a pass has none: TRL's own go without checkpointing, and so do ours."""
+    reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, options=given, **reentrant)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert [one for one in caught if "None of the inputs have requires_grad" in str(one.message)] == []
 
 
 def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,18 +296,18 @@ class ExplorationTrainer(RefillingTrainer):
         if self._records is not None:
             recorded = by_engine(self._records, length)
             if self._row_temperature is not self._sampling_temperature and "old_per_token_logps" not in output:
-                with torch.no_grad():  # the loss looks at the rows at another temperature than they were sampled at
+                with self.without_gradient():  # the loss looks at rows at another temperature than they were sampled at
                     own, _, _ = self._logps(output, temperature=self._row_temperature)
                 return recorded._replace(logps=own)
             return recorded
         if any(name in output for name in IMAGES):
-            with torch.no_grad():
+            with self.without_gradient():
                 logps, entropy, _ = self._logps(output, compute_entropy=True)
             assert entropy is not None
             return Recorded(logps, entropy, None, None)
         rows = self.args.per_device_train_batch_size
         # ZeRO-3 does not survive passes of two kinds between its steps.
-        with self.whole_weights() if self.sharded else nullcontext():
+        with self.without_gradient(), self.whole_weights() if self.sharded else nullcontext():
             return by_pass(
                 self.model,
                 output,
@@ -340,7 +340,7 @@ class ExplorationTrainer(RefillingTrainer):
         found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
         if windows > 1 and self.has_penalties:
             for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
-                with torch.no_grad():
+                with self.without_gradient():
                     part["old_per_token_logps"], _, _ = self._logps(
                         part, rows=len(part["completion_ids"]), temperature=part.get("row_temperature")
                     )
@@ -403,14 +403,15 @@ class ExplorationTrainer(RefillingTrainer):
                     checkpoints.write_reference(folder, reference_weights(*self._models()))
         if not self.args.should_save:
             return
-        progress = checkpoints.Progress(self.micro_step, self._mean_reward)
+        progress = checkpoints.Progress(self.micro_step, self._mean_reward, self.accelerator.num_processes)
         checkpoints.write_progress(folder, progress, self.strategies)
         self._write_streaks(folder)
 
     def read_state(self, folder: Path) -> None:
         self._read_looks(folder)
         self._read_streaks(folder)
-        progress = checkpoints.read_progress(folder, self.strategies)
+        processes = self.accelerator.num_processes
+        progress = checkpoints.read_progress(folder, self.strategies, processes)
         if progress is None:
             return
         self.micro_step, self._mean_reward = progress.micro_step, progress.reward
@@ -420,7 +421,15 @@ class ExplorationTrainer(RefillingTrainer):
                 load_reference(*self._models(), reference)
             self._reference_moved = True
         batches = checkpoints.read_batches(folder, self.accelerator.process_index, self.accelerator.device)
-        if batches is not None:
+        if batches is not None and progress.processes != processes:
+            self.warn_once(
+                f"{folder} was written by {progress.processes} processes, and there are {processes}: the generation "
+                "batch that was in use is left, and a new one is sampled"
+            )
+            batches = None
+        if batches is None:  # the next micro-batch is the first of a new one, also where there are more to a batch now
+            self.micro_step = -(-self.micro_step // self._micro_batches_of_batch) * self._micro_batches_of_batch
+        else:
             if len(batches) != self.args.steps_per_generation:
                 raise ValueError(
                     f"{folder} holds a generation batch in {len(batches)} parts, and steps_per_generation is "

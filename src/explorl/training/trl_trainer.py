@@ -33,6 +33,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
+from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     RepeatSampler,
     add_fused_lm_head,
@@ -183,6 +184,12 @@ class NamedGRPOTrainer(GRPOTrainer):
                 yield
         finally:
             self.args.ds3_gather_for_generation = gathers
+
+    @contextmanager
+    def without_gradient(self) -> Iterator[None]:
+        """Nor with gradient checkpointing, whose reentrant kind would warn that there is none."""
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            yield
 
     @property
     def now(self) -> int:
