@@ -234,12 +234,12 @@ class SamplingTrainer(NamedGRPOTrainer):
         if self.tools:
             conversation = Conversation(self._engine, prompt_ids, draw.params)
             self._conversation = conversation, draw
-            return [self.ended(rollout.token_ids, rollout.stop) for rollout in conversation.rollouts()]
+            return [self.ended(rollout) for rollout in conversation.rollouts()]
         rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
         if self._interpreter is not None:
             self.said = [Said.of(rollout) for rollout in rollouts]
         self._remember(rollouts, draw)
-        return [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
+        return [self.ended(rollout) for rollout in rollouts]
 
     def _sampled_by_vllm(self, rows: vllm_rows.VllmRows, prompt_ids: list[list[int]]) -> list[list[int]] | None:
         """As strategies say; an evaluation is sampled as TRL does it."""
@@ -250,7 +250,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         self.load_vllm_weights()
         rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
         self._remember(rollouts, draw)
-        return [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
+        return [self.ended(rollout) for rollout in rollouts]
 
     def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: Draw) -> Rollouts:
         tools = self._interpreter
@@ -273,7 +273,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         (conversation, draw), self._conversation = self._conversation, None
         rollouts = conversation.close(completion_ids)
         if rollouts is not None:
-            completion_ids[:] = [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
+            completion_ids[:] = [self.ended(rollout) for rollout in rollouts]
             self._remember(rollouts, draw)
             return
         said = "a conversation is not what Explorl's engine sampled: somebody has changed its tokens"

@@ -45,6 +45,7 @@ from trl.trainer.utils import (
 )
 
 from explorl.modeling.proof import inner_model
+from explorl.rollout import Rollout
 from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
@@ -266,9 +267,11 @@ class NamedGRPOTrainer(GRPOTrainer):
         """A token that ends a sequence."""
         return int([*self.eos_token_ids, self._tokenizer.pad_token_id][0])
 
-    def ended(self, completion_ids: Sequence[int], stop: str | None) -> list[int]:
-        """An answer that this stop string has ended, or None."""
-        return list(completion_ids) if stop is None else Stopped(completion_ids, self.end_token)
+    def ended(self, rollout: Rollout) -> list[int]:
+        """The tokens of an answer; TRL knows of no stop string, nor of an ``eos_token_id`` in `generation_kwargs`."""
+        ids = list(rollout.token_ids)
+        known = bool(ids) and ids[-1] in (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        return Stopped(ids, self.end_token) if rollout.finish_reason == "stop" and not known else ids
 
     @property
     def interprets(self) -> bool:
