@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from explorl import strategies as xs
@@ -121,6 +122,52 @@ def test_generation_kwargs_go_to_the_engine(make_trainer: Callable[..., Any]) ->
     log = trainer.state.log_history[0]
     assert log["completions/max_length"] <= 3
     assert log["frac_reward_zero_std"] == 1.0  # greedy: all samples of a prompt are one
+
+
+@pytest.mark.parametrize("options", [{}, {"strategies": ["egsw"]}, {"dynamic_sampling": True}], ids=str)
+def test_a_temperature_for_sampling_alone(make_trainer: Callable[..., Any], options: dict[str, Any]) -> None:
+    """TRL's loss is at the temperature of `GRPOConfig`: without a step in between, every ratio is 1."""
+    trainer = make_trainer(
+        ExplorationTrainer, generation_kwargs={"temperature": 0.3}, temperature=0.9, steps_per_generation=4,
+        learning_rate=0.0, options=options,
+    )  # fmt: skip
+    batch = batch_of(trainer)
+    assert batch.temperature.tolist() == pytest.approx([0.3] * 16)
+    torch.testing.assert_close(batch.logps, batch.old_logps)
+    assert (batch.sampling_logps - batch.old_logps)[batch.mask > 0].abs().max() > 0.1
+    assert [log["clip_ratio/region_mean"] for log in trainer.state.log_history[:-1]] == [0, 0]
+    for part in trainer._buffered_inputs:
+        own, _, _ = trainer._logps(part)
+        mask = part["completion_mask"]
+        torch.testing.assert_close(own * mask, part["old_per_token_logps"] * mask, rtol=1e-4, atol=1e-5)
+
+
+def test_a_callback_changes_how_is_sampled(make_trainer: Callable[..., Any]) -> None:
+    """By TRL's `generation_config`, which is what `generate` gets of it."""
+    kinds: list[bool] = []
+
+    class Change(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            kinds.append(trainer._records is not None)
+            trainer.generation_config.max_new_tokens = 3
+            trainer.generation_config.min_new_tokens = 3 if state.global_step > 1 else None
+
+    trainer = make_trainer(ExplorationTrainer, max_steps=3, options={"callbacks": [Change()]})
+    with pytest.warns(UserWarning, match="a batch is sampled by model.generate, .*the engine has no min_new_tokens=3"):
+        trainer.train()
+    assert [log["completions/max_length"] for log in trainer.state.log_history[:-1]] == [10, 3, 3]
+    assert kinds == [True, True, False]
+    trainer.strategies.append(xs.BottomP(0.9))
+    with pytest.raises(ValueError, match=r"model.generate cannot do \(the engine has no min_new_tokens=3\)"):
+        trainer.train()
+
+
+def test_a_length_in_generation_kwargs_alone(make_trainer: Callable[..., Any]) -> None:
+    given = {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 3}}
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, **given)
+    trainer.train()
+    assert trainer._engine is not None
+    assert trainer.state.log_history[0]["completions/max_length"] == 3
 
 
 @pytest.mark.parametrize("given", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}])

@@ -295,11 +295,13 @@ class ExplorationTrainer(RefillingTrainer):
         length = output["completion_ids"].size(1)
         if self._records is not None:
             recorded = by_engine(self._records, length)
-            if self._row_temperature is not self._sampling_temperature and "old_per_token_logps" not in output:
-                with self.without_gradient():  # the loss looks at rows at another temperature than they were sampled at
+            if self._row_temperature is self._sampling_temperature:
+                return recorded
+            own = output.get("old_per_token_logps")
+            if own is None:  # the loss looks at the rows at another temperature than they were sampled at
+                with self.without_gradient():
                     own, _, _ = self._logps(output, temperature=self._row_temperature)
-                return recorded._replace(logps=own)
-            return recorded
+            return recorded._replace(logps=own)
         if any(name in output for name in IMAGES):
             with self.without_gradient():
                 logps, entropy, _ = self._logps(output, compute_entropy=True)

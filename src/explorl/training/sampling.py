@@ -23,7 +23,7 @@ from explorl.strategies.validate import title
 from explorl.training import vllm_rows
 from explorl.training.branches import branch_numbers, branching_of, sets_rows, told
 from explorl.training.conversations import Conversation
-from explorl.training.draws import Draw, beyond_the_engine, by_position, sampling_options
+from explorl.training.draws import KNOWN, Draw, beyond_the_engine, by_position, sampling_options
 from explorl.training.interpreting import Said
 from explorl.training.records import prompt_text
 from explorl.training.sharding import fsdp_modules, spread_devices, why_not_gathered, zero_stage
@@ -86,7 +86,7 @@ class SamplingTrainer(NamedGRPOTrainer):
                 found = Engine(self.model, self.tokenizer, dtype=dtype, **options)
                 try:
                     with self.whole_weights() if self.sharded else nullcontext():
-                        found.check(self.max_completion_length)
+                        found.check(int(self._generation()["max_new_tokens"]))
                 except UnsupportedModel as error:
                     why = error.reason
                 else:
@@ -175,12 +175,21 @@ class SamplingTrainer(NamedGRPOTrainer):
             return "it sees images"
         if _has_own_generate(self.model):
             return f"{type(inner_model(self.model)).__name__} has a generate of its own"
-        if self.generation_kwargs.get("max_new_tokens") is None:
+        return self._why_not_options()
+
+    def _why_not_options(self) -> str:
+        """What the engine does not have of all that `generate` is asked for; empty where it has everything."""
+        given = self._generation()
+        if given["max_new_tokens"] is None:
             return "max_completion_length is None"
-        beyond = beyond_the_engine(self.generation_kwargs, self.model.generation_config)
-        if beyond:
-            return "the engine has no " + ", ".join(f"{name}={value!r}" for name, value in beyond.items())
-        return ""
+        beyond = beyond_the_engine(given, self.model.generation_config)
+        named = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
+        return named and f"the engine has no {named}"
+
+    def _generation(self) -> dict[str, Any]:
+        """Options of `generate` as they stand: a callback may have changed TRL's `generation_config`."""
+        config = self.generation_config
+        return config.to_diff_dict() | {name: getattr(config, name, None) for name in KNOWN - {"stop_strings"}}
 
     def _why_not_whole(self) -> str:
         """What keeps sharded weights from being gathered for sampling; empty where nothing does."""
@@ -211,10 +220,16 @@ class SamplingTrainer(NamedGRPOTrainer):
         per_row = per_row or self.interprets
         if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
             return None
+        if why := self._why_not_options():  # of late
+            if per_row:
+                raise ValueError(f"rows are sampled each by itself, which model.generate cannot do ({why})")
+            self.warn_once(f"a batch is sampled by model.generate, which is slower than Explorl's engine: {why}")
+            return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
-        options = {**sampling_options(self.generation_kwargs, self.eos_token_ids), "stop": self.stop_strings}
+        options = {**sampling_options(self._generation(), self.eos_token_ids), "stop": self.stop_strings}
         draw = Draw(options, strategies, texts, self.now, self.interprets)
+        draw.spread(len(prompt_ids), self.temperature)
         longest = self._everywhere_longest(prompt_ids)
         context = getattr(text_config(self.model), "max_position_embeddings", None)
         if context is not None and longest >= context and not per_row:
@@ -224,7 +239,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             )
             return None
         try:
-            self._engine.check(longest + self.max_completion_length)
+            self._engine.check(longest + options["max_tokens"])
         except UnsupportedModel as error:  # prompts are longer than what it was tried with
             if per_row:
                 raise
@@ -247,6 +262,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             return None
         texts = [prompt_text(prompt) for prompt in self._prompts]
         draw = Draw(vllm_rows.options(self), self.strategies, texts, self.now, self.interprets)
+        draw.spread(len(prompt_ids), self.temperature)
         self.load_vllm_weights()
         rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
         self._remember(rollouts, draw)
