@@ -80,6 +80,47 @@ def test_strategies_see_the_rewards_that_a_subclass_gives(make_trainer: Callable
     assert logged["strategy/reads/reward"] == pytest.approx(logged["reward"])
 
 
+def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: Callable[..., Any]) -> None:
+    """As many rows in each, also those without an advantage, and log π_old when a batch comes again."""
+    seen: list[dict[str, Any]] = []
+
+    class Mine(ExplorationTrainer):
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+            seen.append(dict(inputs))
+            return super()._compute_loss(model, dict(inputs))
+
+    trainer = make_trainer(
+        Mine, max_steps=4, num_iterations=2, gradient_accumulation_steps=4, per_device_train_batch_size=3,
+        num_generations=6, learning_rate=1e-2, temperature=1.0,
+    )  # fmt: skip
+    assert trainer.has_own_loss
+    assert not make_trainer(ExplorationTrainer).has_own_loss
+    trainer.train()
+    assert [len(inputs["completion_ids"]) for inputs in seen] == [3] * 16
+    for first, again in zip(seen[:4], seen[4:8], strict=True):
+        torch.testing.assert_close(first["old_per_token_logps"], again["old_per_token_logps"], rtol=0, atol=0)
+    assert trainer.state.log_history[1]["clip_ratio/region_mean"] > 0
+
+
+def test_log_probabilities_that_a_subclass_computes_are_those_of_the_loss(make_trainer: Callable[..., Any]) -> None:
+    from trl import GRPOTrainer
+
+    norms = []
+    for cls, options in ((GRPOTrainer, {}), (ExplorationTrainer, {"engine": "generate", "packed": False})):
+
+        class Mine(cls):  # type: ignore[misc, valid-type]
+            def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
+                logps, *rest = super()._get_per_token_logps_and_entropies(*given, **more)
+                return 1.5 * logps, *rest
+
+        trainer = make_trainer(Mine, options=options, max_steps=1, beta=0.1)
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert log["kl"] == pytest.approx(0, abs=1e-6)
+        norms.append(log["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
 def test_a_batch_size_that_is_lowered_in_training(make_trainer: Callable[..., Any]) -> None:
     """By a callback, or by auto_find_batch_size: the batch that was planned before is split as TRL splits it."""
 

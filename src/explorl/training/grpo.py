@@ -326,6 +326,7 @@ class ExplorationTrainer(RefillingTrainer):
         parts, window = self.args.steps_per_generation, self.args.gradient_accumulation_steps
         uneven = parts % window != 0 and window % parts != 0
         looks = self.loss_type == "bnpo" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0
+        looks = looks or self.has_own_loss
         if looks or uneven or self.aux_loss_enabled or any(name in batch for name in IMAGES):
             return super().micro_batches(batch)
         windows = max(parts // window, 1)

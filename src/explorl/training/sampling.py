@@ -325,7 +325,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         same = training is sampling
         # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the
         # difference of two log-probabilities, which then have to come from one and the same pass.
-        exact = self.compute_dtype is None and weights_dtype(self.model) == torch.float32
+        exact = self.compute_dtype is None and weights_dtype(self.model) == torch.float32 and not self.has_own_loss
         if self._old_logps is None and self.asked_for_old and exact and same and not self.has_penalties:
             self._old_logps = records.logps
 
@@ -343,7 +343,8 @@ class SamplingTrainer(NamedGRPOTrainer):
     @property
     def old_is_first_pass(self) -> bool:
         """Whether every micro-batch is seen before the policy moves: then log π_old is what its first pass gives."""
-        return self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0 and not self.use_vllm
+        whole = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
+        return whole and not self.use_vllm and not self.has_own_loss
 
     @property
     def has_penalties(self) -> bool:

@@ -76,6 +76,8 @@ IMAGES = (
 
 Mode = Literal["train", "eval"]
 
+_OF_LOSS = ("compute_loss", "_compute_loss", "_prepare_inputs", "_get_per_token_logps_and_entropies")
+
 
 class Answered(NamedTuple):
     """Rows that were sampled and rewarded."""
@@ -145,6 +147,15 @@ class NamedGRPOTrainer(GRPOTrainer):
     @property
     def has_entropy_bonus(self) -> bool:
         return self._entropy_bonus_enabled
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether somebody has written another version of what TRL computes a loss by, in a subclass or on the trainer.
+
+        It may count on micro-batches as TRL makes them: as many rows in each, with log π_old where TRL has it.
+        """
+        methods = (getattr(self, name) for name in _OF_LOSS)
+        return any(method.__module__.partition(".")[0] not in ("explorl", "trl", "transformers") for method in methods)
 
     @property
     def micro_step(self) -> int:
