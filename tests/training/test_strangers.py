@@ -121,6 +121,33 @@ def test_log_probabilities_that_a_subclass_computes_are_those_of_the_loss(make_t
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
+@pytest.mark.parametrize("strategies", [[], ["egsw"], ["bottom_p"]], ids=str)
+def test_answers_that_a_subclass_changes(make_trainer: Callable[..., Any], strategies: list[str]) -> None:
+    """What the engine recorded is not of them: without a step in between, every ratio is 1 all the same."""
+
+    class Mine(ExplorationTrainer):
+        def _generate(self, prompts: Any) -> Any:
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            return prompt_ids, [[*ids[:4], 20] for ids in completion_ids], *rest
+
+    trainer = make_trainer(Mine, steps_per_generation=4, learning_rate=0.0, options={"strategies": strategies})
+    if strategies == ["bottom_p"]:
+        with pytest.raises(RuntimeError, match="somebody has changed its tokens, and how each row was sampled"):
+            trainer.train()
+        return
+    with pytest.warns(UserWarning, match="an answer is not what Explorl's engine sampled: somebody has changed its"):
+        trainer.train()
+    assert [log["clip_ratio/region_mean"] for log in trainer.state.log_history[:-1]] == [0, 0]
+
+
+def test_a_reward_method_put_on_the_trainer_stays_there(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(ExplorationTrainer)
+    own = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *given: own(*given) + 100
+    trainer.train()
+    assert all(log["reward"] >= 100 for log in trainer.state.log_history[:-1])
+
+
 def test_a_batch_size_that_is_lowered_in_training(make_trainer: Callable[..., Any]) -> None:
     """By a callback, or by auto_find_batch_size: the batch that was planned before is split as TRL splits it."""
 

@@ -121,7 +121,7 @@ class RefillingTrainer(WatchingTrainer):
         if recorded:
             sampling = recorded.get(SAMPLED_AT)
             records = PaddedRollouts(**{name: recorded.get(name) for name in _RECORDS})  # type: ignore[arg-type]
-            self._keep(records, sampling, recorded.get(TRAINED_AT, sampling))
+            self._keep(self._settled.answered.completion_ids, records, sampling, recorded.get(TRAINED_AT, sampling))
         self.said = self._settled.answered.said
         return self._settled.answered.completion_ids
 

@@ -50,6 +50,8 @@ class SamplingTrainer(NamedGRPOTrainer):
     _engine: Engine | None = None
     _records: PaddedRollouts | None
     """What the engine recorded of this process's latest generation batch."""
+    _recorded_ids: list[list[int]]
+    """The tokens of these rows."""
     _old_logps: Tensor | None
     """log π_old for TRL, where the records have it."""
     _sampling_temperature: Tensor | None
@@ -292,8 +294,22 @@ class SamplingTrainer(NamedGRPOTrainer):
             completion_ids[:] = [self.ended(rollout) for rollout in rollouts]
             self._remember(rollouts, draw)
             return
-        said = "a conversation is not what Explorl's engine sampled: somebody has changed its tokens"
-        if any(sets_rows(strategy) for strategy in self.strategies):
+        self._say_changed("a conversation is not what Explorl's engine sampled: somebody has changed its tokens")
+
+    def generated(self, completion_ids: list[list[int]]) -> None:
+        """What was recorded is of the answers that were sampled; a subclass may have made others of them. Where that is
+        so on one process, nothing counts as recorded on any."""
+        known = self._records is not None and completion_ids == self._recorded_ids
+        known = all(gather_object([known])) if self.accelerator.num_processes > 1 else known
+        if self._records is not None and not known:
+            self._say_changed("an answer is not what Explorl's engine sampled: somebody has changed its tokens")
+            if self._old_logps is self._records.logps:
+                self._old_logps = None
+            self._records = self._row_temperature = self._sampling_temperature = None
+
+    def _say_changed(self, said: str) -> None:
+        needs = (sets_rows(one) or one.needs_min_p_mass is not None for one in self.strategies)
+        if any(needs) or any(one.needs_sampling_logps for one in self.strategies):
             raise RuntimeError(f"{said}, and how each row was sampled is not known any more; leave them as they are")
         self.warn_once(f"{said}; what was recorded of them is computed again")
 
@@ -317,10 +333,14 @@ class SamplingTrainer(NamedGRPOTrainer):
 
         sampling = rows(draw.sampling_temperature)
         same = draw.training_temperature is draw.sampling_temperature
-        self._keep(records, sampling, sampling if same else rows(draw.training_temperature))
+        ids = [rollout.token_ids for rollout in rollouts]
+        self._keep(ids, records, sampling, sampling if same else rows(draw.training_temperature))
 
-    def _keep(self, records: PaddedRollouts, sampling: Tensor | None, training: Tensor | None) -> None:
+    def _keep(
+        self, ids: list[list[int]], records: PaddedRollouts, sampling: Tensor | None, training: Tensor | None
+    ) -> None:
         """Takes down what was recorded of this process's rows, and their temperatures in sampling and in the loss."""
+        self._recorded_ids = ids
         self._records, self._sampling_temperature, self._row_temperature = records, sampling, training
         same = training is sampling
         # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the

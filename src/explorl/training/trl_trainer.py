@@ -239,6 +239,9 @@ class NamedGRPOTrainer(GRPOTrainer):
     def conversed(self, completion_ids: list[list[int]]) -> None:
         """Called when the last turn of a batch of conversations is over."""
 
+    def generated(self, completion_ids: list[list[int]]) -> None:
+        """Called with the answers of a batch, once nobody changes them any more."""
+
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
         known = [RowTokens(ids, row) for row, ids in enumerate(prompt_ids)]
         found = super()._tool_call_loop(prompts, known, *more, **options)
@@ -359,6 +362,7 @@ class NamedGRPOTrainer(GRPOTrainer):
         prompts = [row["prompt"] for row in inputs]
         metrics = {name: list(values) for name, values in self._metrics[self.mode].items()}
         completion_ids, _, completions = self._generate(prompts)[1:4]
+        self.generated(completion_ids)
         self._metrics[self.mode].clear()
         self._metrics[self.mode].update(metrics)
         parts = self._calculate_rewards(inputs, prompts, self.judged(completions), plain(completion_ids))
@@ -397,13 +401,27 @@ class NamedGRPOTrainer(GRPOTrainer):
             self.rewarded = {"prompts": prompts, "completions": completions, "completion_ids": ids, **columns}
             return self.reward_parts
 
-        self._calculate_rewards: Any = (
-            kept  # in front of whatever a subclass has: TRL goes by the last word, and so do we
-        )
-        try:
+        def told(prompts: list[Any]) -> Any:
+            found = generate(prompts)
+            self.generated(found[1])
+            return found
+
+        generate = self._generate
+        # In front of whatever a subclass has: TRL goes by the last word, and so do we.
+        with self._with_method("_calculate_rewards", kept), self._with_method("_generate", told):
             return super()._generate_and_score_completions(inputs)
+
+    @contextmanager
+    def _with_method(self, name: str, method: Any) -> Iterator[None]:
+        """For a while the trainer has this method; then the one it had, be it of its class or somebody's own."""
+        own = vars(self).get(name)
+        setattr(self, name, method)
+        try:
+            yield
         finally:
-            del self._calculate_rewards
+            delattr(self, name)
+            if own is not None:
+                setattr(self, name, own)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         return self.scored(inputs)
