@@ -149,7 +149,7 @@ def test_a_reward_method_put_on_the_trainer_stays_there(make_trainer: Callable[.
 
 
 def test_a_batch_size_that_is_lowered_in_training(make_trainer: Callable[..., Any]) -> None:
-    """By a callback, or by auto_find_batch_size: the batch that was planned before is split as TRL splits it."""
+    """By a callback: the batch that was planned before is split as TRL splits it."""
 
     class Lower(TrainerCallback):
         def on_step_begin(self, args: Any, *rest: Any, **more: Any) -> None:

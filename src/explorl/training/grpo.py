@@ -338,7 +338,7 @@ class ExplorationTrainer(RefillingTrainer):
             tokens = counted_tokens(batch)[~needed]
             entropy = padded_to(self._records.entropy, tokens.size(1))[~needed]
             batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
-        # A callback, or auto_find_batch_size, may have lowered it since the batch was planned.
+        # A callback may have lowered it since the batch was planned.
         most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
         found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
         if windows > 1 and self.has_penalties:
