@@ -173,7 +173,9 @@ class ExplorationTrainer(RefillingTrainer):
                     f"{strategy.name} orders the prompts, and {type(dataset).__name__} is a stream, which would have "
                     "to be read to its end; give a datasets.Dataset"
                 )
-            order = strategy.order([prompt_text(prompt) for prompt in dataset["prompt"]])
+            made = "prompt" not in dataset.column_names  # by a transform, when a row is read
+            prompts = (row["prompt"] for row in dataset) if made else dataset["prompt"]
+            order = strategy.order([prompt_text(prompt) for prompt in prompts])
             if order is not None:
                 dataset = dataset.select(self._places(strategy, [int(place) for place in order], len(dataset)))
         return dataset

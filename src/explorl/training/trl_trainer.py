@@ -20,6 +20,7 @@ _generate, _calculate_rewards, _tokenize_prompts, _set_signature_columns_if_need
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -365,7 +366,9 @@ class NamedGRPOTrainer(GRPOTrainer):
         self.generated(completion_ids)
         self._metrics[self.mode].clear()
         self._metrics[self.mode].update(metrics)
-        parts = self._calculate_rewards(inputs, prompts, self.judged(completions), plain(completion_ids))
+        # The batch is yet to be made of prompts and tokens: a reward function that changes them changes copies.
+        said = copy.deepcopy(prompts), self.judged(completions), [list(ids) for ids in completion_ids]
+        parts = self._calculate_rewards(inputs, *said)
         extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
         return Answered(completion_ids, extra, parts, self.said)
