@@ -121,6 +121,14 @@ def test_log_probabilities_that_a_subclass_computes_are_those_of_the_loss(make_t
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
+def test_a_batch_that_an_earlier_training_has_left_in_use(make_trainer: Callable[..., Any]) -> None:
+    """Steps are counted from 0 again, and yet the policy has moved since the batch was made."""
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, num_iterations=2, learning_rate=0.02)
+    trainer.train()
+    trainer.train()
+    assert trainer.state.log_history[0]["clip_ratio/region_mean"] > 0.1
+
+
 @pytest.mark.parametrize("strategies", [[], ["egsw"], ["bottom_p"]], ids=str)
 def test_answers_that_a_subclass_changes(make_trainer: Callable[..., Any], strategies: list[str]) -> None:
     """What the engine recorded is not of them: without a step in between, every ratio is 1 all the same."""
@@ -184,6 +192,8 @@ def test_strategies_that_are_none(given: Any, error: str) -> None:
 def test_temperature_zero_is_refused_in_words(make_trainer: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"temperature is 0\.0; use one above 0"):
         make_trainer(ExplorationTrainer, temperature=0.0)
+    with pytest.raises(ValueError, match=r"generation_kwargs\['temperature'\] is 0; use one above 0"):
+        make_trainer(ExplorationTrainer, generation_kwargs={"temperature": 0})
 
 
 @pytest.mark.parametrize(

@@ -288,11 +288,14 @@ def refuse(args: Any) -> None:
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
     strings_in(args.generation_kwargs)
-    if not args.temperature > 0:
-        raise ValueError(
-            f"temperature is {args.temperature}; use one above 0, such as 1.0: greedy answers are all the same, and a "
-            "group of them has no advantage"
-        )
+    given = args.generation_kwargs or {}
+    own = None if args.use_vllm or given.get("do_sample") is False else given.get("temperature")
+    for name, value in (("temperature", args.temperature), ("generation_kwargs['temperature']", own)):
+        if value is not None and not value > 0:
+            raise ValueError(
+                f"{name} is {value}; use one above 0, such as 1.0: greedy answers are all the same, and a group of "
+                "them has no advantage"
+            )
 
 
 PAGE = """# TRL's options
