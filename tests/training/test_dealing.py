@@ -82,9 +82,9 @@ def test_rows_without_advantage_are_left_out(
         if not leave_out:
             every = lambda batch: torch.ones(len(batch["advantages"]), dtype=torch.bool)  # noqa: E731
             monkeypatch.setattr(trainer, "_needed", every)
-        compute, rows = trainer._compute_loss, []
+        compute, rows = trainer.loss, []
         monkeypatch.setattr(
-            trainer, "_compute_loss", lambda m, i, c=compute, r=rows: (r.append(len(i["completion_ids"])), c(m, i))[1]
+            trainer, "loss", lambda m, i, c=compute, r=rows: (r.append(len(i["completion_ids"])), c(m, i))[1]
         )
         trainer.train()
         seen[leave_out] = sum(rows)

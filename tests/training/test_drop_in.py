@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from explorl import strategies as xs
@@ -119,6 +122,52 @@ def test_generation_kwargs_go_to_the_engine(make_trainer: Callable[..., Any]) ->
     log = trainer.state.log_history[0]
     assert log["completions/max_length"] <= 3
     assert log["frac_reward_zero_std"] == 1.0  # greedy: all samples of a prompt are one
+
+
+@pytest.mark.parametrize("options", [{}, {"strategies": ["egsw"]}, {"dynamic_sampling": True}], ids=str)
+def test_a_temperature_for_sampling_alone(make_trainer: Callable[..., Any], options: dict[str, Any]) -> None:
+    """TRL's loss is at the temperature of `GRPOConfig`: without a step in between, every ratio is 1."""
+    trainer = make_trainer(
+        ExplorationTrainer, generation_kwargs={"temperature": 0.3}, temperature=0.9, steps_per_generation=4,
+        learning_rate=0.0, options=options,
+    )  # fmt: skip
+    batch = batch_of(trainer)
+    assert batch.temperature.tolist() == pytest.approx([0.3] * 16)
+    torch.testing.assert_close(batch.logps, batch.old_logps)
+    assert (batch.sampling_logps - batch.old_logps)[batch.mask > 0].abs().max() > 0.1
+    assert [log["clip_ratio/region_mean"] for log in trainer.state.log_history[:-1]] == [0, 0]
+    for part in trainer._buffered_inputs:
+        own, _, _ = trainer._logps(part)
+        mask = part["completion_mask"]
+        torch.testing.assert_close(own * mask, part["old_per_token_logps"] * mask, rtol=1e-4, atol=1e-5)
+
+
+def test_a_callback_changes_how_is_sampled(make_trainer: Callable[..., Any]) -> None:
+    """By TRL's `generation_config`, which is what `generate` gets of it."""
+    kinds: list[bool] = []
+
+    class Change(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            kinds.append(trainer._records is not None)
+            trainer.generation_config.max_new_tokens = 3
+            trainer.generation_config.min_new_tokens = 3 if state.global_step > 1 else None
+
+    trainer = make_trainer(ExplorationTrainer, max_steps=3, options={"callbacks": [Change()]})
+    with pytest.warns(UserWarning, match="a batch is sampled by model.generate, .*the engine has no min_new_tokens=3"):
+        trainer.train()
+    assert [log["completions/max_length"] for log in trainer.state.log_history[:-1]] == [10, 3, 3]
+    assert kinds == [True, True, False]
+    trainer.strategies.append(xs.BottomP(0.9))
+    with pytest.raises(ValueError, match=r"model.generate cannot do \(the engine has no min_new_tokens=3\)"):
+        trainer.train()
+
+
+def test_a_length_in_generation_kwargs_alone(make_trainer: Callable[..., Any]) -> None:
+    given = {"max_completion_length": None, "generation_kwargs": {"max_new_tokens": 3}}
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, **given)
+    trainer.train()
+    assert trainer._engine is not None
+    assert trainer.state.log_history[0]["completions/max_length"] == 3
 
 
 @pytest.mark.parametrize("given", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [5]}, {"num_beams": 2}])
@@ -405,6 +454,47 @@ def test_a_synced_reference_is_restored_by_a_resume(make_trainer: Callable[..., 
     resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     for one, other in zip(whole.ref_model.parameters(), resumed.ref_model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def generations_of(trainer: Any, checkpoint: Path) -> list[int | str]:
+    """Places in the generation batch of the micro-batches of a resumed run, "new" before the first of each batch."""
+    seen: list[int | str] = []
+    score, loss = trainer.scored, trainer.loss
+    trainer.scored = lambda inputs: (seen.append("new"), score(inputs))[1]
+    trainer.loss = lambda *given: (seen.append(trainer.micro_step % trainer.args.steps_per_generation), loss(*given))[1]
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    return seen
+
+
+def test_a_resume_with_other_accumulation_begins_a_batch_with_its_first_part(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    make_trainer(ExplorationTrainer, max_steps=2, save_strategy="steps", save_steps=2).train()
+    resumed = make_trainer(ExplorationTrainer, max_steps=4, gradient_accumulation_steps=3)
+    assert generations_of(resumed, tmp_path / "out" / "checkpoint-2") == ["new", 0, 1, 2] * 2
+
+
+def test_a_batch_in_use_by_other_processes_is_sampled_anew(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """One process has the rows of two no more, and of two processes one alone would find a batch and go on with it."""
+    make_trainer(ExplorationTrainer, max_steps=1, num_iterations=2, save_strategy="steps", save_steps=1).train()
+    state = tmp_path / "out" / "checkpoint-1" / "strategies.json"
+    assert json.loads(state.read_text())["processes"] == 1
+    state.write_text(json.dumps({**json.loads(state.read_text()), "processes": 2}))
+    resumed = make_trainer(ExplorationTrainer, max_steps=2, num_iterations=2)
+    with pytest.warns(UserWarning, match="was written by 2 processes, and there are 1: the generation batch that was"):
+        assert generations_of(resumed, state.parent) == ["new", 0, 1]
+
+
+@pytest.mark.parametrize("given", [{}, {"strategies": ["egsw"], "engine": "generate"}])
+def test_reentrant_checkpointing_warns_of_no_missing_gradient(make_trainer: Callable[..., Any], given: Any) -> None:
+    """Where a pass has none: TRL's own go without checkpointing, and so do ours."""
+    reentrant = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, options=given, **reentrant)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert [one for one in caught if "None of the inputs have requires_grad" in str(one.message)] == []
 
 
 def test_fast_paths_are_tried_out_once(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

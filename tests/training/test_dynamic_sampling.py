@@ -303,6 +303,32 @@ def test_all_that_comes_after_sees_the_rows_that_are_trained_on(make: Make) -> N
     assert logged(trainer, "reward")[0] < logs(trainer)[1]["reward"]
 
 
+def test_a_reward_function_that_changes_what_it_is_given_changes_copies(make: Make) -> None:
+    """As in TRL, where the batch is made before it is rewarded."""
+    seen: list[tuple[str, list[int]]] = []
+
+    def careless(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        for prompt, ids in zip(prompts, completion_ids, strict=True):
+            seen.append((prompt[-1]["content"], list(ids)))
+            prompt.append({"role": "assistant", "content": "sure"})
+            ids.append(9)
+        return [float(row % 2) for row in range(len(prompts))]
+
+    trainer = make(careless, max_steps=1)
+    trainer.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    rows = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    trainer.train_dataset = Dataset.from_dict({"prompt": rows})
+    outputs: list[Any] = []
+    scored = trainer.scored
+    trainer.scored = lambda inputs: (outputs.append(scored(inputs)), outputs[-1])[1]
+    trainer.train()
+    (output,) = outputs
+    for row, (prompt, ids) in enumerate(seen):
+        asked = output["prompt_ids"][row][output["prompt_mask"][row] > 0]
+        assert trainer.tokenizer.decode(asked) == prompt
+        assert output["completion_ids"][row][output["completion_mask"][row] > 0].tolist() == ids
+
+
 def test_model_generate_can_sample_the_further_rounds(make: Make) -> None:
     trainer = make(Planted(), dynamic={"max_rounds": 20}, options={"engine": "generate", "strategies": ["egsw"]})
     trainer.train()
@@ -388,6 +414,15 @@ def test_a_curriculum_says_which_prompts_may_come_in(make: Make) -> None:
     reward = Planted(rate=0.0)
     make(reward, dynamic={"max_rounds": 20}, options={"strategies": [curriculum]}, max_steps=1).train()
     assert {prompt for call in reward.calls for prompt in call} == {p for p in PROMPTS if RATES[p] > 0.1}
+
+
+def test_a_curriculum_reads_prompts_that_a_transform_makes(make_trainer: Make) -> None:
+    data = Dataset.from_dict({"question": PROMPTS})
+    data.set_transform(lambda rows: {"prompt": [text + "?" for text in rows["question"]]})
+    rates = {text + "?": float(place < 4) / 2 for place, text in enumerate(PROMPTS)}
+    options = {"train_dataset": data, "strategies": [{"curriculum": {"solve_rates": rates}}]}
+    trainer = make_trainer(lambda **given: ExplorationTrainer(**{**given, **options}))
+    assert [row["prompt"] for row in trainer.train_dataset] == [text + "?" for text in PROMPTS[:4]]
 
 
 # ---------------------------------------------------------------- bad input

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import GenerationConfig
 
 from explorl.rollout import Engine
 from explorl.training.sampling import ENGINE_OPTIONS, SamplingTrainer
@@ -32,7 +33,7 @@ class Bare(SamplingTrainer):
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     bare = Bare()
-    bare.model, bare.max_completion_length = SimpleNamespace(), 8
+    bare.model, bare.generation_config = SimpleNamespace(), GenerationConfig(max_new_tokens=8)
     bare.tools = bare.environment_factories = None
     monkeypatch.setattr(Bare, "tokenizer", None, raising=False)
     monkeypatch.setattr(Bare, "sharded", False)

@@ -343,3 +343,18 @@ def test_a_configuration_names_them(tmp_path: Path) -> None:
         file.write_text(f"task: {{name: countdown-mini}}\nrollout:\n  stop: {bad}\n")
         with pytest.raises(ConfigError, match=r"rollout.stop: it is read as .*; use a text such as '</answer>'"):
             load_config(file)
+
+
+def test_a_token_of_the_users_own_ends_answers_too(make: Make) -> None:
+    """TRL looks for the tokenizer's and the model's: to it, an answer that ends with another one was cut off."""
+    own = tiny_tokenizer().convert_tokens_to_ids(list("0123456789abcdefgh"))
+    trainer, rewards, watching = make({"eos_token_id": own}, mask_truncated_completions=True)
+    trainer.train()
+    assert not set(own) & set(trainer.eos_token_ids)
+    cut = [ids[-1] not in (*own, *ends_of(trainer)) for ids in rewards.ids]
+    assert all(type(ids) is list for ids in rewards.ids)
+    assert not all(cut)
+    assert watching.seen[0].truncated.tolist() == cut
+    log = trainer.state.log_history[0]
+    assert log["completions/clipped_ratio"] == pytest.approx(sum(cut) / len(cut))
+    assert log["grad_norm"] > 0

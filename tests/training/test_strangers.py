@@ -80,8 +80,84 @@ def test_strategies_see_the_rewards_that_a_subclass_gives(make_trainer: Callable
     assert logged["strategy/reads/reward"] == pytest.approx(logged["reward"])
 
 
+def test_a_loss_that_a_subclass_computes_sees_trls_micro_batches(make_trainer: Callable[..., Any]) -> None:
+    """As many rows in each, also those without an advantage, and log π_old when a batch comes again."""
+    seen: list[dict[str, Any]] = []
+
+    class Mine(ExplorationTrainer):
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+            seen.append(dict(inputs))
+            return super()._compute_loss(model, dict(inputs))
+
+    trainer = make_trainer(
+        Mine, max_steps=4, num_iterations=2, gradient_accumulation_steps=4, per_device_train_batch_size=3,
+        num_generations=6, learning_rate=1e-2, temperature=1.0,
+    )  # fmt: skip
+    assert trainer.has_own_loss
+    assert not make_trainer(ExplorationTrainer).has_own_loss
+    trainer.train()
+    assert [len(inputs["completion_ids"]) for inputs in seen] == [3] * 16
+    for first, again in zip(seen[:4], seen[4:8], strict=True):
+        torch.testing.assert_close(first["old_per_token_logps"], again["old_per_token_logps"], rtol=0, atol=0)
+    assert trainer.state.log_history[1]["clip_ratio/region_mean"] > 0
+
+
+def test_log_probabilities_that_a_subclass_computes_are_those_of_the_loss(make_trainer: Callable[..., Any]) -> None:
+    from trl import GRPOTrainer
+
+    norms = []
+    for cls, options in ((GRPOTrainer, {}), (ExplorationTrainer, {"engine": "generate", "packed": False})):
+
+        class Mine(cls):  # type: ignore[misc, valid-type]
+            def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
+                logps, *rest = super()._get_per_token_logps_and_entropies(*given, **more)
+                return 1.5 * logps, *rest
+
+        trainer = make_trainer(Mine, options=options, max_steps=1, beta=0.1)
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert log["kl"] == pytest.approx(0, abs=1e-6)
+        norms.append(log["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_a_batch_that_an_earlier_training_has_left_in_use(make_trainer: Callable[..., Any]) -> None:
+    """Steps are counted from 0 again, and yet the policy has moved since the batch was made."""
+    trainer = make_trainer(ExplorationTrainer, max_steps=1, num_iterations=2, learning_rate=0.02)
+    trainer.train()
+    trainer.train()
+    assert trainer.state.log_history[0]["clip_ratio/region_mean"] > 0.1
+
+
+@pytest.mark.parametrize("strategies", [[], ["egsw"], ["bottom_p"]], ids=str)
+def test_answers_that_a_subclass_changes(make_trainer: Callable[..., Any], strategies: list[str]) -> None:
+    """What the engine recorded is not of them: without a step in between, every ratio is 1 all the same."""
+
+    class Mine(ExplorationTrainer):
+        def _generate(self, prompts: Any) -> Any:
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            return prompt_ids, [[*ids[:4], 20] for ids in completion_ids], *rest
+
+    trainer = make_trainer(Mine, steps_per_generation=4, learning_rate=0.0, options={"strategies": strategies})
+    if strategies == ["bottom_p"]:
+        with pytest.raises(RuntimeError, match="somebody has changed its tokens, and how each row was sampled"):
+            trainer.train()
+        return
+    with pytest.warns(UserWarning, match="an answer is not what Explorl's engine sampled: somebody has changed its"):
+        trainer.train()
+    assert [log["clip_ratio/region_mean"] for log in trainer.state.log_history[:-1]] == [0, 0]
+
+
+def test_a_reward_method_put_on_the_trainer_stays_there(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(ExplorationTrainer)
+    own = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *given: own(*given) + 100
+    trainer.train()
+    assert all(log["reward"] >= 100 for log in trainer.state.log_history[:-1])
+
+
 def test_a_batch_size_that_is_lowered_in_training(make_trainer: Callable[..., Any]) -> None:
-    """By a callback, or by auto_find_batch_size: the batch that was planned before is split as TRL splits it."""
+    """By a callback: the batch that was planned before is split as TRL splits it."""
 
     class Lower(TrainerCallback):
         def on_step_begin(self, args: Any, *rest: Any, **more: Any) -> None:
@@ -116,6 +192,8 @@ def test_strategies_that_are_none(given: Any, error: str) -> None:
 def test_temperature_zero_is_refused_in_words(make_trainer: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"temperature is 0\.0; use one above 0"):
         make_trainer(ExplorationTrainer, temperature=0.0)
+    with pytest.raises(ValueError, match=r"generation_kwargs\['temperature'\] is 0; use one above 0"):
+        make_trainer(ExplorationTrainer, generation_kwargs={"temperature": 0})
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_what_trl_cuts_off_is_cut_off_from_the_records(make: Make, small_policy:
     """A turn may be longer than what TRL leaves of the conversation."""
     watching = Watching()
     trainer = make({"strategies": [watching]}, max_completion_length=12)
-    trainer.generation_kwargs["max_new_tokens"] = 30
+    trainer.generation_config.max_new_tokens = 30
     output = output_of(trainer)
     assert trainer._records is not None
     own = (output["tool_mask"] * output["completion_mask"]).bool()

@@ -180,7 +180,13 @@ def _fused_norms(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _computed_again(model: nn.Module, inside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Gradient checkpointing computes layers again in the backward pass: there, too, ``inside`` the packed rows."""
+    """Gradient checkpointing computes layers again in the backward pass: there, too, ``inside`` the packed rows.
+
+    Without gradients nothing is computed again, and torch's reentrant kind would warn that there are none.
+    """
+
+    def directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
         def again(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +199,8 @@ def _computed_again(model: nn.Module, inside: Callable[[], AbstractContextManage
     before = [module.__dict__["_gradient_checkpointing_func"] for module in modules]
     try:
         for module, checkpoint in zip(modules, before, strict=True):
-            module.__dict__["_gradient_checkpointing_func"] = lambda function, *args, _own=checkpoint, **kwargs: _own(
+            own = checkpoint if torch.is_grad_enabled() else directly
+            module.__dict__["_gradient_checkpointing_func"] = lambda function, *args, _own=own, **kwargs: _own(
                 within(function), *args, **kwargs
             )
         yield

@@ -80,16 +80,25 @@ class Progress:
     micro_step: int
     reward: float
     """Mean reward of the latest generation batch."""
+    processes: int = 1
 
 
 def write_progress(folder: Path, progress: Progress, strategies: Sequence[Strategy]) -> None:
     memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in strategies]
-    state = {"step": progress.micro_step, "reward": progress.reward, "strategies": memories}
+    state = {
+        "step": progress.micro_step,
+        "reward": progress.reward,
+        "processes": progress.processes,
+        "strategies": memories,
+    }
     (folder / STRATEGY_STATE).write_text(json.dumps(state))
 
 
-def read_progress(folder: Path, strategies: Sequence[Strategy]) -> Progress | None:
-    """Gives the strategies their memory back; None where the checkpoint is of a plain GRPOTrainer."""
+def read_progress(folder: Path, strategies: Sequence[Strategy], processes: int) -> Progress | None:
+    """Gives the strategies their memory back; None where the checkpoint is of a plain GRPOTrainer.
+
+    processes: how many there are now, for checkpoints that do not say how many there were.
+    """
     if not (folder / STRATEGY_STATE).exists():
         return None
     saved = json.loads((folder / STRATEGY_STATE).read_text())
@@ -99,7 +108,7 @@ def read_progress(folder: Path, strategies: Sequence[Strategy]) -> Progress | No
     for strategy, entry in zip(strategies, saved["strategies"], strict=True):
         strategy.memory.clear()
         strategy.memory.update(entry["memory"])
-    return Progress(saved["step"], saved.get("reward", math.nan))
+    return Progress(saved["step"], saved.get("reward", math.nan), saved.get("processes", processes))
 
 
 def write_reference(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -160,10 +160,19 @@ class Draw:
         # By position, each row has a sequence of them.
         self.sampling_temperature: Sequence[Any] | None = said.get("temperature_by_position", said.get("temperature"))
         self.training_temperature: Sequence[Any] | None = self.sampling_temperature if own is None else own
+        """None is that of the trainer."""
         self.calls: Sequence[int] | None = said.pop("tool_calls", None)
         """Most calls of a tool, one number per row; None is as many as the tool allows."""
+        self._temperature = options.get("temperature", 1.0)
         self.params = SamplingParams(**{**options, **said})
         self.branching = branching_of(strategies, step)
+
+    def spread(self, rows: int, temperature: float) -> None:
+        """So many rows are sampled at the temperature of the options, where no strategy gives them one, and the loss
+        looks at them at this one: `generation_kwargs` may have another than `GRPOConfig`."""
+        at = self._temperature or 1.0  # what is greedy is recorded at 1
+        if self.sampling_temperature is None and at != temperature:
+            self.sampling_temperature = [at] * rows
 
     def settled(self, settings: Sequence[int]) -> None:
         """Each row was sampled as the one that ``settings`` names."""

@@ -173,7 +173,9 @@ class ExplorationTrainer(RefillingTrainer):
                     f"{strategy.name} orders the prompts, and {type(dataset).__name__} is a stream, which would have "
                     "to be read to its end; give a datasets.Dataset"
                 )
-            order = strategy.order([prompt_text(prompt) for prompt in dataset["prompt"]])
+            made = "prompt" not in dataset.column_names  # by a transform, when a row is read
+            prompts = (row["prompt"] for row in dataset) if made else dataset["prompt"]
+            order = strategy.order([prompt_text(prompt) for prompt in prompts])
             if order is not None:
                 dataset = dataset.select(self._places(strategy, [int(place) for place in order], len(dataset)))
         return dataset
@@ -295,19 +297,21 @@ class ExplorationTrainer(RefillingTrainer):
         length = output["completion_ids"].size(1)
         if self._records is not None:
             recorded = by_engine(self._records, length)
-            if self._row_temperature is not self._sampling_temperature and "old_per_token_logps" not in output:
-                with torch.no_grad():  # the loss looks at the rows at another temperature than they were sampled at
+            if self._row_temperature is self._sampling_temperature:
+                return recorded
+            own = output.get("old_per_token_logps")
+            if own is None:  # the loss looks at the rows at another temperature than they were sampled at
+                with self.without_gradient():
                     own, _, _ = self._logps(output, temperature=self._row_temperature)
-                return recorded._replace(logps=own)
-            return recorded
+            return recorded._replace(logps=own)
         if any(name in output for name in IMAGES):
-            with torch.no_grad():
+            with self.without_gradient():
                 logps, entropy, _ = self._logps(output, compute_entropy=True)
             assert entropy is not None
             return Recorded(logps, entropy, None, None)
         rows = self.args.per_device_train_batch_size
         # ZeRO-3 does not survive passes of two kinds between its steps.
-        with self.whole_weights() if self.sharded else nullcontext():
+        with self.without_gradient(), self.whole_weights() if self.sharded else nullcontext():
             return by_pass(
                 self.model,
                 output,
@@ -324,6 +328,7 @@ class ExplorationTrainer(RefillingTrainer):
         parts, window = self.args.steps_per_generation, self.args.gradient_accumulation_steps
         uneven = parts % window != 0 and window % parts != 0
         looks = self.loss_type == "bnpo" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0
+        looks = looks or self.has_own_loss
         if looks or uneven or self.aux_loss_enabled or any(name in batch for name in IMAGES):
             return super().micro_batches(batch)
         windows = max(parts // window, 1)
@@ -335,12 +340,12 @@ class ExplorationTrainer(RefillingTrainer):
             tokens = counted_tokens(batch)[~needed]
             entropy = padded_to(self._records.entropy, tokens.size(1))[~needed]
             batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
-        # A callback, or auto_find_batch_size, may have lowered it since the batch was planned.
+        # A callback may have lowered it since the batch was planned.
         most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
         found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
         if windows > 1 and self.has_penalties:
             for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
-                with torch.no_grad():
+                with self.without_gradient():
                     part["old_per_token_logps"], _, _ = self._logps(
                         part, rows=len(part["completion_ids"]), temperature=part.get("row_temperature")
                     )
@@ -403,14 +408,15 @@ class ExplorationTrainer(RefillingTrainer):
                     checkpoints.write_reference(folder, reference_weights(*self._models()))
         if not self.args.should_save:
             return
-        progress = checkpoints.Progress(self.micro_step, self._mean_reward)
+        progress = checkpoints.Progress(self.micro_step, self._mean_reward, self.accelerator.num_processes)
         checkpoints.write_progress(folder, progress, self.strategies)
         self._write_streaks(folder)
 
     def read_state(self, folder: Path) -> None:
         self._read_looks(folder)
         self._read_streaks(folder)
-        progress = checkpoints.read_progress(folder, self.strategies)
+        processes = self.accelerator.num_processes
+        progress = checkpoints.read_progress(folder, self.strategies, processes)
         if progress is None:
             return
         self.micro_step, self._mean_reward = progress.micro_step, progress.reward
@@ -420,7 +426,15 @@ class ExplorationTrainer(RefillingTrainer):
                 load_reference(*self._models(), reference)
             self._reference_moved = True
         batches = checkpoints.read_batches(folder, self.accelerator.process_index, self.accelerator.device)
-        if batches is not None:
+        if batches is not None and progress.processes != processes:
+            self.warn_once(
+                f"{folder} was written by {progress.processes} processes, and there are {processes}: the generation "
+                "batch that was in use is left, and a new one is sampled"
+            )
+            batches = None
+        if batches is None:  # the next micro-batch is the first of a new one, also where there are more to a batch now
+            self.micro_step = -(-self.micro_step // self._micro_batches_of_batch) * self._micro_batches_of_batch
+        else:
             if len(batches) != self.args.steps_per_generation:
                 raise ValueError(
                     f"{folder} holds a generation batch in {len(batches)} parts, and steps_per_generation is "

@@ -69,7 +69,10 @@ class LogProbabilityTrainer(SamplingTrainer):
         rows = rows or (len(ids) if torch.is_grad_enabled() else self.args.per_device_train_batch_size)
         completion = batch["completion_ids"].size(1)
         model = self.model if model is None else model
-        return self.log_probabilities(model, ids, mask, completion, rows=rows, **asked, **images)
+        asked = {name: value for name, value in asked.items() if value is not None}
+        return self._get_per_token_logps_and_entropies(  # by TRL's name, as somebody may have written another one
+            model, ids, mask, completion, batch_size=rows, **asked, **images
+        )
 
     def log_probabilities(
         self,

@@ -84,6 +84,7 @@ IRRELEVANT: Mapping[str, str] = {
     "vllm_importance_sampling_clip_min": "read with use_vllm alone",
     "vllm_importance_sampling_cap": "TRL's old name of vllm_importance_sampling_clip_max",
     "use_transformers_paged": "TRL's old name of use_transformers_continuous_batching",
+    "auto_find_batch_size": "TRL refuses it: a smaller batch would cut groups apart",
     "label_names": "GRPO has no labels",
     "label_smoothing_factor": "GRPO has no labels",
     "include_for_metrics": "GRPO computes no metrics from predictions",
@@ -161,7 +162,6 @@ HONOURED: frozenset[str] = frozenset(
         "adam_beta1",
         "adam_beta2",
         "adam_epsilon",
-        "auto_find_batch_size",
         "bf16",
         "bf16_full_eval",
         "data_seed",
@@ -290,11 +290,14 @@ def refuse(args: Any) -> None:
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
     strings_in(args.generation_kwargs)
-    if not args.temperature > 0:
-        raise ValueError(
-            f"temperature is {args.temperature}; use one above 0, such as 1.0: greedy answers are all the same, and a "
-            "group of them has no advantage"
-        )
+    given = args.generation_kwargs or {}
+    own = None if args.use_vllm or given.get("do_sample") is False else given.get("temperature")
+    for name, value in (("temperature", args.temperature), ("generation_kwargs['temperature']", own)):
+        if value is not None and not value > 0:
+            raise ValueError(
+                f"{name} is {value}; use one above 0, such as 1.0: greedy answers are all the same, and a group of "
+                "them has no advantage"
+            )
 
 
 PAGE = """# TRL's options
@@ -348,10 +351,13 @@ These are honoured, and while they are set something of ours makes way for TRL's
 
 Further, and with a warning that names the layer: a model that the engine would not compute as it computes itself is
 sampled by `model.generate`, and one that the packed pass would not compute so is trained with TRL's padded pass
-([models.md](models.md)). Vision-language models are sampled and trained by TRL's own code. Micro-batches hold about
-equally many tokens, and never more rows than `per_device_train_batch_size`; where the loss looks at what is in a
-micro-batch (`loss_type="bnpo"`, an entropy bonus, `top_entropy_quantile`, the router's loss) and where optimizer
-steps do not end with a generation batch, they are TRL's own.
+([models.md](models.md)). The engine ends an answer where the model's context ends (`max_position_embeddings`), and logs
+it, where `generate` would go on beyond; prompts that fill the context are left to `generate`. Vision-language models
+are sampled and trained by TRL's own code. Micro-batches hold about equally many tokens, and never more rows than
+`per_device_train_batch_size`; where the loss looks at what is in a micro-batch (`loss_type="bnpo"`, an entropy bonus,
+`top_entropy_quantile`, the router's loss, or a subclass with a `compute_loss`, `_compute_loss`, `_prepare_inputs` or
+`_get_per_token_logps_and_entropies` of its own) and where optimizer steps do not end with a generation batch, they are
+TRL's own.
 
 ## Irrelevant
 

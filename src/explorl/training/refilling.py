@@ -121,7 +121,7 @@ class RefillingTrainer(WatchingTrainer):
         if recorded:
             sampling = recorded.get(SAMPLED_AT)
             records = PaddedRollouts(**{name: recorded.get(name) for name in _RECORDS})  # type: ignore[arg-type]
-            self._keep(records, sampling, recorded.get(TRAINED_AT, sampling))
+            self._keep(self._settled.answered.completion_ids, records, sampling, recorded.get(TRAINED_AT, sampling))
         self.said = self._settled.answered.said
         return self._settled.answered.completion_ids
 
@@ -211,8 +211,10 @@ class RefillingTrainer(WatchingTrainer):
             recorded = {name: value for name, value in every.items() if value is not None}
             if self._sampling_temperature is not None:
                 recorded[SAMPLED_AT] = self._sampling_temperature
-            if self._row_temperature is not None and self._row_temperature is not self._sampling_temperature:
-                recorded[TRAINED_AT] = self._row_temperature
+            if self._row_temperature is not self._sampling_temperature:
+                own = self._row_temperature
+                usual = torch.full((len(inputs),), float(self.temperature), device=self.accelerator.device)
+                recorded[TRAINED_AT] = usual if own is None else own
         return Draw(inputs, answered, recorded)
 
     def _totals(self, parts: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from explorl.strategies.validate import title
 from explorl.training import vllm_rows
 from explorl.training.branches import branch_numbers, branching_of, sets_rows, told
 from explorl.training.conversations import Conversation
-from explorl.training.draws import Draw, beyond_the_engine, by_position, sampling_options
+from explorl.training.draws import KNOWN, Draw, beyond_the_engine, by_position, sampling_options
 from explorl.training.interpreting import Said
 from explorl.training.records import prompt_text
 from explorl.training.sharding import fsdp_modules, spread_devices, why_not_gathered, zero_stage
@@ -50,6 +50,8 @@ class SamplingTrainer(NamedGRPOTrainer):
     _engine: Engine | None = None
     _records: PaddedRollouts | None
     """What the engine recorded of this process's latest generation batch."""
+    _recorded_ids: list[list[int]]
+    """The tokens of these rows."""
     _old_logps: Tensor | None
     """log π_old for TRL, where the records have it."""
     _sampling_temperature: Tensor | None
@@ -86,7 +88,7 @@ class SamplingTrainer(NamedGRPOTrainer):
                 found = Engine(self.model, self.tokenizer, dtype=dtype, **options)
                 try:
                     with self.whole_weights() if self.sharded else nullcontext():
-                        found.check(self.max_completion_length)
+                        found.check(int(self._generation()["max_new_tokens"]))
                 except UnsupportedModel as error:
                     why = error.reason
                 else:
@@ -177,12 +179,21 @@ class SamplingTrainer(NamedGRPOTrainer):
             return "it sees images"
         if _has_own_generate(self.model):
             return f"{type(inner_model(self.model)).__name__} has a generate of its own"
-        if self.generation_kwargs.get("max_new_tokens") is None:
+        return self._why_not_options()
+
+    def _why_not_options(self) -> str:
+        """What the engine does not have of all that `generate` is asked for; empty where it has everything."""
+        given = self._generation()
+        if given["max_new_tokens"] is None:
             return "max_completion_length is None"
-        beyond = beyond_the_engine(self.generation_kwargs, self.model.generation_config)
-        if beyond:
-            return "the engine has no " + ", ".join(f"{name}={value!r}" for name, value in beyond.items())
-        return ""
+        beyond = beyond_the_engine(given, self.model.generation_config)
+        named = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
+        return named and f"the engine has no {named}"
+
+    def _generation(self) -> dict[str, Any]:
+        """Options of `generate` as they stand: a callback may have changed TRL's `generation_config`."""
+        config = self.generation_config
+        return config.to_diff_dict() | {name: getattr(config, name, None) for name in KNOWN - {"stop_strings"}}
 
     def _why_not_whole(self) -> str:
         """What keeps sharded weights from being gathered for sampling; empty where nothing does."""
@@ -213,10 +224,16 @@ class SamplingTrainer(NamedGRPOTrainer):
         per_row = per_row or self.interprets
         if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
             return None
+        if why := self._why_not_options():  # of late
+            if per_row:
+                raise ValueError(f"rows are sampled each by itself, which model.generate cannot do ({why})")
+            self.warn_once(f"a batch is sampled by model.generate, which is slower than Explorl's engine: {why}")
+            return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
-        options = {**sampling_options(self.generation_kwargs, self.eos_token_ids), "stop": self.stop_strings}
+        options = {**sampling_options(self._generation(), self.eos_token_ids), "stop": self.stop_strings}
         draw = Draw(options, strategies, texts, self.now, self.interprets)
+        draw.spread(len(prompt_ids), self.temperature)
         longest = self._everywhere_longest(prompt_ids)
         context = getattr(text_config(self.model), "max_position_embeddings", None)
         if context is not None and longest >= context and not per_row:
@@ -226,7 +243,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             )
             return None
         try:
-            self._engine.check(longest + self.max_completion_length)
+            self._engine.check(longest + options["max_tokens"])
         except UnsupportedModel as error:  # prompts are longer than what it was tried with
             if per_row:
                 raise
@@ -236,12 +253,12 @@ class SamplingTrainer(NamedGRPOTrainer):
         if self.tools:
             conversation = Conversation(self._engine, prompt_ids, draw.params)
             self._conversation = conversation, draw
-            return [self.ended(rollout.token_ids, rollout.stop) for rollout in conversation.rollouts()]
+            return [self.ended(rollout) for rollout in conversation.rollouts()]
         rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
         if self._interpreter is not None:
             self.said = [Said.of(rollout) for rollout in rollouts]
         self._remember(rollouts, draw)
-        return [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
+        return [self.ended(rollout) for rollout in rollouts]
 
     def _sampled_by_vllm(self, rows: vllm_rows.VllmRows, prompt_ids: list[list[int]]) -> list[list[int]] | None:
         """As strategies say; an evaluation is sampled as TRL does it."""
@@ -249,10 +266,11 @@ class SamplingTrainer(NamedGRPOTrainer):
             return None
         texts = [prompt_text(prompt) for prompt in self._prompts]
         draw = Draw(vllm_rows.options(self), self.strategies, texts, self.now, self.interprets)
+        draw.spread(len(prompt_ids), self.temperature)
         self.load_vllm_weights()
         rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
         self._remember(rollouts, draw)
-        return [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
+        return [self.ended(rollout) for rollout in rollouts]
 
     def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: Draw) -> Rollouts:
         tools = self._interpreter
@@ -275,11 +293,25 @@ class SamplingTrainer(NamedGRPOTrainer):
         (conversation, draw), self._conversation = self._conversation, None
         rollouts = conversation.close(completion_ids)
         if rollouts is not None:
-            completion_ids[:] = [self.ended(rollout.token_ids, rollout.stop) for rollout in rollouts]
+            completion_ids[:] = [self.ended(rollout) for rollout in rollouts]
             self._remember(rollouts, draw)
             return
-        said = "a conversation is not what Explorl's engine sampled: somebody has changed its tokens"
-        if any(sets_rows(strategy) for strategy in self.strategies):
+        self._say_changed("a conversation is not what Explorl's engine sampled: somebody has changed its tokens")
+
+    def generated(self, completion_ids: list[list[int]]) -> None:
+        """What was recorded is of the answers that were sampled; a subclass may have made others of them. Where that is
+        so on one process, nothing counts as recorded on any."""
+        known = self._records is not None and completion_ids == self._recorded_ids
+        known = all(gather_object([known])) if self.accelerator.num_processes > 1 else known
+        if self._records is not None and not known:
+            self._say_changed("an answer is not what Explorl's engine sampled: somebody has changed its tokens")
+            if self._old_logps is self._records.logps:
+                self._old_logps = None
+            self._records = self._row_temperature = self._sampling_temperature = None
+
+    def _say_changed(self, said: str) -> None:
+        needs = (sets_rows(one) or one.needs_min_p_mass is not None for one in self.strategies)
+        if any(needs) or any(one.needs_sampling_logps for one in self.strategies):
             raise RuntimeError(f"{said}, and how each row was sampled is not known any more; leave them as they are")
         self.warn_once(f"{said}; what was recorded of them is computed again")
 
@@ -303,15 +335,19 @@ class SamplingTrainer(NamedGRPOTrainer):
 
         sampling = rows(draw.sampling_temperature)
         same = draw.training_temperature is draw.sampling_temperature
-        self._keep(records, sampling, sampling if same else rows(draw.training_temperature))
+        ids = [rollout.token_ids for rollout in rollouts]
+        self._keep(ids, records, sampling, sampling if same else rows(draw.training_temperature))
 
-    def _keep(self, records: PaddedRollouts, sampling: Tensor | None, training: Tensor | None) -> None:
+    def _keep(
+        self, ids: list[list[int]], records: PaddedRollouts, sampling: Tensor | None, training: Tensor | None
+    ) -> None:
         """Takes down what was recorded of this process's rows, and their temperatures in sampling and in the loss."""
+        self._recorded_ids = ids
         self._records, self._sampling_temperature, self._row_temperature = records, sampling, training
         same = training is sampling
         # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the
         # difference of two log-probabilities, which then have to come from one and the same pass.
-        exact = self.compute_dtype is None and weights_dtype(self.model) == torch.float32
+        exact = self.compute_dtype is None and weights_dtype(self.model) == torch.float32 and not self.has_own_loss
         if self._old_logps is None and self.asked_for_old and exact and same and not self.has_penalties:
             self._old_logps = records.logps
 
@@ -329,7 +365,8 @@ class SamplingTrainer(NamedGRPOTrainer):
     @property
     def old_is_first_pass(self) -> bool:
         """Whether every micro-batch is seen before the policy moves: then log π_old is what its first pass gives."""
-        return self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0 and not self.use_vllm
+        whole = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
+        return whole and not self.use_vllm and not self.has_own_loss
 
     @property
     def has_penalties(self) -> bool:

@@ -22,7 +22,7 @@ NAMES = ("stop_strings", "stop")
 
 
 class Stopped(list[int]):
-    """Tokens of an answer that a stop string has ended.
+    """Tokens of an answer that a stop string has ended, or an ``eos_token_id`` in `generation_kwargs`.
 
     TRL takes an answer for cut off unless its last token is one that ends a sequence. Asked for its last token, this
     one names such a token; in everything else it is the list of what was sampled.

@@ -20,6 +20,7 @@ _generate, _calculate_rewards, _tokenize_prompts, _set_signature_columns_if_need
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
+from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     RepeatSampler,
     add_fused_lm_head,
@@ -44,6 +46,7 @@ from trl.trainer.utils import (
 )
 
 from explorl.modeling.proof import inner_model
+from explorl.rollout import Rollout
 from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
@@ -73,6 +76,8 @@ IMAGES = (
 """What a micro-batch may hold for a vision-language model."""
 
 Mode = Literal["train", "eval"]
+
+_OF_LOSS = ("compute_loss", "_compute_loss", "_prepare_inputs", "_get_per_token_logps_and_entropies")
 
 
 class Answered(NamedTuple):
@@ -145,6 +150,15 @@ class NamedGRPOTrainer(GRPOTrainer):
         return self._entropy_bonus_enabled
 
     @property
+    def has_own_loss(self) -> bool:
+        """Whether somebody has written another version of what TRL computes a loss by, in a subclass or on the trainer.
+
+        It may count on micro-batches as TRL makes them: as many rows in each, with log π_old where TRL has it.
+        """
+        methods = (getattr(self, name) for name in _OF_LOSS)
+        return any(method.__module__.partition(".")[0] not in ("explorl", "trl", "transformers") for method in methods)
+
+    @property
     def micro_step(self) -> int:
         """Micro-batches seen so far."""
         return self._step
@@ -184,6 +198,12 @@ class NamedGRPOTrainer(GRPOTrainer):
         finally:
             self.args.ds3_gather_for_generation = gathers
 
+    @contextmanager
+    def without_gradient(self) -> Iterator[None]:
+        """Nor with gradient checkpointing, whose reentrant kind would warn that there is none."""
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            yield
+
     @property
     def now(self) -> int:
         """Optimizer steps taken."""
@@ -219,6 +239,9 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     def conversed(self, completion_ids: list[list[int]]) -> None:
         """Called when the last turn of a batch of conversations is over."""
+
+    def generated(self, completion_ids: list[list[int]]) -> None:
+        """Called with the answers of a batch, once nobody changes them any more."""
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
         known = [RowTokens(ids, row) for row, ids in enumerate(prompt_ids)]
@@ -259,9 +282,11 @@ class NamedGRPOTrainer(GRPOTrainer):
         """A token that ends a sequence."""
         return int([*self.eos_token_ids, self._tokenizer.pad_token_id][0])
 
-    def ended(self, completion_ids: Sequence[int], stop: str | None) -> list[int]:
-        """An answer that this stop string has ended, or None."""
-        return list(completion_ids) if stop is None else Stopped(completion_ids, self.end_token)
+    def ended(self, rollout: Rollout) -> list[int]:
+        """The tokens of an answer; TRL knows of no stop string, nor of an ``eos_token_id`` in `generation_kwargs`."""
+        ids = list(rollout.token_ids)
+        known = bool(ids) and ids[-1] in (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        return Stopped(ids, self.end_token) if rollout.finish_reason == "stop" and not known else ids
 
     @property
     def interprets(self) -> bool:
@@ -338,9 +363,12 @@ class NamedGRPOTrainer(GRPOTrainer):
         prompts = [row["prompt"] for row in inputs]
         metrics = {name: list(values) for name, values in self._metrics[self.mode].items()}
         completion_ids, _, completions = self._generate(prompts)[1:4]
+        self.generated(completion_ids)
         self._metrics[self.mode].clear()
         self._metrics[self.mode].update(metrics)
-        parts = self._calculate_rewards(inputs, prompts, self.judged(completions), plain(completion_ids))
+        # The batch is yet to be made of prompts and tokens: a reward function that changes them changes copies.
+        said = copy.deepcopy(prompts), self.judged(completions), [list(ids) for ids in completion_ids]
+        parts = self._calculate_rewards(inputs, *said)
         extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
         return Answered(completion_ids, extra, parts, self.said)
@@ -376,13 +404,27 @@ class NamedGRPOTrainer(GRPOTrainer):
             self.rewarded = {"prompts": prompts, "completions": completions, "completion_ids": ids, **columns}
             return self.reward_parts
 
-        self._calculate_rewards: Any = (
-            kept  # in front of whatever a subclass has: TRL goes by the last word, and so do we
-        )
-        try:
+        def told(prompts: list[Any]) -> Any:
+            found = generate(prompts)
+            self.generated(found[1])
+            return found
+
+        generate = self._generate
+        # In front of whatever a subclass has: TRL goes by the last word, and so do we.
+        with self._with_method("_calculate_rewards", kept), self._with_method("_generate", told):
             return super()._generate_and_score_completions(inputs)
+
+    @contextmanager
+    def _with_method(self, name: str, method: Any) -> Iterator[None]:
+        """For a while the trainer has this method; then the one it had, be it of its class or somebody's own."""
+        own = vars(self).get(name)
+        setattr(self, name, method)
+        try:
+            yield
         finally:
-            del self._calculate_rewards
+            delattr(self, name)
+            if own is not None:
+                setattr(self, name, own)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         return self.scored(inputs)

@@ -340,6 +340,11 @@ class _Watching(TrainerCallback):
     def __init__(self, trainer: WatchingTrainer) -> None:
         self.trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Steps may be counted anew: a batch that an earlier call of `train` has left was made at none of them."""
+        for part in self.trainer.waiting or []:
+            part["made_at"] = torch.tensor(-1)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.look_again()
 
