@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from explorl.config import (
@@ -438,24 +437,7 @@ def _read(path: Path) -> dict[str, Any]:
     values = read_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, like `name: my-study`")
-    _refuse_double_keys(yaml.compose(text, Loader=yaml.SafeLoader), path)
     return values
-
-
-def _refuse_double_keys(node: Any, path: Path, trail: tuple[str, ...] = ()) -> None:
-    """YAML lets the second of two equal keys win without a word: two arms of one name would be one."""
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                what = f"arm {key.value!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, key.value))}"
-                raise ConfigError(f"{path} has the {what} twice, in lines {seen[key.value]} and {line}; rename one")
-            seen[key.value] = line
-            _refuse_double_keys(value, path, (*trail, str(key.value)))
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_double_keys(item, path, trail)
 
 
 def _validated(values: Mapping[str, Any], place: str) -> StudyFile:
