@@ -17,7 +17,7 @@ from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Task, opens_think
-from explorl.tasks.base import problems_of
+from explorl.tasks.base import problems_of, verdicts_of
 
 ROWS = 32
 """Answers whose tokens are recorded at a time."""
@@ -42,10 +42,11 @@ def checkpoint_table(
     samples = how.samples_for(task)
     drawn = _drawn(policy, prompts, samples, how, seed, batch_size)
     places = [place for place, _, _, _ in drawn]
-    verdicts = task.verify_many(
+    verdicts = verdicts_of(
+        task,
         [text for _, text, _, _ in drawn],
         [problems[place] for place in places],
-        opened=[opens_think(prompts[place]) for place in places],
+        [opens_think(prompts[place]) for place in places],
     )
     asked = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts]
     columns: dict[str, list[Any]] = {

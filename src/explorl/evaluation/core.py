@@ -23,6 +23,7 @@ from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
 from explorl.store import write_json, write_parquet
 from explorl.tasks import Problem, Task, opens_think
+from explorl.tasks.base import verdicts_of
 
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template", "protocol"]
 
@@ -224,10 +225,11 @@ def evaluate(
     }  # fmt: skip
     places = [completion.prompt_index for completion in completions]
     verdicts = iter(
-        task.verify_many(
+        verdicts_of(
+            task,
             [answer_text(completion) for completion in completions],
             [problems[place] for place in places],
-            opened=[opens_think(prompts[place]) for place in places],
+            [opens_think(prompts[place]) for place in places],
         )
     )
     for completion in completions:

@@ -28,6 +28,7 @@ from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
+from explorl.tasks.base import verdicts_of
 from explorl.tasks.marks import asked_mark
 
 
@@ -146,9 +147,8 @@ class Job:
     def _verify(self, texts: list[str], places: list[int]) -> list[Verdict]:
         problems = [self.problems[place] for place in places]
         opened = [self.opened[place] for place in places]
-        many = getattr(self.task, "verify_many", None)
-        if many is not None:
-            return list(many(texts, problems, opened=opened))
+        if hasattr(self.task, "verify_many"):
+            return verdicts_of(self.task, texts, problems, opened)
         judged = zip(texts, problems, opened, strict=True)
         return [self.task.verify(text, problem, opened=is_open) for text, problem, is_open in judged]
 

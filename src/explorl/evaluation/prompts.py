@@ -9,6 +9,7 @@ from explorl.config import ConfigError
 from explorl.models import Policy
 from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Task
+from explorl.tasks.base import checked_prompt
 
 LONGEST = 64
 """So many of the prompts with the most characters are counted in tokens."""
@@ -17,10 +18,12 @@ LONGEST = 64
 def check_prompts(
     prompts: Sequence[Any], policy: Policy, task: Task, template: str | None, key: str = "task.template"
 ) -> None:
-    """That the model has a chat template where it is asked in messages, and a context that is long enough.
+    """That these are prompts, that the model has a chat template where they are messages, and a context long enough.
 
     ``key`` is where the template was named, for the error.
     """
+    for prompt in prompts:
+        checked_prompt(task, prompt)
     template = template or next(iter(task.templates), None)
     if any(not isinstance(prompt, str) for prompt in prompts) and not policy.tokenizer.chat_template:
         others = ", ".join(name for name in task.templates if name != template) or "another task"

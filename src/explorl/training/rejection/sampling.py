@@ -17,6 +17,7 @@ from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
+from explorl.tasks.base import verdicts_of
 from explorl.training.rejection.answers import first_answer_end
 from explorl.training.rejection.samples import Sample
 
@@ -91,8 +92,8 @@ class Sampler:
         opened = [opens_think_in(self.policy.tokenizer, one.prompt, "") for one in asked]
         texts = [one.text for one in drawn] + [drawn[index].text[: ends[index]] for index in cuts]
         places = [one.prompt_index for one in drawn] + [drawn[index].prompt_index for index in cuts]
-        verdicts = self.task.verify_many(
-            texts, [asked[place].problem for place in places], opened=[opened[place] for place in places]
+        verdicts = verdicts_of(
+            self.task, texts, [asked[place].problem for place in places], [opened[place] for place in places]
         )
         samples = []
         for one, verdict, end in zip(drawn, verdicts, ends, strict=False):
