@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -24,6 +25,7 @@ from explorl.store import RunStore, StoreError
 from explorl.study.file import load_study
 from explorl.tasks import Problem, Task, Verdict, get_task, registry, takes_option, task_type
 from explorl.tasks.base import json_text, problems_of, verdicts_of
+from explorl.training.common import check_holdout
 
 MODULE = '''
 from dataclasses import dataclass
@@ -92,6 +94,16 @@ class Listed(Puzzle):
 
 class Parted(Puzzle):
     reward_parts = {"brevity": 1.0}
+
+
+class Same(Puzzle):
+    def problems(self, split, *, limit=None):
+        return super().problems("train")
+
+
+class Unheld(Puzzle):
+    def problems(self, split, *, limit=None):
+        return super().problems(split) if split == "train" else []
 
 
 class Weighed(Puzzle):
@@ -463,6 +475,39 @@ SMALL = [
     "training.generations=2", "training.micro_batch=8", "task.name=own_puzzles:Puzzle", "evaluation.every=1",
     "evaluation.problems=4", "evaluation.samples=2",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "training.prompts_per_step=24",
+            "training.prompts_per_step is 24, and there are 20 problems to train on; use 20",
+        ),
+        ("task.name=own_puzzles:Unheld", "no problems in split 'holdout'; its splits: sft, train, holdout; to train"),
+    ],
+)
+def test_a_run_that_could_not_train_or_score_is_not_begun(
+    change: str, said: str, here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [word for one in (*SMALL, f"model.name={small_policy}", change) for word in ("--set", one)]
+    assert _run(["train", *settings, "--run", "run"]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (here / "run").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_held_out_problems_that_are_trained_on_are_told() -> None:
+    config = load_config(overrides=[*SMALL, "task.name=own_puzzles:Same"])
+    task = get_task(config.task.name)
+    with pytest.warns(
+        UserWarning, match="4 of the 4 held-out problems of task 'same' are among those that are trained"
+    ):
+        check_holdout(config, task, task.problems("train"))
+    other = get_task("own_puzzles:Puzzle")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_holdout(config, other, other.problems("train"))
 
 
 def test_training_records_the_path_and_goes_on_from_it(

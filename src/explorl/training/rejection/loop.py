@@ -24,7 +24,7 @@ from explorl.store import RunStore, read_json, write_json
 from explorl.tasks import Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.terminal import ProgressLines, literal
-from explorl.training.common import evaluate_holdout, task_options
+from explorl.training.common import check_holdout, evaluate_holdout, task_options
 from explorl.training.records import prompt_text
 from explorl.training.rejection import filters as rules
 from explorl.training.rejection.answers import answer_mark
@@ -113,6 +113,8 @@ class _Loop:
     def _asks(self) -> list[Ask]:
         config = self.config
         problems = problems_of(self.task, "train", config.task.train_problems)
+        if config.evaluation.every or config.evaluation.ends:
+            check_holdout(config, self.task, problems)
         return [Ask(one, checked_prompt(self.task, self.task.prompt(one, config.task.template))) for one in problems]
 
     def _check_mark(self) -> None:
