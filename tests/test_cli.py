@@ -13,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from explorl import cli
 from explorl.cli import main
+from explorl.config import load_config
+from explorl.evaluation.harness import parse_options
 
 from .hostile import NAMES, raw
 
@@ -121,6 +124,22 @@ def test_eval_ends_completions_at_stop_strings(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
+def test_the_command_that_scores_a_run_asks_and_draws_as_the_run_did(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": 2}\n')
+    rows = ["task.name=jsonl", f"task.path={tmp_path / 'rows.jsonl'}", "task.instruction=Füge 😀 an."]
+    changes = ["rollout.stop=</answer>", "rollout.max_tokens=64", "evaluation.protocol=deng", "model.dtype=bfloat16"]
+    words = cli._scoring(load_config(preset="tiny", overrides=[*rows, *changes]), Path("r/model"))
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    assert (given["--template"], given["--protocol"], given["--samples"]) == ("instructed", "deng", "8")
+    assert (given["--max-tokens"], given["--stop"], given["--dtype"]) == ("64", "</answer>", "bfloat16")
+    options = [value for word, value in zip(words[2::2], words[3::2], strict=True) if word == "--option"]
+    assert parse_options(options) == {"path": str(tmp_path / "rows.jsonl"), "instruction": "Füge 😀 an."}
+    plain = cli._scoring(load_config(preset="tiny", overrides=[*rows, "task.template=plain"]), Path("r/model"))
+    assert plain[plain.index("--template") + 1] == "plain"
+    assert "--dtype" not in plain
+    assert "--tools" not in plain
+
+
 def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder, file = tmp_path / "quick", tmp_path / "scores.json"
     arguments = ("quickstart", "--run", str(folder), "--steps", "2", "--problems", "8", "--jobs", "2")

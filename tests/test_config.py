@@ -158,6 +158,13 @@ def test_a_fault_in_yaml_is_named_with_its_line() -> None:
         read_yaml("a: [1\n", "own.yaml")
 
 
+def test_a_date_is_text() -> None:
+    """As it is in the run's own file, from which it goes on."""
+    assert read_yaml("since: 2024-01-01\nat: 2024-01-01 10:00:00", "own.yaml") == {
+        "since": "2024-01-01", "at": "2024-01-01 10:00:00",
+    }  # fmt: skip
+
+
 def test_a_section_that_stands_twice_is_not_dropped() -> None:
     text = "training:\n  steps: 5\nmodel: {name: tiny}\ntraining:\n  shuffle: true\n"
     with pytest.raises(ConfigError, match=r"own\.yaml has the key training twice, in lines 1 and 4"):

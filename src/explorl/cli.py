@@ -167,11 +167,7 @@ def train(
     with _going_on(store):
         model = run_grpo(settings, store, console=console, alone=processes.is_first())
     _say_scores(store)
-    asked = ["--task", settings.task.name]
-    for key, value in settings.task.options.items():
-        asked += ["--data-dir", str(value)] if key == "data_dir" else ["--option", f"{key}={json.dumps(value)}"]
-    models = ["--model", f"start={settings.model.name}", "--model", f"trained={model}"]
-    _say_end(model, ["explorl", "report", str(store.folder)], ["explorl", "eval", *models, *asked])
+    _say_end(model, ["explorl", "report", str(store.folder)], _scoring(settings, model))
 
 
 @app.command()
@@ -899,6 +895,33 @@ def _say_scores(store: RunStore) -> None:
     if len(scores) > 1:
         text = f"held out: pass@1 {scores[0]:.1%} before training, {scores[-1]:.1%} after"
         console.print(text, highlight=False)
+
+
+def _scoring(settings: Config, model: Path) -> list[str]:
+    """The command that scores the policy before and after training, asked as in training and drawn as during it."""
+    from explorl.tasks import get_task
+
+    task, rollout, evaluation = settings.task, settings.rollout, settings.evaluation
+    options = [
+        ("--data-dir", value) if key == "data_dir" else ("--option", f"{key}={json.dumps(value, ensure_ascii=False)}")
+        for key, value in task.options.items()
+    ]
+    template = task.template or next(iter(get_task(task.name, **task.options).templates), None)
+    dtype = settings.model.evaluation_dtype
+    given = (
+        ("--model", f"start={settings.model.name}"),
+        ("--model", f"trained={model}"),
+        ("--task", task.name),
+        *options,
+        ("--template", template),
+        ("--protocol", evaluation.protocol),
+        ("--samples", evaluation.samples),
+        ("--max-tokens", rollout.max_tokens),
+        *[("--stop", text) for text in rollout.stop],
+        *((("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()),
+        ("--dtype", None if dtype == "float32" else dtype),
+    )
+    return ["explorl", *command_line("eval", *given)]
 
 
 def _say_end(model: Path, *commands: list[str]) -> None:

@@ -524,9 +524,14 @@ class Config(Section):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose floats may be written 5e-6; plain YAML 1.1 reads that as text."""
+    """YAML whose floats may be written 5e-6, which plain YAML 1.1 reads as text, and whose dates are text, since a run
+    keeps its configuration in JSON's values."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)$"),
