@@ -85,6 +85,7 @@ def test_numbers_inside_strategies_too() -> None:
         ("no-equals-sign", ["not key=value", "training.learning_rate=5e-6"]),
         ("training={", ["not YAML"]),
         ("training={steps: 5, steps: 6}", ["--set", "has the key steps twice, in lines 1 and 1"]),
+        ("evaluation.protocol=dang", ["evaluation.protocol: unknown protocol 'dang'", "deng", "--set"]),
         ("training=", ["training is empty in --set; use keys and values, like {steps: 200}, or leave it out"]),
         ("model.lora=yes", ["model.lora is True in --set; use keys and values, like {rank: 8}"]),
         ("training.token_records=true", ["training.token_records", "it is true; use a number"]),

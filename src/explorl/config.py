@@ -457,6 +457,14 @@ class EvaluationSettings(Section):
     batch_size: Count | None = None
     """Sequences sampled at a time; null is what fits into memory."""
 
+    @field_validator("protocol")
+    @classmethod
+    def _known_protocol(cls, value: str) -> str:
+        from explorl.evaluation.protocols import protocol
+
+        protocol(value)
+        return value
+
 
 class Config(Section):
     """Everything that a run depends on."""

@@ -24,7 +24,7 @@ import numpy as np
 from explorl.evaluation.completions import TOOL_COLUMNS
 from explorl.evaluation.core import Evaluation
 from explorl.rollout import SamplingParams
-from explorl.store import StoreError, cleaned, write_json, write_parquet
+from explorl.store import StoreError, cleaned, read_json, write_json, write_parquet
 
 Columns = dict[str, list[Any]]
 
@@ -185,7 +185,7 @@ def _named(table: Any) -> list[tuple[str, Any]]:
 def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(f"{path} is missing; {otherwise}")
-    return dict(cleaned(json.loads(path.read_text(encoding="utf-8"))))  # a folder may come from anywhere
+    return dict(cleaned(read_json(path, dict)))  # a folder may come from anywhere
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ part of the package, in `explorl/studies`, and are found by name.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections import Counter
@@ -43,7 +42,7 @@ from explorl.config import (
     read_yaml,
     rft_config,
 )
-from explorl.store import StoreError, cleaned, file_name
+from explorl.store import StoreError, cleaned, file_name, read_json
 from explorl.terminal import counted
 
 START = "start"
@@ -271,11 +270,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     """study.json of a study's folder."""
     path = folder / "study.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except OSError:
         raise StoreError(f"{folder} holds no study: {path} is missing") from None
-    except ValueError as error:
-        raise StoreError(f"{path} is not JSON: {error}") from None
 
 
 def study_names() -> list[str]:
