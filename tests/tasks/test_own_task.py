@@ -364,7 +364,7 @@ ONE = [Problem("a", {"b": 1})]
         (Given(ONE, prompt=[{"role": "user", "content": None}]), "give text, or messages like"),
         (
             Given([Problem("a\ud800", {})]),
-            r"gave the id 'a\\ud800', which is no text; leave out half of a surrogate pair",
+            r"gave the id 'a\\ud800'; leave out half of a surrogate pair",
         ),
         (
             Given(ONE, prompt="a\udfff"),

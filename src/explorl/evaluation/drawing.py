@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +19,7 @@ from explorl.evaluation.completions import (
     sampled_tokens,
     tool_columns,
 )
-from explorl.evaluation.folder import Columns
+from explorl.evaluation.folder import DIGEST, Columns
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
 from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
@@ -59,6 +61,7 @@ class Job:
         self.tools, self.pool = tools, pool
         self.sampling, self.seed, self.samples = how.sampling, seed, how.samples_for(task)
         self.prompts = [task.prompt(problem, template) for problem in problems]
+        self.digests = [data_digest(problem) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
         self.answer_mark = _answer_mark(task, _shown(self.prompts[0]))
         prefix = self.sampling.prefix
@@ -134,6 +137,7 @@ class Job:
             ],
             "redundancy": [trigram_redundancy(text) for text in measured],
             "cjk": [language_mixing(text) for text in measured],
+            DIGEST: [self.digests[place] for place in places],
         }
         if self.tools is not None:
             called = [tool_columns(rollout) for rollout in kept]
@@ -165,6 +169,14 @@ class Job:
                 f"a prompt of {length} tokens does not fit into the context of {self.policy.name}: {context}"
             )
         return min(limit, context - length)
+
+
+def data_digest(problem: Problem) -> str | None:
+    """A digest of what a problem's verdicts depend on; None where that is not JSON."""
+    try:
+        return hashlib.blake2b(json.dumps(problem.data, sort_keys=True).encode(), digest_size=8).hexdigest()
+    except (TypeError, ValueError):
+        return None
 
 
 def _answer_mark(task: Task, prompt: str) -> str | None:

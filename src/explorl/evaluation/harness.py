@@ -263,7 +263,7 @@ def _fill(
     """Draws what is missing of these chunks, and scores the evaluation where nothing is missing any more."""
     identity = store.identity()
     ids = [problem.id for problem in job.problems]
-    have = store.have(ids, job.samples)
+    have = store.have(ids, job.samples, job.digests)
     share = np.zeros_like(have)
     for chunk in chunks:
         share[chunk.problems, chunk.samples] = True

@@ -155,6 +155,8 @@ class Task(ABC):
         """
         rows = []
         for problem in problems_of(self, split, limit):
+            if not _has_utf8(problem.id):
+                raise ValueError(f"problems of task {self.name!r} gave the id {problem.id!r}; leave out {_LONE}")
             prompt = checked_prompt(self, self.prompt(problem, template))
             is_open = opens_think(prompt) if opened is None else opened
             rows.append({"prompt": prompt, "id": problem.id, "data": dict(problem.data), "opened": is_open})
@@ -270,10 +272,6 @@ def problems_of(task: Task, split: str, limit: int | None = None) -> list[Proble
     for problem in problems:
         if not isinstance(problem, Problem) or not isinstance(problem.id, str) or not isinstance(problem.data, Mapping):
             raise ValueError(f"problems of task {task.name!r} gave {problem!r}; give Problem('id', {{'key': 'value'}})")
-        if not _has_utf8(problem.id):
-            raise ValueError(
-                f"problems of task {task.name!r} gave the id {problem.id!r}, which is no text; leave out {_LONE}"
-            )
         if problem.id in seen:
             raise ValueError(
                 f"problems of task {task.name!r} gave two with the id {problem.id!r} in split {split!r}; give each an "
