@@ -199,6 +199,11 @@ def _write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
         pq.write_table(table, temporary, compression="zstd")
 
 
+def digest_of(rows: Sequence[Any]) -> str:
+    """A digest of rows of plain values."""
+    return hashlib.blake2b(json.dumps(rows, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
 def step_files(folder: Path, ending: str) -> dict[int, Path]:
     """A folder's files of steps, such as ``step-000012.parquet``, by step; somebody's copies of them are none."""
     found = {path.stem.removeprefix("step-"): path for path in folder.glob(f"step-*{ending}")}
@@ -395,6 +400,17 @@ class RunStore:
         if not isinstance(loaded, dict):
             raise StoreError(f"{self.config_path} is not a mapping like `training: {{steps: 100}}`; restore it")
         return loaded
+
+    def other_rows(self, digest: str) -> str | None:
+        """Says so where the rows with this digest are not what the run was trained on when it was last started."""
+        starts = read_json(self.provenance_path, list) if self.provenance_path.exists() else []
+        before = next((start["rows"] for start in reversed(starts) if start.get("rows")), digest)
+        if before == digest:
+            return None
+        return (
+            f"the problems are not those that {self.folder} was trained on so far: their texts, their answers or their "
+            "number have changed; going on with what they are now"
+        )
 
     def record_start(self, **facts: Any) -> None:
         """Adds an entry to provenance.json: one for each time the run was started or resumed."""

@@ -184,7 +184,7 @@ def run_grpo(
         trainer.args.output_dir = str(store.checkpoints)
         trainer.keep_checkpoints = config.training.keep_checkpoints
         quiet(trainer)
-        checkpoint = begin(trainer, store, config, "grpo", console=console, alone=alone)
+        checkpoint = begin(trainer, store, config, "grpo", rows, console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:

@@ -128,7 +128,7 @@ def run_sft(
             )
         trainer.args.output_dir = str(store.checkpoints)
         quiet(trainer)
-        checkpoint = begin(trainer, store, config, "sft", console=console, alone=alone)
+        checkpoint = begin(trainer, store, config, "sft", rows, console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -20,7 +20,7 @@ from rich.console import Console
 from explorl.config import Config, ConfigError, check_precision, rft_config
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy
-from explorl.store import RunStore, read_json, write_json
+from explorl.store import RunStore, digest_of, read_json, write_json
 from explorl.tasks import Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.terminal import ProgressLines, literal
@@ -136,7 +136,10 @@ class _Loop:
         resumed = f"iteration {at[0]}, {at[1]}" if at and store.has_steps else None
         store.begin(config.dump(), "rft")
         store.rewind(at[0] - 1 if at else config.rft.iterations)
-        store.record_start(kind="rft", seed=config.seed, resumed_from=resumed)
+        rows = digest_of([[one.problem.id, one.prompt, dict(one.problem.data)] for one in self.asks])
+        if resumed and (words := store.other_rows(rows)):
+            self._say(words)
+        store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
         if at:
             shutil.rmtree(store.folder / "model", ignore_errors=True)  # of a run that is being extended
         if resumed:
