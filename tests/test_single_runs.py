@@ -90,6 +90,16 @@ def test_a_damaged_file_of_a_run_is_named(
     assert "go on with it" not in told, "the same command would say so again"
 
 
+def test_runs_that_were_judged_by_other_answers_are_not_compared(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / name, task={"name": name}) for name in "abc"]
+    for run, data in zip(runs, ("1f", "1f", "2e"), strict=True):
+        path = run / "evaluations" / "step-000030.json"
+        write_json(path, {**json.loads(path.read_text()), "data": data})
+    assert run_results(runs[:2])["arms"]
+    with pytest.raises(StoreError, match="a, seed 0 and c, seed 0 were judged by different data: the answers or texts"):
+        run_results(runs)
+
+
 def test_copies_beside_a_runs_files_are_left_alone(tmp_path: Path) -> None:
     run = made_run(tmp_path / "mine")
     store = RunStore(run)

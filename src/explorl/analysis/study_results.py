@@ -143,6 +143,7 @@ def results_of(
     baseline = complete[study["baseline"]]
     scored = [run for found in (baseline, *complete.values()) for run in found if run.evaluations]
     some = scored[0] if scored else None
+    _check_data(complete)
     ks = reported_ks(min(run.final.samples for run in scored)) if scored else [1]
     measured = {name: _measures(found, ks, study["target"]) for name, found in complete.items()}
     paired = paired_values(measured, study["baseline"])
@@ -284,6 +285,21 @@ def _study(folder: Path) -> dict[str, Any]:
 def _runs(folder: Path, arm: Mapping[str, Any], seeds: Sequence[int]) -> list[Run]:
     iterations = arm["config"]["training"]["iterations"]
     return [Run(folder / "arms" / arm["slug"] / f"seed-{seed}", seed, iterations) for seed in seeds]
+
+
+def _check_data(complete: Mapping[str, Sequence[Run]]) -> None:
+    """That all runs were judged by the same answers, as far as they say."""
+    first: dict[str, str] = {}
+    for name, runs in complete.items():
+        for run in runs:
+            if run.evaluations and (data := run.summary.get("data")):
+                first.setdefault(data, f"{name}, seed {run.seed}")
+    if len(first) > 1:
+        one, other, *_ = first.values()
+        raise StoreError(
+            f"{one} and {other} were judged by different data: the answers or texts of the held-out problems have "
+            "changed in between; remove the folders of the runs from before, and train them again"
+        )
 
 
 def _failures(runs: Sequence[Run]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +23,7 @@ from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
-from explorl.store import write_json, write_parquet
+from explorl.store import digest_of, write_json, write_parquet
 from explorl.tasks import Problem, Task, opens_think
 from explorl.tasks.base import verdicts_of
 
@@ -55,6 +57,8 @@ class Evaluation:
     """What the protocol's source reports, such as "maj@k"; k is the number of samples."""
     tool: str = ""
     """The tool that completions could call; empty where they could call none."""
+    data: str | None = None
+    """A digest of all problems' data, on which the verdicts depend; None where it is not known."""
 
     @property
     def correct(self) -> np.ndarray:
@@ -105,6 +109,7 @@ class Evaluation:
             "protocol": self.protocol,
             "problems": len(self.problem_ids),
             "samples": self.samples,
+            **({"data": self.data} if self.data else {}),
             "sampling": {key: value for key, value in asdict(self.sampling).items() if value not in ((), "", None)},
             "pass_at_k": {str(k): asdict(self.pass_at(k)) for k in self.ks},
             "measures": {name: asdict(value) for name, value in self.measured().items()},
@@ -148,6 +153,14 @@ def fitting_template(task: Task, tokenizer: Any, template: str | None = None) ->
     if template is not None:
         return template
     return "chat" if getattr(tokenizer, "chat_template", None) and "chat" in task.templates else None
+
+
+def data_digest(problem: Problem) -> str | None:
+    """A digest of what a problem's verdicts depend on; None where that is not JSON."""
+    try:
+        return hashlib.blake2b(json.dumps(problem.data, sort_keys=True).encode(), digest_size=8).hexdigest()
+    except (TypeError, ValueError):
+        return None
 
 
 def evaluate(
@@ -246,7 +259,9 @@ def evaluate(
             rows[key].append(value)
     ids = [problem.id for problem in problems]
     tool = "" if used is None else used.tool.name
-    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool)
+    digests = [data_digest(problem) for problem in problems]
+    data = None if None in digests else digest_of(digests)
+    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool, data)
 
 
 def _by_vllm(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +17,7 @@ from explorl.evaluation.completions import (
     sampled_tokens,
     tool_columns,
 )
+from explorl.evaluation.core import data_digest
 from explorl.evaluation.folder import DIGEST, Columns
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
 from explorl.evaluation.protocols import Protocol
@@ -169,14 +168,6 @@ class Job:
                 f"a prompt of {length} tokens does not fit into the context of {self.policy.name}: {context}"
             )
         return min(limit, context - length)
-
-
-def data_digest(problem: Problem) -> str | None:
-    """A digest of what a problem's verdicts depend on; None where that is not JSON."""
-    try:
-        return hashlib.blake2b(json.dumps(problem.data, sort_keys=True).encode(), digest_size=8).hexdigest()
-    except (TypeError, ValueError):
-        return None
 
 
 def _answer_mark(task: Task, prompt: str) -> str | None:
