@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -94,6 +95,14 @@ class Listed(Puzzle):
 
 class Parted(Puzzle):
     reward_parts = {"brevity": 1.0}
+
+
+class Thinking(Puzzle):
+    def prompt(self, problem, template=None):
+        return [{"role": "user", "content": problem.id}]
+
+    def verify(self, completion, problem, *, opened=False):
+        return Verdict(opened)
 
 
 class Same(Puzzle):
@@ -494,6 +503,20 @@ def test_a_run_that_could_not_train_or_score_is_not_begun(
     assert _run(["train", *settings, "--run", "run"]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
     assert not (here / "run").exists()
+
+
+def test_a_chat_template_that_opens_think_is_told_to_the_task(
+    here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In training, in evaluations during it and in those afterwards."""
+    shutil.copytree(small_policy, here / "thinker")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
+    (here / "thinker" / "chat_template.jinja").write_text(template)
+    settings = [*SMALL, "model.name=thinker", "task.name=own_puzzles:Thinking"]
+    assert _run(["train", *(f"--set={one}" for one in settings), "--run", "run"]) == 0, capsys.readouterr().err
+    told = RunStore.open(here / "run").metrics()
+    assert [line["pass@1"] for line in told if line["kind"] == "evaluation"] == [1.0, 1.0]
+    assert [line["rewards/correctness/mean"] for line in told if line["kind"] == "train"] == [1.0]
 
 
 @pytest.mark.usefixtures("here")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from explorl.evaluation.completions import TOOL_COLUMNS, answer_text, mean_of, sampled_tokens, tool_columns
+from explorl.evaluation.prompts import all_opened
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
@@ -24,7 +25,7 @@ from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
 from explorl.store import digest_of, write_json, write_parquet
-from explorl.tasks import Problem, Task, opens_think
+from explorl.tasks import Problem, Task
 from explorl.tasks.base import verdicts_of
 
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template", "protocol"]
@@ -237,12 +238,13 @@ def evaluate(
         )
     }  # fmt: skip
     places = [completion.prompt_index for completion in completions]
+    opened = all_opened(policy.tokenizer, prompts)
     verdicts = iter(
         verdicts_of(
             task,
             [answer_text(completion) for completion in completions],
             [problems[place] for place in places],
-            [opens_think(prompts[place]) for place in places],
+            [opened[place] for place in places],
         )
     )
     for completion in completions:

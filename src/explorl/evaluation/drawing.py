@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from explorl.evaluation.completions import (
 from explorl.evaluation.core import data_digest
 from explorl.evaluation.folder import DIGEST, Columns
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
+from explorl.evaluation.prompts import opens_think_in
 from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
@@ -28,7 +28,7 @@ from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
+from explorl.tasks import Problem, Prompt, Task, Verdict
 from explorl.tasks.base import verdicts_of
 from explorl.tasks.marks import asked_mark
 
@@ -66,7 +66,7 @@ class Job:
         prefix = self.sampling.prefix
         if not isinstance(prefix, str):
             raise ValueError(f"prefix is {prefix!r}; an evaluation has one text for all prompts, such as '<think>'")
-        self.opened = [_opened(policy.tokenizer, prompt, prefix) for prompt in self.prompts]
+        self.opened = [opens_think_in(policy.tokenizer, prompt, prefix) for prompt in self.prompts]
 
     def chunks(self, problems: int) -> list[Chunk]:
         """All chunks, the first samples of all problems first."""
@@ -184,10 +184,3 @@ def _violations(text: str, mark: str | None, verdict: Verdict) -> int:
 
 def _shown(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
-
-
-def _opened(tokenizer: Any, prompt: Prompt, prefix: str) -> bool:
-    """Whether the prompt, as the model sees it, ends with an open ``<think>``."""
-    if not isinstance(prompt, str):
-        prompt = str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
-    return opens_think(prompt + prefix)

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from explorl import processes
 from explorl.config import Config, ConfigError, Section, check_engine, check_precision
-from explorl.evaluation.prompts import check_prompts
+from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy, load_policy, lora_config
 from explorl.store import RunStore
 from explorl.tasks import Problem, Task, get_task
@@ -137,7 +137,10 @@ def run_grpo(
     for row in rows:  # a table would give all problems the keys of each, and all numbers one type
         row["data"] = json_text(task, row["id"], row["data"])
     policy = load_policy(config.model.name, dtype=config.model.training_dtype)
-    check_prompts([row["prompt"] for row in rows], policy, task, config.task.template)
+    prompts = [row["prompt"] for row in rows]
+    check_prompts(prompts, policy, task, config.task.template)
+    for row, opened in zip(rows, all_opened(policy.tokenizer, prompts), strict=True):
+        row["opened"] = opened
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
     shown = Shown(label, console)
