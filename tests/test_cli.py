@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -75,6 +76,27 @@ def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     entries = json.loads(run("strategies", "--json", capsys=capsys)[1])
     assert {"ppl_shaping", "mask_truncated"} <= {entry["name"] for entry in entries}
     assert "ppl_shaping" in run("strategies", capsys=capsys)[1]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(
+    "words",
+    [["strategies"], ["strategies", "--json"], ["config", "show", "--set=model.name=ü→"], ["config", "presets"]],
+)
+def test_an_output_that_is_not_utf8_ends_no_command(
+    encoding: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    sys.stdout.flush()
+    text = written.getvalue().decode(encoding)
+    if "--json" in words:
+        assert any("§" in entry["paper"] for entry in json.loads(text))
+    if "show" in words:
+        assert yaml.safe_load(text)["model"]["name"] == "ü→"
 
 
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

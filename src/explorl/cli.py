@@ -42,7 +42,7 @@ from explorl.launch import launch as launched
 from explorl.models import ModelError
 from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
-from explorl.terminal import counted, indented, literal
+from explorl.terminal import counted, indented, literal, show_what_can_be_shown
 from explorl.text import clean
 
 if TYPE_CHECKING:
@@ -663,7 +663,7 @@ def strategies(as_json: AsJson = False) -> None:
 
     entries = describe()
     if as_json:
-        print(json.dumps(entries, indent=2, ensure_ascii=False))
+        print(json.dumps(entries, indent=2))
         return
     for number, entry in enumerate(entries):
         if number:
@@ -687,12 +687,13 @@ def doctor(as_json: AsJson = False) -> None:
     with Console(stderr=True).status("trying"):
         diagnosis = examine()
     if as_json:
-        print(json.dumps(diagnosis.as_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(diagnosis.as_json(), indent=2))
     else:
+        yes, no, neither = "✓✗–" if console.encoding.lower().startswith("utf") else "+x-"
         for area in dict.fromkeys(finding.area for finding in diagnosis.findings):
             console.print(f"[bold]{area}[/bold]")
             for finding in (finding for finding in diagnosis.findings if finding.area == area):
-                mark = "[green]✓[/green]" if finding.works else "[red]✗[/red]" if finding.advice else "–"
+                mark = f"[green]{yes}[/green]" if finding.works else f"[red]{no}[/red]" if finding.advice else neither
                 console.print(
                     f"  {mark} {escape(finding.what)}: {escape(finding.found)}", soft_wrap=True, highlight=False
                 )
@@ -750,8 +751,10 @@ def show_config(
         print(json.dumps(values, indent=2))
     else:
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-        # what a terminal must not get raw is written as the escapes that YAML has for it
-        print(text if clean(text) == text else yaml.safe_dump(values, sort_keys=False), end="")
+        # what a terminal must not get raw, or cannot show, is written as the escapes that YAML has for it
+        encoding = sys.stdout.encoding or "utf-8"
+        is_shown = clean(text) == text and text.encode(encoding, "replace").decode(encoding) == text
+        print(text if is_shown else yaml.safe_dump(values, sort_keys=False), end="")
 
 
 @config_app.command("presets")
@@ -941,6 +944,7 @@ def _find_own_modules() -> None:
 def main(argv: list[str] | None = None) -> Any:
     """Entry point: what a user can cause is one clear message and exit code 2."""
     _find_own_modules()
+    show_what_can_be_shown()
     try:
         with terminable():
             code = app(argv, prog_name="explorl", standalone_mode=False)
