@@ -221,3 +221,8 @@ def test_a_gguf_files_special_tokens_are_its_own(padding: int | None, pad: str, 
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "12 + 3"}], return_dict=True)["input_ids"]
     assert (ids[0], ids[-1]) == (1, 2)
     assert tokenizer.decode(ids, skip_special_tokens=True) == "12 + 3"
+
+
+def test_a_folder_in_the_home_folder_is_found(small_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(small_policy.parent))
+    assert resolve_model(f"~/{small_policy.name}") == str(small_policy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
@@ -63,6 +64,8 @@ def get_task(name: str, **options: Any) -> Task:
     """
     make, origin = _found(name)
     _check(name, make, options)
+    if isinstance(folder := options.get("data_dir"), str | Path):
+        options = {**options, "data_dir": type(folder)(os.path.expanduser(folder))}  # no shell has, in a file
     detail = name.partition(":")[2]
     if make is Math and detail:
         options = {"dataset": detail, **options}
