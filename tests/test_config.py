@@ -159,6 +159,13 @@ def test_a_fault_in_yaml_is_named_with_its_line() -> None:
         read_yaml("a: [1\n", "own.yaml")
 
 
+def test_a_presets_policy_is_fine_tuned_as_it_is_on_another_task() -> None:
+    """The preset's own task is what it was made with, from random weights."""
+    assert load_config(preset="tiny").sft.from_scratch
+    assert not load_config(preset="tiny", overrides=["task.name=products"]).sft.from_scratch
+    assert load_config(preset="tiny", overrides=["task.name=products", "sft.from_scratch=true"]).sft.from_scratch
+
+
 def test_a_date_is_text() -> None:
     """As it is in the run's own file, from which it goes on."""
     assert read_yaml("since: 2024-01-01\nat: 2024-01-01 10:00:00", "own.yaml") == {

@@ -649,7 +649,8 @@ def preset_for(preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
     if not isinstance(changed, Mapping) or changed.get("name", task.get("name")) == task.get("name"):
         return dict(preset)
     counts = {key: task[key] for key in ("train_problems", "holdout_problems") if key in task}
-    sft = {key: value for key, value in preset.get("sft", {}).items() if key != "attempts"}
+    made = ("attempts", "from_scratch")  # how the preset's policy was made; on another task it is fine-tuned as it is
+    sft = {key: value for key, value in preset.get("sft", {}).items() if key not in made}
     return {**preset, "task": counts, "sft": sft}
 
 
