@@ -266,6 +266,12 @@ def test_verdicts_on_rows_that_have_changed_since_are_not_taken_over(tiny: Polic
     assert evaluated("2+3", "out", samples=3) == folder, "older files and newer ones"
 
 
+def test_what_no_task_takes_is_refused(tiny: Policy, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'countdown-mini' is always generated; leave out data_dir"):
+        run(tiny, tmp_path, 1, 1, task_options={"data_dir": tmp_path})
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_damaged_file_is_named(tiny: Policy, tmp_path: Path) -> None:
     result = run(tiny, tmp_path, 1, 2)
     part = next((result.folder / "samples").glob("*.parquet"))

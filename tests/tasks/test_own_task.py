@@ -493,6 +493,7 @@ SMALL = [
             "training.prompts_per_step=24",
             "training.prompts_per_step is 24, and there are 20 problems to train on; use 20",
         ),
+        ("task.template=chat", "task.template is 'chat'; puzzle has none: leave it out"),
         ("task.name=own_puzzles:Unheld", "no problems in split 'holdout'; its splits: sft, train, holdout; to train"),
     ],
 )

@@ -36,6 +36,8 @@ def check_prompts(
 
     ``key`` is where the template was named, for the error.
     """
+    if template is not None and template not in task.templates:
+        raise ConfigError(f"{key} is {template!r}; {task.name} has {', '.join(task.templates) or 'none: leave it out'}")
     for prompt in prompts:
         checked_prompt(task, prompt)
     template = template or next(iter(task.templates), None)
