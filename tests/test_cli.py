@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -17,6 +18,7 @@ from typer.main import get_command
 from explorl import cli
 from explorl.cli import main
 from explorl.config import load_config
+from explorl.evaluation.harness import parse_options
 from explorl.tasks import CountdownMini, Problem
 from explorl.tasks.base import Prompt
 
@@ -78,7 +80,7 @@ class AskedOtherwise(CountdownMini):
     ],
 )  # fmt: skip
 def test_the_evaluation_that_train_proposes_asks_as_training_did(changes: list[str], words: str) -> None:
-    proposed = cli._evaluation_of(load_config(preset="tiny", overrides=changes), Path("runs/a/model"))
+    proposed = cli._scoring(load_config(preset="tiny", overrides=changes), Path("runs/a/model"))
     assert " ".join(proposed).endswith(f" {words}")
     assert get_command(cli.app).commands["eval"].make_context("eval", proposed[2:]).params["limit"] is None  # type: ignore[attr-defined]
 
@@ -108,6 +110,27 @@ def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     entries = json.loads(run("strategies", "--json", capsys=capsys)[1])
     assert {"ppl_shaping", "mask_truncated"} <= {entry["name"] for entry in entries}
     assert "ppl_shaping" in run("strategies", capsys=capsys)[1]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(
+    "words",
+    [["strategies"], ["strategies", "--json"], ["config", "show", "--set=model.name=ü→"], ["config", "presets"]],
+)
+def test_an_output_that_is_not_utf8_ends_no_command(
+    encoding: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    sys.stdout.flush()
+    text = written.getvalue().decode(encoding)
+    if "--json" in words:
+        assert any("§" in entry["paper"] for entry in json.loads(text))
+    if "show" in words:
+        assert yaml.safe_load(text)["model"]["name"] == "ü→"
 
 
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +177,22 @@ def test_eval_ends_completions_at_stop_strings(capsys: pytest.CaptureFixture[str
     code, _, said = run(*arguments, "--stop", "", "--out", str(tmp_path / "other"), capsys=capsys)
     assert code == 2
     assert "stop holds an empty string" in said
+
+
+def test_the_command_that_scores_a_run_asks_and_draws_as_the_run_did(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": 2}\n')
+    rows = ["task.name=jsonl", f"task.path={tmp_path / 'rows.jsonl'}", "task.instruction=Füge 😀 an."]
+    changes = ["rollout.stop=</answer>", "rollout.max_tokens=64", "evaluation.protocol=deng", "model.dtype=bfloat16"]
+    words = cli._scoring(load_config(preset="tiny", overrides=[*rows, *changes]), Path("r/model"))
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    assert (given["--template"], given["--protocol"], given["--samples"]) == ("instructed", "deng", "8")
+    assert (given["--max-tokens"], given["--stop"], given["--dtype"]) == ("64", "</answer>", "bfloat16")
+    options = [value for word, value in zip(words[2::2], words[3::2], strict=True) if word == "--option"]
+    assert parse_options(options) == {"path": str(tmp_path / "rows.jsonl"), "instruction": "Füge 😀 an."}
+    plain = cli._scoring(load_config(preset="tiny", overrides=[*rows, "task.template=plain"]), Path("r/model"))
+    assert plain[plain.index("--template") + 1] == "plain"
+    assert "--dtype" not in plain
+    assert "--tools" not in plain
 
 
 @pytest.mark.slow

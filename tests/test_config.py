@@ -84,6 +84,13 @@ def test_numbers_inside_strategies_too() -> None:
         ("strategies=[maxrl, {pkpo: {k: 2}}]", ["maxrl and pkpo each replace the base advantage"]),
         ("no-equals-sign", ["not key=value", "training.learning_rate=5e-6"]),
         ("training={", ["not YAML"]),
+        ("training={steps: 5, steps: 6}", ["--set", "has the key steps twice, in lines 1 and 1"]),
+        ("evaluation.protocol=dang", ["evaluation.protocol: unknown protocol 'dang'", "deng", "--set"]),
+        ("training=", ["training is empty in --set; use keys and values, like {steps: 200}, or leave it out"]),
+        ("model.lora=yes", ["model.lora is True in --set; use keys and values, like {rank: 8}"]),
+        ("training.token_records=true", ["training.token_records", "it is true; use a number"]),
+        ("evaluation.problems=yes", ["evaluation.problems", "it is true; use a number"]),
+        ("rollout.top_p=off", ["rollout.top_p", "it is false; use a number"]),
     ],
 )
 def test_errors_name_the_key_the_value_and_a_good_one(override: str, words: list[str]) -> None:
@@ -150,6 +157,28 @@ def test_a_fault_in_yaml_is_named_with_its_line() -> None:
         ConfigError, match=r"own\.yaml is not YAML: line 2, column 1 \(in what begins in line 1\): expected ',' or '\]'"
     ):
         read_yaml("a: [1\n", "own.yaml")
+
+
+def test_a_presets_policy_is_fine_tuned_as_it_is_on_another_task() -> None:
+    """The preset's own task is what it was made with, from random weights."""
+    assert load_config(preset="tiny").sft.from_scratch
+    assert not load_config(preset="tiny", overrides=["task.name=products"]).sft.from_scratch
+    assert load_config(preset="tiny", overrides=["task.name=products", "sft.from_scratch=true"]).sft.from_scratch
+
+
+def test_a_date_is_text() -> None:
+    """As it is in the run's own file, from which it goes on."""
+    assert read_yaml("since: 2024-01-01\nat: 2024-01-01 10:00:00", "own.yaml") == {
+        "since": "2024-01-01", "at": "2024-01-01 10:00:00",
+    }  # fmt: skip
+
+
+def test_a_section_that_stands_twice_is_not_dropped() -> None:
+    text = "training:\n  steps: 5\nmodel: {name: tiny}\ntraining:\n  shuffle: true\n"
+    with pytest.raises(ConfigError, match=r"own\.yaml has the key training twice, in lines 1 and 4"):
+        read_yaml(text, "own.yaml")
+    merged = "a: &a {x: 1, y: 2}\nb: &b\n  <<: *a\n  x: 3\nc:\n  <<: *b\n  y: 4\n"
+    assert read_yaml(merged, "own.yaml")["c"] == {"x": 3, "y": 4}
 
 
 @pytest.mark.parametrize("name", ["dynamic_sampling", "skip_solved"])

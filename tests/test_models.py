@@ -228,3 +228,8 @@ def test_a_gguf_files_special_tokens_are_its_own(padding: int | None, pad: str, 
 def test_every_model_with_a_name_is_listed() -> None:
     listed = CliRunner().invoke(app, ["models", "list"]).stdout
     assert [line.partition(":")[0] for line in listed.splitlines()] == ["tiny", "tiny-tools", "smollm2-135m"]
+
+
+def test_a_folder_in_the_home_folder_is_found(small_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(small_policy.parent))
+    assert resolve_model(f"~/{small_policy.name}") == str(small_policy)

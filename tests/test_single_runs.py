@@ -15,6 +15,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from explorl import ExplorationTrainer, PassAtK, RunRecorder
+from explorl.analysis.quality import quality_by_step
 from explorl.analysis.run_results import run_results
 from explorl.cli import main
 from explorl.config import Config
@@ -90,6 +91,57 @@ def test_one_held_out_problem(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- pages of runs
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.yaml", None, "config.yaml is missing; restore it"),
+        ("metrics.jsonl", b"[1]\n", "metrics.jsonl, line 1 holds no mapping"),
+        ("run.json", b"[]", "run.json holds no mapping; restore it"),
+        ("provenance.json", b"{}", "provenance.json holds no list; restore it"),
+        ("evaluations/step-000000.json", b"{", "step-000000.json is not JSON"),
+        ("evaluations/step-000000.parquet", b"PAR1", "cannot read"),
+        ("evaluations/step-000000.parquet", None, "cannot read"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(
+    file: str, content: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made_run(tmp_path / "mine")
+    RunStore(run).record_start()
+    (run / "run.json").write_text('{"kind": "grpo"}')
+    (run / file).unlink() if content is None else (run / file).write_bytes(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(run)])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert said in told
+    assert Path(file).name in told
+    assert "go on with it" not in told, "the same command would say so again"
+
+
+def test_runs_that_were_judged_by_other_answers_are_not_compared(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / name, task={"name": name}) for name in "abc"]
+    for run, data in zip(runs, ("1f", "1f", "2e"), strict=True):
+        path = run / "evaluations" / "step-000030.json"
+        write_json(path, {**json.loads(path.read_text()), "data": data})
+    assert run_results(runs[:2])["arms"]
+    with pytest.raises(StoreError, match="a, seed 0 and c, seed 0 were judged by different data: the answers or texts"):
+        run_results(runs)
+
+
+def test_copies_beside_a_runs_files_are_left_alone(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "mine")
+    store = RunStore(run)
+    for step in (1, 2):
+        store.write_rollouts(step, {"prompt": ["a"], "completion": ["b"], "correct": [1.0]})
+    for path in (run / "evaluations" / "step-000000.json", run / "rollouts" / "step-000002.parquet"):
+        path.with_stem(f"{path.stem} (copy)").write_bytes(path.read_bytes())
+    assert write_run_report([run]).is_file()
+    assert [each.step for each in quality_by_step(store)] == [1, 2]
+    store.rewind(1)
+    assert {path.name for path in (run / "rollouts").iterdir()} == {"step-000001.parquet", "step-000002 (copy).parquet"}
 
 
 def test_one_run_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ from explorl.launch import launch as launched
 from explorl.models import NAMED, ModelError
 from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
-from explorl.terminal import counted, indented, literal
+from explorl.terminal import counted, indented, literal, show_what_can_be_shown
 from explorl.text import clean
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def train(
     with _going_on(store):
         model = run_grpo(settings, store, console=console, alone=processes.is_first())
     _say_scores(store)
-    _say_end(model, ["explorl", "report", str(store.folder)], _evaluation_of(settings, model))
+    _say_end(model, ["explorl", "report", str(store.folder)], _scoring(settings, model))
 
 
 @app.command()
@@ -669,7 +669,7 @@ def strategies(as_json: AsJson = False) -> None:
 
     entries = describe()
     if as_json:
-        print(json.dumps(entries, indent=2, ensure_ascii=False))
+        print(json.dumps(entries, indent=2))
         return
     for number, entry in enumerate(entries):
         if number:
@@ -696,12 +696,13 @@ def doctor(as_json: AsJson = False) -> None:
     with Console(stderr=True).status("trying"):
         diagnosis = examine()
     if as_json:
-        print(json.dumps(diagnosis.as_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(diagnosis.as_json(), indent=2))
     else:
+        yes, no, neither = "✓✗–" if console.encoding.lower().startswith("utf") else "+x-"
         for area in dict.fromkeys(finding.area for finding in diagnosis.findings):
             console.print(f"[bold]{area}[/bold]")
             for finding in (finding for finding in diagnosis.findings if finding.area == area):
-                mark = "[green]✓[/green]" if finding.works else "[red]✗[/red]" if finding.advice else "–"
+                mark = f"[green]{yes}[/green]" if finding.works else f"[red]{no}[/red]" if finding.advice else neither
                 console.print(
                     f"  {mark} {escape(finding.what)}: {escape(finding.found)}", soft_wrap=True, highlight=False
                 )
@@ -759,8 +760,10 @@ def show_config(
         print(json.dumps(values, indent=2))
     else:
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-        # what a terminal must not get raw is written as the escapes that YAML has for it
-        print(text if clean(text) == text else yaml.safe_dump(values, sort_keys=False), end="")
+        # what a terminal must not get raw, or cannot show, is written as the escapes that YAML has for it
+        encoding = sys.stdout.encoding or "utf-8"
+        is_shown = clean(text) == text and text.encode(encoding, "replace").decode(encoding) == text
+        print(text if is_shown else yaml.safe_dump(values, sort_keys=False), end="")
 
 
 @config_app.command("presets")
@@ -906,19 +909,28 @@ def _say_scores(store: RunStore) -> None:
         console.print(text, highlight=False)
 
 
-def _evaluation_of(settings: Config, model: Path) -> list[str]:
-    """The command that scores a trained policy beside its start, asked and ended as it was trained."""
-    task, rollout = settings.task, settings.rollout
+def _scoring(settings: Config, model: Path) -> list[str]:
+    """The command that scores the policy before and after training, asked as in training and drawn as during it."""
+    task, rollout, evaluation = settings.task, settings.rollout, settings.evaluation
     options = [
-        ("--data-dir", str(value)) if key == "data_dir" else ("--option", f"{key}={json.dumps(value)}")
+        ("--data-dir", value) if key == "data_dir" else ("--option", f"{key}={json.dumps(value, ensure_ascii=False)}")
         for key, value in task.options.items()
     ]
-    tool = (("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()
-    return command_line(
-        "explorl", "eval", ("--model", f"start={settings.model.name}"), ("--model", f"trained={model}"),
-        ("--task", task.name), *options, ("--template", task.template or _own_template(settings)),
-        ("--max-tokens", rollout.max_tokens), *(("--stop", text) for text in rollout.stop), *tool,
-    )  # fmt: skip
+    dtype = settings.model.evaluation_dtype
+    given = (
+        ("--model", f"start={settings.model.name}"),
+        ("--model", f"trained={model}"),
+        ("--dtype", None if dtype == "float32" else dtype),
+        ("--protocol", evaluation.protocol),
+        ("--samples", evaluation.samples),
+        ("--task", task.name),
+        *options,
+        ("--template", task.template or _own_template(settings)),
+        ("--max-tokens", rollout.max_tokens),
+        *[("--stop", text) for text in rollout.stop],
+        *((("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()),
+    )
+    return ["explorl", *command_line("eval", *given)]
 
 
 def _own_template(settings: Config) -> str | None:
@@ -951,6 +963,7 @@ def _find_own_modules() -> None:
 def main(argv: list[str] | None = None) -> Any:
     """Entry point: what a user can cause is one clear message and exit code 2."""
     _find_own_modules()
+    show_what_can_be_shown()
     try:
         with terminable():
             code = app(argv, prog_name="explorl", standalone_mode=False)

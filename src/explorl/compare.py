@@ -11,7 +11,7 @@ from rich.console import Console
 
 from explorl.analysis.boundary import Boundary, boundary
 from explorl.evaluation import Evaluation
-from explorl.evaluation.folder import EvaluationFolder, load_evaluation
+from explorl.evaluation.folder import DIGEST, EvaluationFolder, load_evaluation
 from explorl.metrics import Table
 from explorl.report.boundary_figures import figures, save
 from explorl.report.comparison_page import comparison_results
@@ -144,8 +144,24 @@ def _common(evaluations: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
     if not shared:
         raise StoreError(f"{', '.join(evaluations)} have no problem in common; evaluate them on the same ones")
     order = [problem for problem in first.problem_ids if problem in shared]
+    _check_data(evaluations, order)
     samples = min(evaluation.samples for evaluation in evaluations.values())
     return {name: _restricted(evaluation, order, samples) for name, evaluation in evaluations.items()}
+
+
+def _check_data(evaluations: Mapping[str, Evaluation], problems: Sequence[str]) -> None:
+    """That the problems had the same answers, and whatever else they consist of, in all evaluations that say."""
+    (name, first), *others = [
+        (name, dict(zip(one.rows["problem"], one.rows.get(DIGEST) or [None] * len(one.rows["problem"]), strict=True)))
+        for name, one in evaluations.items()
+    ]
+    for other, digests in others:
+        for problem in problems:
+            if None not in (pair := (first[problem], digests[problem])) and len({*pair}) > 1:
+                raise StoreError(
+                    f"{name} and {other} were judged by different data of problem {problem!r}: its answer, text or "
+                    "another column has changed in between; evaluate both on the same"
+                )
 
 
 def _restricted(evaluation: Evaluation, problems: Sequence[str], samples: int) -> Evaluation:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -39,6 +39,21 @@ class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, and NaN is no number."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switches_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would take true for 1: a switch that is none."""
+        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+        if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
+            raise ValueError(f"it is {str(value).lower()}; use a number")
+        return value
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that an annotation is made of."""
+    parts = get_args(annotation)
+    return [kind for part in parts for kind in _kinds(part)] if parts else [annotation]
 
 
 class LoraSettings(Section):
@@ -442,6 +457,14 @@ class EvaluationSettings(Section):
     batch_size: Count | None = None
     """Sequences sampled at a time; null is what fits into memory."""
 
+    @field_validator("protocol")
+    @classmethod
+    def _known_protocol(cls, value: str) -> str:
+        from explorl.evaluation.protocols import protocol
+
+        protocol(value)
+        return value
+
 
 class Config(Section):
     """Everything that a run depends on."""
@@ -509,9 +532,14 @@ class Config(Section):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose floats may be written 5e-6; plain YAML 1.1 reads that as text."""
+    """YAML whose floats may be written 5e-6, which plain YAML 1.1 reads as text, and whose dates are text, since a run
+    keeps its configuration in JSON's values."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)$"),
@@ -522,9 +550,28 @@ _Loader.add_implicit_resolver(
 def read_yaml(text: str, place: str) -> Any:
     """Parses YAML; errors name the place."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{place} is not YAML: {_yaml_fault(error, text)}") from error
+    _refuse_double_keys(yaml.compose(text, Loader=_Loader), place)
+    return values
+
+
+def _refuse_double_keys(node: Any, place: str, trail: tuple[str, ...] = ()) -> None:
+    """YAML lets the second of two equal keys win without a word: of two sections of one name, or of two arms of a
+    study, the first would be lost."""
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line, name = key.start_mark.line + 1, str(key.value)
+            if name in seen:
+                what = f"arm {name!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, name))}"
+                raise ConfigError(f"{place} has the {what} twice, in lines {seen[name]} and {line}; keep or rename one")
+            seen[name] = line
+            _refuse_double_keys(value, place, (*trail, name))
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_double_keys(item, place, trail)
 
 
 def _yaml_fault(error: yaml.YAMLError, text: str) -> str:
@@ -602,7 +649,8 @@ def preset_for(preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
     if not isinstance(changed, Mapping) or changed.get("name", task.get("name")) == task.get("name"):
         return dict(preset)
     counts = {key: task[key] for key in ("train_problems", "holdout_problems") if key in task}
-    sft = {key: value for key, value in preset.get("sft", {}).items() if key != "attempts"}
+    made = ("attempts", "from_scratch")  # how the preset's policy was made; on another task it is fine-tuned as it is
+    sft = {key: value for key, value in preset.get("sft", {}).items() if key not in made}
     return {**preset, "task": counts, "sft": sft}
 
 
@@ -643,6 +691,9 @@ def _explain(error: ValidationError, place: str) -> str:
             said = str(finding["ctx"]["error"])
             where = f"{key}: " if key and not said.startswith(f"{key} ") else ""
             lines.append(f"{where}{said} (in {place})")
+        elif finding["type"] == "model_type":
+            said = "empty" if finding["input"] is None else repr(finding["input"])
+            lines.append(f"{key} is {said} in {place}; use keys and values, like {_sample(location)}, or leave it out")
         else:
             lines.append(f"{key} is {finding['input']!r} in {place}: {finding['msg'].lower()}{_default(location)}")
     return "\n".join(dict.fromkeys(lines))
@@ -759,6 +810,13 @@ def _default(location: Sequence[str]) -> str:
     section = _section(location[:-1])
     field = section.model_fields.get(location[-1]) if section is not None else None
     return f" (the default is {field.default!r})" if field is not None else ""
+
+
+def _sample(location: Sequence[str]) -> str:
+    """A first key of a section, as a file has it."""
+    section = _section(location)
+    name, field = next(iter(section.model_fields.items())) if section is not None else ("", None)
+    return f"{{{name}: {field.default}}}" if field is not None else "{}"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

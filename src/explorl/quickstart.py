@@ -18,7 +18,7 @@ from explorl.config import load_config
 from explorl.evaluation import Evaluation, protocol
 from explorl.metrics import Cell, Interval, Table, paired_difference
 from explorl.report.study_page import write_report
-from explorl.store import StoreError, write_json, write_text
+from explorl.store import StoreError, read_parquet, step_files, write_json, write_text
 from explorl.study.arm import run_folder
 from explorl.study.file import Study
 from explorl.study.run import run_study
@@ -62,7 +62,7 @@ def quickstart(
     study = Study.read(folder)
     evaluations: dict[str, Evaluation] = {}
     for arm in study.arms:
-        found = sorted((run_folder(folder, arm.slug, seed) / "evaluations").glob("step-*.parquet"))
+        found = [*step_files(run_folder(folder, arm.slug, seed) / "evaluations", ".parquet").values()]
         evaluations.setdefault("start", _evaluation(found[0], arm.config))
         evaluations[arm.name] = _evaluation(found[-1], arm.config)
     gains = {
@@ -118,9 +118,7 @@ def study_file(steps: int | None, problems: int, samples: int) -> dict[str, Any]
 
 def _evaluation(path: Path, config: dict[str, Any]) -> Evaluation:
     """An evaluation as a run has stored it."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(path).to_pydict()
+    rows = read_parquet(path)
     samples = config["evaluation"]["samples"]
     settings = load_config(values=config)
     how = protocol(settings.evaluation.protocol, samples=samples, max_tokens=settings.rollout.max_tokens)

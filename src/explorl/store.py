@@ -144,12 +144,15 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, _json(value, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; `StoreError` where it holds none."""
+def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] | None = None) -> Any:
+    """What a JSON file holds, if need be a mapping or a list; `StoreError` where it holds none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StoreError(f"{path} is not JSON ({error}); restore it, or remove it") from error
+    if kind is not None and not isinstance(value, kind):
+        raise StoreError(f"{path} holds no {'mapping' if kind is dict else 'list'}; restore it, or remove it")
+    return value
 
 
 def _json(value: Any, **options: Any) -> str:
@@ -166,6 +169,20 @@ def write_parquet(
     _write_arrays(path, {name: _array(values, types.get(name)) for name, values in columns.items()})
 
 
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
+    """The columns of a parquet file, or those of them that it has; `StoreError` where it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            there = [name for name in columns or file.schema_arrow.names if name in file.schema_arrow.names]
+            table = file.read(columns=there)
+            return {name: table[name].to_pylist() for name in there}
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(f"cannot read {path}: {error}; restore it, or remove it") from error
+
+
 def _array(values: Sequence[Any], kind: Any = None) -> Any:
     """A column as pyarrow has it, its texts cleaned."""
     import pyarrow as pa
@@ -180,6 +197,17 @@ def _write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
     table = pa.table({cleaned(name): array for name, array in arrays.items()})
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
+
+
+def digest_of(rows: Sequence[Any]) -> str:
+    """A digest of rows of plain values."""
+    return hashlib.blake2b(json.dumps(rows, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def step_files(folder: Path, ending: str) -> dict[int, Path]:
+    """A folder's files of steps, such as ``step-000012.parquet``, by step; somebody's copies of them are none."""
+    found = {path.stem.removeprefix("step-"): path for path in folder.glob(f"step-*{ending}")}
+    return {int(step): found[step] for step in sorted(found) if step.isdecimal()}
 
 
 def cleaned(value: Any) -> Any:
@@ -268,7 +296,7 @@ class RunStore:
     def kind(self) -> str | None:
         """What kind of run it is: "grpo", "sft" or "rft"; None: no run, or one that cannot be told."""
         if self.kind_path.is_file():
-            return str(read_json(self.kind_path).get("kind"))
+            return str(read_json(self.kind_path, dict).get("kind"))
         if not self.config_path.is_file():
             return None
         lines = [line for line in self.metrics() if line.get("kind") == "train"]  # of a version without run.json
@@ -355,6 +383,8 @@ class RunStore:
         """Opens a run that was created before."""
         store = cls(folder)
         if not store.config_path.is_file():
+            if store.kind_path.is_file():
+                raise StoreError(f"{store.folder} holds half a run: {store.config_path} is missing; restore it")
             held = kind_of(folder)
             what = f"a {held}; go on with it with `{go_on(folder)}`" if held else "no run"
             why = "" if held else f": {store.config_path} is missing; list the folder that --run named, such as runs/a"
@@ -371,9 +401,20 @@ class RunStore:
             raise StoreError(f"{self.config_path} is not a mapping like `training: {{steps: 100}}`; restore it")
         return loaded
 
+    def other_rows(self, digest: str) -> str | None:
+        """Says so where the rows with this digest are not what the run was trained on when it was last started."""
+        starts = read_json(self.provenance_path, list) if self.provenance_path.exists() else []
+        before = next((start["rows"] for start in reversed(starts) if start.get("rows")), digest)
+        if before == digest:
+            return None
+        return (
+            f"the problems are not those that {self.folder} was trained on so far: their texts, their answers or their "
+            "number have changed; going on with what they are now"
+        )
+
     def record_start(self, **facts: Any) -> None:
         """Adds an entry to provenance.json: one for each time the run was started or resumed."""
-        entries = read_json(self.provenance_path) if self.provenance_path.exists() else []
+        entries = read_json(self.provenance_path, list) if self.provenance_path.exists() else []
         write_json(self.provenance_path, [*entries, {**provenance(), **facts}])
 
     # ------------------------------------------------------------------ metrics
@@ -406,6 +447,8 @@ class RunStore:
                 records.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise StoreError(f"{self.metrics_path}, line {number} is not JSON: {error}") from error
+            if not isinstance(records[-1], dict):
+                raise StoreError(f"{self.metrics_path}, line {number} holds no mapping; restore it, or remove the line")
         return records
 
     # ------------------------------------------------------------------ rollouts
@@ -474,8 +517,8 @@ class RunStore:
         """Forgets everything logged after `step`, so that a resumed run has no double step."""
         kept = [record for record in self.metrics() if record.get("step", 0) <= step]
         write_text(self.metrics_path, "".join(_json(record) + "\n" for record in kept))
-        for path in self.rollouts.glob("step-*.parquet"):
-            if int(path.stem.removeprefix("step-")) > step:
+        for after, path in step_files(self.rollouts, ".parquet").items():
+            if after > step:
                 path.unlink()
         litter_names = (".*.tmp", ".*.old", ".*.removed", "staged")
         for litter in [path for name in litter_names for path in self.folder.rglob(name)]:

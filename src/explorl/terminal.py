@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -16,6 +18,13 @@ LINE_SECONDS = 30.0
 
 NOT_FINITE = ("logits are not finite", "probability tensor contains")
 """What the engine and torch say of a policy whose weights are not finite."""
+
+
+def show_what_can_be_shown() -> None:
+    """Where the output has another encoding than UTF-8, what it lacks becomes a question mark and ends no command."""
+    encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").replace("_", "")
+    if encoding != "utf8" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def literal(*parts: object) -> Text:

@@ -10,14 +10,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from explorl.evaluation import PROTOCOLS, Evaluation, evaluate, fitting_template, protocol
+from explorl.evaluation.core import data_digest
 from explorl.models import Policy, load_policy
 from explorl.rollout.sampling import SamplingParams
-from explorl.tasks import get_task
+from explorl.tasks import Problem, get_task
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Policy:
     return load_policy("tiny", device="cpu")
+
+
+def test_an_evaluation_says_by_which_data_it_was_judged() -> None:
+    problem = Problem("a", {"answer": [1, "b"]})
+    assert data_digest(problem) == data_digest(Problem("other", {"answer": [1, "b"]}))
+    assert data_digest(problem) != data_digest(Problem("a", {"answer": [1, "c"]}))
+    assert data_digest(Problem("a", {"answer": object()})) is None
 
 
 def test_protocols_are_the_papers() -> None:

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from explorl.cli import main
+from explorl.compare import compare
 from explorl.evaluation import PROTOCOLS, evaluate, harness, protocol
-from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, load_evaluation
+from explorl.evaluation.folder import DIGEST, TOKEN_COLUMNS, EvaluationFolder, load_evaluation
 from explorl.evaluation.harness import Evaluated, Failed, evaluate_command, parse_models, parse_shard, run_evaluation
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
 from explorl.evaluation.scores import per_problem, scores, unsolved
@@ -238,6 +239,37 @@ def test_another_list_of_problems_is_named(tiny: Policy, tmp_path: Path) -> None
     run(tiny, tmp_path, 1, 2)
     with pytest.raises(StoreError, match=r"problem 0 is '.*' there and '.*' in this call"):
         run_evaluation([tiny], [Reversed()], replace(HOW, samples=1), tmp_path, name="plain", limit=2)
+
+
+def test_verdicts_on_rows_that_have_changed_since_are_not_taken_over(tiny: Policy, tmp_path: Path) -> None:
+    def evaluated(answer: str, out: str, samples: int = 1) -> Path:
+        rows = [{"prompt": f"1 2 3={n}\n", "answer": answer if n else "1+2"} for n in range(4)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        task = get_task("jsonl", path=tmp_path / "rows.jsonl", holdout=3)
+        how = protocol("plain", samples=samples, max_tokens=4)
+        return run_evaluation([tiny], [task], how, tmp_path / out, name="plain")[0].folder
+
+    folder = evaluated("1+2", "out")
+    assert evaluated("1+2", "out", samples=2) == folder
+    with pytest.raises(
+        StoreError, match=r"tiny-rows-plain holds verdicts on problem 'jsonl:\w+' as it was: its answer"
+    ):
+        evaluated("2+3", "out", samples=2)
+    other = evaluated("2+3", "other", samples=2)
+    evaluated("1+2", "out", samples=2)
+    with pytest.raises(StoreError, match=r"a and b were judged by different data of problem 'jsonl:\w+': its answer"):
+        compare([folder, other], tmp_path / "compared", names=["a", "b"])
+    for path in EvaluationFolder(folder).parts():  # as a version without the column wrote them
+        table = pq.read_table(path)
+        pq.write_table(table.drop_columns([DIGEST]), path)
+    assert evaluated("2+3", "out", samples=2) == folder
+    assert evaluated("2+3", "out", samples=3) == folder, "older files and newer ones"
+
+
+def test_what_no_task_takes_is_refused(tiny: Policy, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'countdown-mini' is always generated; leave out data_dir"):
+        run(tiny, tmp_path, 1, 1, task_options={"data_dir": tmp_path})
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_damaged_file_is_named(tiny: Policy, tmp_path: Path) -> None:

@@ -690,3 +690,12 @@ def test_the_documented_styles_and_verifiers_are_all() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {"verifier", *VERIFIERS}
     assert all(f"`{style}`" in page for style in STYLES)
     assert all(f"`{template}`" in page for template in Jsonl.templates)
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file, where no shell writes it out."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": 2}\n')
+    for options in ({"data_dir": "~/rows"}, {"data_dir": Path("~/rows")}, {"path": "~/rows/train.jsonl"}):
+        assert len(get_task("jsonl", **options).problems("train")) == 1

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -22,7 +25,8 @@ from explorl.models import load_policy
 from explorl.store import RunStore, StoreError
 from explorl.study.file import load_study
 from explorl.tasks import Problem, Task, Verdict, get_task, registry, takes_option, task_type
-from explorl.tasks.base import json_text, problems_of
+from explorl.tasks.base import json_text, problems_of, verdicts_of
+from explorl.training.common import check_holdout
 
 MODULE = '''
 from dataclasses import dataclass
@@ -91,6 +95,28 @@ class Listed(Puzzle):
 
 class Parted(Puzzle):
     reward_parts = {"brevity": 1.0}
+
+
+class Thinking(Puzzle):
+    def prompt(self, problem, template=None):
+        return [{"role": "user", "content": problem.id}]
+
+    def verify(self, completion, problem, *, opened=False):
+        return Verdict(opened)
+
+
+class Same(Puzzle):
+    def problems(self, split, *, limit=None):
+        return super().problems("train")
+
+
+class Unheld(Puzzle):
+    def problems(self, split, *, limit=None):
+        return super().problems(split) if split == "train" else []
+
+
+class Weighed(Puzzle):
+    reward_parts = {"correctness": "1"}
 
 
 def make(volume=1):
@@ -230,6 +256,7 @@ def test_the_command_prints_no_traceback(name: str, message: str, capsys: pytest
         ("own_puzzles:nothing", "gave 7; the function must return an instance of explorl.tasks.Task"),
         ("own_puzzles:Broken", r"could not be made: KeyError: 'missing' \(own_puzzles\.py, line"),
         ("own_puzzles:Listed", "templates is 'chat'; give names"),
+        ("own_puzzles:Weighed", "reward_parts has '1' for 'correctness'; give its weight, like 1.0"),
         ("own_puzzles:Parted", "correct_part is 'correctness', which reward_parts has not; set it to one of brevity"),
     ],
 )
@@ -344,6 +371,14 @@ ONE = [Problem("a", {"b": 1})]
         (Given(ONE, prompt=""), "prompt of task 'given' gave ''; give text, or messages"),
         (Given(ONE, prompt={"role": "user"}), "gave {'role': 'user'}"),
         (Given(ONE, prompt=[{"role": "user", "content": None}]), "give text, or messages like"),
+        (
+            Given([Problem("a\ud800", {})]),
+            r"gave the id 'a\\ud800'; leave out half of a surrogate pair",
+        ),
+        (
+            Given(ONE, prompt="a\udfff"),
+            r"gave 'a\\udfff', which no tokenizer takes; leave out half of a surrogate pair",
+        ),
     ],
 )
 def test_what_a_task_gives_is_checked(task: Task, message: str) -> None:
@@ -359,6 +394,56 @@ def test_verdicts_are_checked() -> None:
     with pytest.raises(ValueError, match="answer of a verdict is 42; give text"):
         Verdict(True, answer=42)  # type: ignore[arg-type]
     assert Given(ONE, verdict=Verdict(True)).reward("a", ONE[0]) == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("flag", [None, "no", 0.5, float("nan"), 2])
+def test_a_verdict_is_a_yes_or_a_no(flag: Any) -> None:
+    with pytest.raises(ValueError, match=f"correct of a verdict is {flag!r}; give True or False"):
+        Verdict(flag)
+    with pytest.raises(ValueError, match="well_formed of a verdict is"):
+        Verdict(True, flag)
+
+
+def test_a_verdict_may_be_numpys() -> None:
+    verdict = Verdict(np.bool_(True), 0)  # type: ignore[arg-type]
+    assert (verdict.correct, verdict.well_formed) == (True, False)
+    assert {type(verdict.correct), type(verdict.well_formed)} == {bool}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "message"),
+    [
+        ([Verdict(True)], "verify_many of task 'many' gave 1 verdicts on 2 completions; give one for each"),
+        ([True, False], "verify_many of task 'many' gave True; give Verdicts"),
+    ],
+)
+def test_verdicts_of_many_are_checked(verdicts: Any, message: str) -> None:
+    class Many(Given):
+        def verify_many(self, completions: Any, problems: Any, *, opened: Any = None) -> Any:
+            return verdicts
+
+    with pytest.raises(ValueError, match=message):
+        verdicts_of(Many(), ["a", "b"], ONE * 2, [False, False])
+    columns: dict[str, Any] = {"prompts": ["a"] * 2, "completions": ["b"] * 2, "id": ["a"] * 2, "data": ["{}"] * 2}
+    with pytest.raises(ValueError, match=message):
+        Many().reward_functions()[0](**columns)
+
+
+@pytest.mark.parametrize(
+    ("value", "good"), [(np.float32(1), 1.0), (np.array(0.5), 0.5), (True, 1.0), (None, None), ("1", ...)]
+)
+def test_values_of_rewards_are_numbers(value: Any, good: Any) -> None:
+    class Valued(Given):
+        def rewards(self, completion: Any, problem: Any, *, opened: bool = False) -> Any:
+            return {"correctness": value, "format": 0.0}
+
+    columns: dict[str, Any] = {"prompts": ["a"], "completions": ["b"], "id": ["a"], "data": ["{}"]}
+    correctness = Valued().reward_functions()[0]
+    if good is not ...:
+        assert correctness(**columns) == [good]
+        return
+    with pytest.raises(ValueError, match="rewards of task 'valued' gave '1' for 'correctness'"):
+        correctness(**columns)
 
 
 def test_limits_hold_where_a_task_forgets_them() -> None:
@@ -399,6 +484,54 @@ SMALL = [
     "training.generations=2", "training.micro_batch=8", "task.name=own_puzzles:Puzzle", "evaluation.every=1",
     "evaluation.problems=4", "evaluation.samples=2",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "training.prompts_per_step=24",
+            "training.prompts_per_step is 24, and there are 20 problems to train on; use 20",
+        ),
+        ("task.template=chat", "task.template is 'chat'; puzzle has none: leave it out"),
+        ("task.name=own_puzzles:Unheld", "no problems in split 'holdout'; its splits: sft, train, holdout; to train"),
+    ],
+)
+def test_a_run_that_could_not_train_or_score_is_not_begun(
+    change: str, said: str, here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [word for one in (*SMALL, f"model.name={small_policy}", change) for word in ("--set", one)]
+    assert _run(["train", *settings, "--run", "run"]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (here / "run").exists()
+
+
+def test_a_chat_template_that_opens_think_is_told_to_the_task(
+    here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In training, in evaluations during it and in those afterwards."""
+    shutil.copytree(small_policy, here / "thinker")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
+    (here / "thinker" / "chat_template.jinja").write_text(template)
+    settings = [*SMALL, "model.name=thinker", "task.name=own_puzzles:Thinking"]
+    assert _run(["train", *(f"--set={one}" for one in settings), "--run", "run"]) == 0, capsys.readouterr().err
+    told = RunStore.open(here / "run").metrics()
+    assert [line["pass@1"] for line in told if line["kind"] == "evaluation"] == [1.0, 1.0]
+    assert [line["rewards/correctness/mean"] for line in told if line["kind"] == "train"] == [1.0]
+
+
+@pytest.mark.usefixtures("here")
+def test_held_out_problems_that_are_trained_on_are_told() -> None:
+    config = load_config(overrides=[*SMALL, "task.name=own_puzzles:Same"])
+    task = get_task(config.task.name)
+    with pytest.warns(
+        UserWarning, match="4 of the 4 held-out problems of task 'same' are among those that are trained"
+    ):
+        check_holdout(config, task, task.problems("train"))
+    other = get_task("own_puzzles:Puzzle")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_holdout(config, other, other.problems("train"))
 
 
 def test_training_records_the_path_and_goes_on_from_it(

@@ -100,6 +100,24 @@ def test_a_finished_run_made_longer_is_the_long_run(
     assert RunStore(short).config()["training"]["steps"] == 6
 
 
+def test_rows_that_have_changed_since_are_told_of(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, run = tmp_path / "rows.jsonl", tmp_path / "run"
+
+    def train(answer: int, *more: object) -> tuple[int, str, str]:
+        lines = [json.dumps({"prompt": f"{n}+1=", "answer": n + answer}) + "\n" for n in range(8)]
+        rows.write_text("".join(lines))
+        return command("train", *more, capsys=capsys)
+
+    task = ["task.name=jsonl", f"task.path={rows}", "task.template=plain", "training.steps=2", "evaluation.ends=0"]
+    assert train(1, "--config", config_file, *(f"--set={one}" for one in task), "--run", run)[0] == 0
+    for steps, answer, told in ((3, 1, False), (4, 2, True)):
+        code, out, err = train(answer, "--resume", run, "--set", f"training.steps={steps}")
+        assert code == 0, err
+        assert ("the problems are not those that" in out) == told
+
+
 def test_a_schedule_that_was_falling_is_told_of(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

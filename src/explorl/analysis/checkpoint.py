@@ -11,13 +11,13 @@ import torch
 
 from explorl.analysis.lens_table import LensTable, table_of
 from explorl.evaluation import Protocol, fitting_template
-from explorl.evaluation.prompts import check_prompts
+from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.requests import prompt_token_ids
-from explorl.tasks import Task, opens_think
-from explorl.tasks.base import problems_of
+from explorl.tasks import Task
+from explorl.tasks.base import problems_of, verdicts_of
 
 ROWS = 32
 """Answers whose tokens are recorded at a time."""
@@ -42,10 +42,12 @@ def checkpoint_table(
     samples = how.samples_for(task)
     drawn = _drawn(policy, prompts, samples, how, seed, batch_size)
     places = [place for place, _, _, _ in drawn]
-    verdicts = task.verify_many(
+    opened = all_opened(policy.tokenizer, prompts)
+    verdicts = verdicts_of(
+        task,
         [text for _, text, _, _ in drawn],
         [problems[place] for place in places],
-        opened=[opens_think(prompts[place]) for place in places],
+        [opened[place] for place in places],
     )
     asked = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts]
     columns: dict[str, list[Any]] = {

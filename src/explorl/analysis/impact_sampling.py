@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from explorl.analysis.impact import Continuation, Side, TokenImpact, benjamini_hochberg, fisher, newcombe
 from explorl.rollout import SamplingParams
 from explorl.tasks import Problem, Task, opens_think
+from explorl.tasks.base import verdicts_of
 from explorl.text import clean
 
 MOST_TEXT = 2000
@@ -184,7 +185,7 @@ def _judged(
         if id(probe.prompt_ids) not in openings:
             openings[id(probe.prompt_ids)] = opens_think(str(tokenizer.decode(list(probe.prompt_ids))))
     opened = [openings[id(branches[index][0].prompt_ids)] for index, _, _ in wanted]
-    verdicts = task.verify_many(texts, problems, opened=opened) if wanted else []
+    verdicts = verdicts_of(task, texts, problems, opened) if wanted else []
     found: list[list[Continuation]] = [[] for _ in branches]
     for (index, more, finish), verdict in zip(wanted, verdicts, strict=True):
         one = Continuation(clean(_text(tokenizer, more), MOST_TEXT), verdict.correct, finish)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.store import RunStore, StoreError
+from explorl.store import RunStore, StoreError, step_files
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -191,7 +191,7 @@ def _files(store: RunStore, most: int) -> tuple[list[Path], list[str]]:
     """The rollout files to read, and what to say of the others."""
     import pyarrow.parquet as pq
 
-    found = sorted(path for path in store.rollouts.glob("step-*.parquet") if path.stem[5:].isdecimal())
+    found = list(step_files(store.rollouts, ".parquet").values())
     sizes = []
     for path in found:
         try:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from explorl.metrics import Cell, Table
 from explorl.metrics.quality import Quality, response_quality
-from explorl.store import RunStore, StoreError
+from explorl.store import RunStore, StoreError, read_parquet, step_files
 
 FORMAT = "reward/format"
 """The trainer's word on whether an answer has the task's form: 1 where it has."""
@@ -27,19 +27,15 @@ def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQua
     Malformed is what the run's own reward for the form says, so that the count is the trainer's. ``mark``, such as
     ``\boxed{``, counts marks instead, and so does ``<answer>`` in a run that has no such reward.
     """
-    import pyarrow.parquet as pq
-
-    files = sorted(store.rollouts.glob("step-*.parquet"))
+    files = step_files(store.rollouts, ".parquet")
     if not files:
         raise StoreError(f"{store.rollouts} has no rollouts; they are kept where training.save_rollouts is true")
     steps = []
-    for path in files:
-        with pq.ParquetFile(path) as file:
-            there = [name for name in ("completion", WRITTEN, FORMAT) if name in file.schema_arrow.names]
-            rows = file.read(columns=there).to_pydict()
+    for step, path in files.items():
+        rows = read_parquet(path, ["completion", WRITTEN, FORMAT])
         form = rows.get(FORMAT) if mark is None else None
         found = response_quality(rows.get(WRITTEN, rows["completion"]), form, mark=mark or "<answer>")
-        steps.append(StepQuality(**asdict(found), step=int(path.stem.removeprefix("step-"))))
+        steps.append(StepQuality(**asdict(found), step=step))
     return steps
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from explorl.analysis.study_results import Run, results_of
 from explorl.analysis.verdicts import points
 from explorl.config import changed_keys, completed
-from explorl.store import RunStore, StoreError
+from explorl.store import RunStore, StoreError, read_json
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "task": {"name": ""},
@@ -113,7 +113,7 @@ def _filled(config: Mapping[str, Any]) -> dict[str, Any]:
 def _created(store: RunStore) -> str:
     """The day of the run's first start."""
     if store.provenance_path.is_file():
-        starts = json.loads(store.provenance_path.read_text(encoding="utf-8"))
+        starts = read_json(store.provenance_path, list)
         if starts and starts[0].get("time"):
             return str(starts[0]["time"])[:10]
     return datetime.fromtimestamp(store.config_path.stat().st_mtime, UTC).date().isoformat()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from explorl.store import read_parquet, step_files
 from explorl.tasks.countdown import sides
 from explorl.tasks.expression import ExpressionError, Tree, parse
 from explorl.tasks.tags import last_answer
@@ -37,13 +38,11 @@ def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
     The first two are Mecklenburg's Figure 6, and there for Countdown only. An answer whose text was not kept has no
     operation.
     """
-    import pyarrow.parquet as pq
-
     operands: dict[str, Counter[str]] = {}
     operations: dict[str, Counter[str]] = {}
     kinds: Counter[str] = Counter()
     for path in evaluations:
-        rows = pq.read_table(path, columns=["problem", "completion", "correct", "error"]).to_pydict()
+        rows = read_parquet(path, ["problem", "completion", "correct", "error"])
         for problem, completion, correct, error in zip(*rows.values(), strict=True):
             outcome = "correct" if correct else "wrong"
             if problem.startswith("countdown:"):
@@ -105,7 +104,7 @@ def sampled_rollouts(
     wanted: dict[int, list[str]] = {}
     share = TOKENS // max(1, len(runs) * STEPS * PROMPTS)
     for arm, folder in runs.items():
-        files = {int(path.stem.removeprefix("step-")): path for path in (folder / "rollouts").glob("step-*.parquet")}
+        files = step_files(folder / "rollouts", ".parquet")
         for place, step in enumerate(evenly(sorted(files), STEPS)):
             rows = _rows(files[step])
             recorded = list(dict.fromkeys(row["prompt"] for row in rows if row.get("tokens")))
@@ -128,9 +127,11 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    return [{**row, "row": place} for place, row in enumerate(pq.read_table(path).to_pylist())]
+    columns = read_parquet(path)
+    return [
+        {**dict(zip(columns, row, strict=True)), "row": place}
+        for place, row in enumerate(zip(*columns.values(), strict=True))
+    ]
 
 
 def _answer(row: Mapping[str, Any], limit: int) -> dict[str, Any]:

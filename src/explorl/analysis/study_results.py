@@ -6,7 +6,6 @@ training steps (batches of prompts); shares are between 0 and 1.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from explorl.analysis.statistics import area_weights, minimum_detectable_effect,
 from explorl.analysis.study_answers import error_breakdown, sampled_rollouts
 from explorl.analysis.verdicts import arm_verdict, study_verdict
 from explorl.metrics import Cell, Interval, Table, pass_at_k, upset_counts
-from explorl.store import RunStore, StoreError
+from explorl.store import RunStore, StoreError, read_json, read_parquet, step_files
 
 CURVES = {
     "training accuracy": "rewards/correctness/mean",
@@ -90,12 +89,9 @@ class Run:
         """By step, the earliest first. One that lies beyond the last logged step belongs to an interrupted start, and
         one of other problems than the last has no part in a curve over problems."""
         last = max((line.get("step", 0) for line in RunStore(self.folder).metrics()), default=0)
-        paths = {
-            int(path.stem.removeprefix("step-")): path for path in (self.folder / "evaluations").glob("step-*.json")
-        }
         found = {
             self.steps(step): read_scores(path.with_suffix(".parquet")).ordered
-            for step, path in sorted(paths.items())
+            for step, path in step_files(self.folder / "evaluations", ".json").items()
             if step <= last
         }
         others = [step for step, scores in found.items() if scores.problems != found[max(found)].problems]
@@ -116,7 +112,7 @@ class Run:
     @cached_property
     def summaries(self) -> dict[float, dict[str, Any]]:
         """The evaluations' summaries by step."""
-        return {step: json.loads(self._summary_path(step).read_text(encoding="utf-8")) for step in self.evaluations}
+        return {step: read_json(self._summary_path(step), dict) for step in self.evaluations}
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -168,6 +164,7 @@ def results_of(
         raise StoreError(
             f"{', '.join(complete)} were scored on different problems and cannot be compared; make a report of each"
         )
+    _check_data(complete)
     ks = reported_ks(min(scores.samples for run in scored for scores in run.evaluations.values())) if scored else [1]
     measured = {name: _measures(found, ks, study["target"]) for name, found in complete.items()}
     paired = paired_values(measured, study["baseline"])
@@ -288,9 +285,7 @@ def strategy_text(spec: Any) -> str:
 
 def read_scores(path: Path) -> Scores:
     """The scores in an evaluation's parquet file."""
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(path, columns=["problem", "correct"]).to_pydict()
+    rows = read_parquet(path, ["problem", "correct"])
     counts: dict[str, list[int]] = {}
     for problem, correct in zip(rows["problem"], rows["correct"], strict=True):
         counts.setdefault(problem, []).append(int(correct))
@@ -305,12 +300,27 @@ def _study(folder: Path) -> dict[str, Any]:
     path = folder / "study.json"
     if not path.is_file():
         raise StoreError(f"{folder} holds no study: {path} is missing")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path, dict)
 
 
 def _runs(folder: Path, arm: Mapping[str, Any], seeds: Sequence[int]) -> list[Run]:
     iterations = arm["config"]["training"]["iterations"]
     return [Run(folder / "arms" / arm["slug"] / f"seed-{seed}", seed, iterations) for seed in seeds]
+
+
+def _check_data(complete: Mapping[str, Sequence[Run]]) -> None:
+    """That all runs were judged by the same answers, as far as they say."""
+    first: dict[str, str] = {}
+    for name, runs in complete.items():
+        for run in runs:
+            if run.evaluations and (data := run.summary.get("data")):
+                first.setdefault(data, f"{name}, seed {run.seed}")
+    if len(first) > 1:
+        one, other, *_ = first.values()
+        raise StoreError(
+            f"{one} and {other} were judged by different data: the answers or texts of the held-out problems have "
+            "changed in between; remove the folders of the runs from before, and train them again"
+        )
 
 
 def _failures(runs: Sequence[Run]) -> dict[str, str]:
@@ -331,7 +341,8 @@ def _unfinished(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> dict
 def _origin(runs: Sequence[Run], seeds: Sequence[int]) -> dict[str, Any]:
     """Versions, hardware and commit of the baseline's first start; what differs from start to start stays out."""
     path = runs[0].folder / "provenance.json" if runs else None
-    first = json.loads(path.read_text(encoding="utf-8"))[0] if path is not None and path.exists() else {}
+    starts = read_json(path, list) if path is not None and path.exists() else []
+    first: dict[str, Any] = starts[0] if starts else {}
     kept = ("explorl", "git_commit", "python", "libraries", "platform", "processor", "cores", "threads", "gpus")
     return {
         "commit": first.get("git_commit"),

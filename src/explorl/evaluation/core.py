@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 
 from explorl.evaluation.completions import TOOL_COLUMNS, answer_text, mean_of, sampled_tokens, tool_columns
+from explorl.evaluation.prompts import all_opened
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
 from explorl.models import Policy
@@ -21,8 +24,9 @@ from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
-from explorl.store import write_json, write_parquet
-from explorl.tasks import Problem, Task, opens_think
+from explorl.store import digest_of, write_json, write_parquet
+from explorl.tasks import Problem, Task
+from explorl.tasks.base import verdicts_of
 
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template", "protocol"]
 
@@ -54,6 +58,8 @@ class Evaluation:
     """What the protocol's source reports, such as "maj@k"; k is the number of samples."""
     tool: str = ""
     """The tool that completions could call; empty where they could call none."""
+    data: str | None = None
+    """A digest of all problems' data, on which the verdicts depend; None where it is not known."""
 
     @property
     def correct(self) -> np.ndarray:
@@ -104,6 +110,7 @@ class Evaluation:
             "protocol": self.protocol,
             "problems": len(self.problem_ids),
             "samples": self.samples,
+            **({"data": self.data} if self.data else {}),
             "sampling": {key: value for key, value in asdict(self.sampling).items() if value not in ((), "", None)},
             "pass_at_k": {str(k): asdict(self.pass_at(k)) for k in self.ks},
             "measures": {name: asdict(value) for name, value in self.measured().items()},
@@ -147,6 +154,14 @@ def fitting_template(task: Task, tokenizer: Any, template: str | None = None) ->
     if template is not None:
         return template
     return "chat" if getattr(tokenizer, "chat_template", None) and "chat" in task.templates else None
+
+
+def data_digest(problem: Problem) -> str | None:
+    """A digest of what a problem's verdicts depend on; None where that is not JSON."""
+    try:
+        return hashlib.blake2b(json.dumps(problem.data, sort_keys=True).encode(), digest_size=8).hexdigest()
+    except (TypeError, ValueError):
+        return None
 
 
 def evaluate(
@@ -223,11 +238,13 @@ def evaluate(
         )
     }  # fmt: skip
     places = [completion.prompt_index for completion in completions]
+    opened = all_opened(policy.tokenizer, prompts)
     verdicts = iter(
-        task.verify_many(
+        verdicts_of(
+            task,
             [answer_text(completion) for completion in completions],
             [problems[place] for place in places],
-            opened=[opens_think(prompts[place]) for place in places],
+            [opened[place] for place in places],
         )
     )
     for completion in completions:
@@ -244,7 +261,9 @@ def evaluate(
             rows[key].append(value)
     ids = [problem.id for problem in problems]
     tool = "" if used is None else used.tool.name
-    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool)
+    digests = [data_digest(problem) for problem in problems]
+    data = None if None in digests else digest_of(digests)
+    return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool, data)
 
 
 def _by_vllm(

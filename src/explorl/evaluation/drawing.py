@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +16,10 @@ from explorl.evaluation.completions import (
     sampled_tokens,
     tool_columns,
 )
-from explorl.evaluation.folder import Columns
+from explorl.evaluation.core import data_digest
+from explorl.evaluation.folder import DIGEST, Columns
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
+from explorl.evaluation.prompts import opens_think_in
 from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
@@ -27,7 +28,8 @@ from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
+from explorl.tasks import Problem, Prompt, Task, Verdict
+from explorl.tasks.base import verdicts_of
 from explorl.tasks.marks import asked_mark
 
 
@@ -58,12 +60,13 @@ class Job:
         self.tools, self.pool = tools, pool
         self.sampling, self.seed, self.samples = how.sampling, seed, how.samples_for(task)
         self.prompts = [task.prompt(problem, template) for problem in problems]
+        self.digests = [data_digest(problem) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
         self.answer_mark = _answer_mark(task, _shown(self.prompts[0]))
         prefix = self.sampling.prefix
         if not isinstance(prefix, str):
             raise ValueError(f"prefix is {prefix!r}; an evaluation has one text for all prompts, such as '<think>'")
-        self.opened = [_opened(policy.tokenizer, prompt, prefix) for prompt in self.prompts]
+        self.opened = [opens_think_in(policy.tokenizer, prompt, prefix) for prompt in self.prompts]
 
     def chunks(self, problems: int) -> list[Chunk]:
         """All chunks, the first samples of all problems first."""
@@ -133,6 +136,7 @@ class Job:
             ],
             "redundancy": [trigram_redundancy(text) for text in measured],
             "cjk": [language_mixing(text) for text in measured],
+            DIGEST: [self.digests[place] for place in places],
         }
         if self.tools is not None:
             called = [tool_columns(rollout) for rollout in kept]
@@ -146,9 +150,8 @@ class Job:
     def _verify(self, texts: list[str], places: list[int]) -> list[Verdict]:
         problems = [self.problems[place] for place in places]
         opened = [self.opened[place] for place in places]
-        many = getattr(self.task, "verify_many", None)
-        if many is not None:
-            return list(many(texts, problems, opened=opened))
+        if hasattr(self.task, "verify_many"):
+            return verdicts_of(self.task, texts, problems, opened)
         judged = zip(texts, problems, opened, strict=True)
         return [self.task.verify(text, problem, opened=is_open) for text, problem, is_open in judged]
 
@@ -181,10 +184,3 @@ def _violations(text: str, mark: str | None, verdict: Verdict) -> int:
 
 def _shown(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
-
-
-def _opened(tokenizer: Any, prompt: Prompt, prefix: str) -> bool:
-    """Whether the prompt, as the model sees it, ends with an open ``<think>``."""
-    if not isinstance(prompt, str):
-        prompt = str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
-    return opens_think(prompt + prefix)

@@ -24,7 +24,7 @@ import numpy as np
 from explorl.evaluation.completions import TOOL_COLUMNS
 from explorl.evaluation.core import Evaluation
 from explorl.rollout import SamplingParams
-from explorl.store import StoreError, cleaned, write_json, write_parquet
+from explorl.store import StoreError, cleaned, read_json, write_json, write_parquet
 
 Columns = dict[str, list[Any]]
 
@@ -42,6 +42,8 @@ TOKEN_COLUMNS: Mapping[str, str] = {
 """Lists with one entry per token, null where it was not sampled but said by a tool. The log-probabilities are those of
 the policy at the sampling temperature."""
 
+DIGEST = "data_digest"
+"""Column with a digest of the problem's data, which its verdicts depend on; files of older versions lack it."""
 TEXT = ("prompt", "completion", "error")
 STALE_SECONDS = 3600
 """Age at which a temporary file is what a killed process left, not what a living one is writing."""
@@ -86,6 +88,7 @@ class EvaluationFolder:
         import pyarrow as pa
 
         kinds = {name: getattr(pa, kind.replace("bool", "bool_"))() for name, kind in COLUMNS.items()}
+        kinds |= {DIGEST: pa.string()} if DIGEST in rows else {}
         kinds |= {name: getattr(pa, kind)() for name, kind in TOOL_COLUMNS.items() if name in rows}
         kinds |= {name: pa.list_(getattr(pa, kind)()) for name, kind in TOKEN_COLUMNS.items() if name in rows}
         pairs = np.array([rows["problem_index"], rows["sample"]], dtype=np.int64)
@@ -94,12 +97,12 @@ class EvaluationFolder:
         name = f"problems-{first:05d}-{last:05d}-samples-{start:04d}-{stop:04d}-{digest}.parquet"
         write_parquet(self.samples / name, {key: rows[key] for key in kinds}, kinds)
 
-    def have(self, problems: Sequence[str], samples: int) -> np.ndarray:
-        """Which samples of these problems are there: problems × samples."""
+    def have(self, problems: Sequence[str], samples: int, digests: Sequence[str | None] | None = None) -> np.ndarray:
+        """Which samples of these problems are there: problems × samples. ``digests``: those of the problems' data."""
         found = np.zeros((len(problems), samples), dtype=bool)
         ids = np.asarray(cleaned(list(problems)), dtype=object)
         for path in self.parts():
-            part = _columns(path, ("problem_index", "problem", "sample"))
+            part = _columns(path, ("problem_index", "problem", "sample"), optional=(DIGEST,))
             index, sample = part["problem_index"].to_numpy(), part["sample"].to_numpy()
             inside = index < len(problems)
             other = inside.copy()
@@ -110,6 +113,16 @@ class EvaluationFolder:
                     f"{path}: problem {index[row]} is {part['problem'][row].as_py()!r} there and {ids[index[row]]!r} "
                     "in this call; ask for the same problems or name another folder with --out"
                 )
+            if digests is not None and DIGEST in part.column_names:
+                now = np.asarray(digests, dtype=object)[index[inside]]
+                then = part[DIGEST].to_numpy()[inside]
+                changed = (now != then) & (now != None) & (then != None)  # noqa: E711 (by element)
+                if changed.any():
+                    odd = ids[index[inside][np.flatnonzero(changed)[0]]]
+                    raise StoreError(
+                        f"{self.folder} holds verdicts on problem {odd!r} as it was: its answer, text or another "
+                        f"column has changed since; name another folder with --out, or remove {self.folder}"
+                    )
             inside &= sample < samples
             found[index[inside], sample[inside]] = True
         return found
@@ -121,7 +134,8 @@ class EvaluationFolder:
         wanted = [*(name for name in COLUMNS if name not in TEXT), *columns]
         if "tool" in self.identity():
             wanted += [name for name in TOOL_COLUMNS if name != "tool_calls" and name not in columns]
-        table = pa.concat_tables([_columns(path, wanted) for path in self.parts()])
+        parts = [_columns(path, wanted, optional=(DIGEST,)) for path in self.parts()]
+        table = pa.concat_tables(parts, promote_options="default")  # where some are older than a column
         keys = table["problem_index"].to_numpy().astype(np.int64), table["sample"].to_numpy().astype(np.int64)
         places = np.flatnonzero((keys[0] < problems) & (keys[1] < samples))
         # the same sample may have been drawn twice, by two processes
@@ -163,13 +177,14 @@ def evaluation_of(identity: Mapping[str, Any], rows: Columns, samples: int, meas
     )
 
 
-def _columns(path: Path, names: Sequence[str]) -> Any:
+def _columns(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            table = file.read(columns=list(names))
+            there = [name for name in optional if name in file.schema_arrow.names]
+            table = file.read(columns=[*names, *there])
     except (pa.ArrowException, OSError) as error:
         raise StoreError(f"cannot read {path}: {error}; remove it, and its samples are drawn again") from error
     for name in names:
@@ -185,7 +200,7 @@ def _named(table: Any) -> list[tuple[str, Any]]:
 def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(f"{path} is missing; {otherwise}")
-    return dict(cleaned(json.loads(path.read_text(encoding="utf-8"))))  # a folder may come from anywhere
+    return dict(cleaned(read_json(path, dict)))  # a folder may come from anywhere
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

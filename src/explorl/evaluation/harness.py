@@ -247,10 +247,14 @@ def _tasks(tasks: Sequence[str | Task], options: Mapping[str, Any]) -> list[tupl
             chosen.append((task, {}))
             continue
         given = {key: value for key, value in options.items() if key in nobodys or takes_option(task, key)}
-        if not getattr(task_type(task), "reads_files", True):  # it needs no folder, though others beside it do
+        if any(map(_reads_files, names)) and not _reads_files(task):  # it needs no folder, though others beside it do
             given.pop("data_dir", None)
         chosen.append((get_task(task, **given), given))
     return chosen
+
+
+def _reads_files(name: str) -> bool:
+    return bool(getattr(task_type(name), "reads_files", True))
 
 
 def _fill(
@@ -263,7 +267,7 @@ def _fill(
     """Draws what is missing of these chunks, and scores the evaluation where nothing is missing any more."""
     identity = store.identity()
     ids = [problem.id for problem in job.problems]
-    have = store.have(ids, job.samples)
+    have = store.have(ids, job.samples, job.digests)
     share = np.zeros_like(have)
     for chunk in chunks:
         share[chunk.problems, chunk.samples] = True

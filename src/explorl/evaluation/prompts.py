@@ -8,19 +8,38 @@ from typing import Any
 from explorl.config import ConfigError
 from explorl.models import Policy
 from explorl.rollout.requests import prompt_token_ids
-from explorl.tasks import Task
+from explorl.tasks import Prompt, Task, opens_think
+from explorl.tasks.base import checked_prompt
 
 LONGEST = 64
 """So many of the prompts with the most characters are counted in tokens."""
 
 
+def opens_think_in(tokenizer: Any, prompt: Prompt, prefix: str = "") -> bool:
+    """Whether the prompt, as the model sees it, ends with an open ``<think>``: its chat template may write one."""
+    if not isinstance(prompt, str):
+        prompt = str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False))
+    return opens_think(prompt + prefix)
+
+
+def all_opened(tokenizer: Any, prompts: Sequence[Prompt]) -> list[bool]:
+    """`opens_think_in` of each prompt; the first messages speak for all, which one chat template ends."""
+    first = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
+    by_template = first is not None and opens_think_in(tokenizer, first)
+    return [opens_think(prompt) if isinstance(prompt, str) else by_template for prompt in prompts]
+
+
 def check_prompts(
     prompts: Sequence[Any], policy: Policy, task: Task, template: str | None, key: str = "task.template"
 ) -> None:
-    """That the model has a chat template where it is asked in messages, and a context that is long enough.
+    """That these are prompts, that the model has a chat template where they are messages, and a context long enough.
 
     ``key`` is where the template was named, for the error.
     """
+    if template is not None and template not in task.templates:
+        raise ConfigError(f"{key} is {template!r}; {task.name} has {', '.join(task.templates) or 'none: leave it out'}")
+    for prompt in prompts:
+        checked_prompt(task, prompt)
     template = template or next(iter(task.templates), None)
     if any(not isinstance(prompt, str) for prompt in prompts) and not policy.tokenizer.chat_template:
         others = ", ".join(name for name in task.templates if name != template) or "another task"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +59,7 @@ def resolve_model(name: str) -> str:
         if not (folder / "config.json").is_file():
             raise ModelError("smollm2-135m is not here yet; get it with `explorl models fetch smollm2-135m`")
         return str(folder)
+    name = os.path.expanduser(name)  # in a file, and after LABEL=, no shell has done it
     folder = Path(name)
     if folder.is_dir():
         if (folder / "adapter_config.json").is_file():

@@ -20,7 +20,6 @@ part of the package, in `explorl/studies`, and are found by name.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections import Counter
@@ -29,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from explorl.config import (
@@ -44,7 +42,7 @@ from explorl.config import (
     read_yaml,
     rft_config,
 )
-from explorl.store import StoreError, cleaned, file_name
+from explorl.store import StoreError, cleaned, file_name, read_json
 from explorl.terminal import counted
 
 START = "start"
@@ -272,11 +270,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     """study.json of a study's folder."""
     path = folder / "study.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except OSError:
         raise StoreError(f"{folder} holds no study: {path} is missing") from None
-    except ValueError as error:
-        raise StoreError(f"{path} is not JSON: {error}") from None
 
 
 def study_names() -> list[str]:
@@ -438,24 +434,7 @@ def _read(path: Path) -> dict[str, Any]:
     values = read_yaml(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, like `name: my-study`")
-    _refuse_double_keys(yaml.compose(text, Loader=yaml.SafeLoader), path)
     return values
-
-
-def _refuse_double_keys(node: Any, path: Path, trail: tuple[str, ...] = ()) -> None:
-    """YAML lets the second of two equal keys win without a word: two arms of one name would be one."""
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                what = f"arm {key.value!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, key.value))}"
-                raise ConfigError(f"{path} has the {what} twice, in lines {seen[key.value]} and {line}; rename one")
-            seen[key.value] = line
-            _refuse_double_keys(value, path, (*trail, str(key.value)))
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_double_keys(item, path, trail)
 
 
 def _validated(values: Mapping[str, Any], place: str) -> StudyFile:

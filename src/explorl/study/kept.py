@@ -22,6 +22,7 @@ from explorl.store import (
     StoreError,
     atomic_folder,
     read_json,
+    step_files,
     storage_errors,
     write_json,
     write_parquet,
@@ -132,7 +133,7 @@ def _start(folder: Path) -> str | None:
 
 def _start_of(store: RunStore, here: str | None) -> str | None:
     """The digest of the warm start that a run has begun from: that of the folder, unless it was restored there."""
-    told = read_json(store.kind_path) if store.kind_path.is_file() else {}
+    told = read_json(store.kind_path, dict) if store.kind_path.is_file() else {}
     return told.get("start", here)
 
 
@@ -141,12 +142,13 @@ def _run(store: RunStore) -> dict[str, Any]:
     if not store.config_path.is_file():
         raise StoreError(f"{store.config_path} is missing; restore it")
     evaluations = {}
-    for path in sorted((store.folder / "evaluations").glob("step-*.json")):
+    for path in step_files(store.folder / "evaluations", ".json").values():
         answers = path.with_suffix(".parquet")
         try:
             scores = read_scores(answers)
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's are among them
-            why = "it is missing" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
+        except (StoreError, KeyError) as error:
+            cause = error.__cause__ or error
+            why = "it is missing" if isinstance(cause, FileNotFoundError) else str(cause).splitlines()[0]
             raise StoreError(f"cannot read {answers}, the answers of {path.name}: {why}; restore it") from error
         summary = read_json(path)
         if not isinstance(summary, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from explorl.store import RunStore, StoreError
+from explorl.store import RunStore, StoreError, read_json
 from explorl.terminal import literal
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -119,7 +118,7 @@ def braille(curves: Mapping[str, Curve], width: int, height: int) -> Text:
 
 # ---------------------------------------------------------------------------- reading
 def _study(folder: Path) -> tuple[str, list[Arm]]:
-    study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    study = read_json(folder / "study.json", dict)
     arms = []
     for arm in study["arms"]:
         stores = [RunStore(folder / "arms" / arm["slug"] / f"seed-{seed}") for seed in study["seeds"]]

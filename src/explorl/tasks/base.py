@@ -10,6 +10,7 @@ import difflib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -23,6 +24,7 @@ RewardFunction = Callable[..., list[float]]
 """``(prompts, completions, **columns) -> rewards``, as TRL calls it."""
 AnswerFunction = Callable[..., list[str | None]]
 """Called in the same way; gives the answer of each completion, None where it has none."""
+_LONE = "half of a surrogate pair (U+D800 to U+DFFF)"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,13 @@ class Verdict:
                 raise ValueError(f"{name} of a verdict is {text!r}; give text, like '42', or None")
             if text is not None and not (text.isascii() and text.isprintable()):
                 object.__setattr__(self, name, clean(text))
+        for name in ("correct", "well_formed"):
+            flag = getattr(self, name)
+            if isinstance(flag, bool):
+                continue
+            if isinstance(flag, str) or flag not in (0, 1):
+                raise ValueError(f"{name} of a verdict is {flag!r}; give True or False")
+            object.__setattr__(self, name, bool(flag))  # 1, or numpy's True
 
 
 class _ClassName:
@@ -130,7 +139,7 @@ class Task(ABC):
         """`rewards` of each completion, verified together."""
         if type(self).rewards is not Task.rewards:
             return [self.rewards(c, p, opened=o) for c, p, o in zip(completions, problems, opened, strict=True)]
-        return [_parts(verdict) for verdict in self.verify_many(completions, problems, opened=opened)]
+        return [_parts(verdict) for verdict in verdicts_of(self, completions, problems, opened)]
 
     def reward(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> float:
         """R = Σ weight · part."""
@@ -146,6 +155,8 @@ class Task(ABC):
         """
         rows = []
         for problem in problems_of(self, split, limit):
+            if not _has_utf8(problem.id):
+                raise ValueError(f"problems of task {self.name!r} gave the id {problem.id!r}; leave out {_LONE}")
             prompt = checked_prompt(self, self.prompt(problem, template))
             is_open = opens_think(prompt) if opened is None else opened
             rows.append({"prompt": prompt, "id": problem.id, "data": dict(problem.data), "opened": is_open})
@@ -168,12 +179,7 @@ class Task(ABC):
 
         def part_of(name: str) -> RewardFunction:
             def reward(*args: Any, **columns: Any) -> list[float]:
-                rewards = latest.see(*args, **columns).rewards
-                if any(name not in parts for parts in rewards):
-                    raise ValueError(
-                        f"reward_parts of task {self.name!r} has {name!r}, of which `rewards` gives no value"
-                    )
-                return [parts[name] for parts in rewards]
+                return [_value(self, name, parts) for parts in latest.see(*args, **columns).rewards]
 
             reward.__name__ = name
             return reward
@@ -212,10 +218,10 @@ class _Latest:
         self._problems = [Problem(key, fields) for key, fields in zip(id, given, strict=True)]
         kind = type(self.task)
         if kind.rewards is Task.rewards and kind.rewards_many is Task.rewards_many:
-            verdicts = self.task.verify_many(texts, self._problems, opened=is_open)
+            verdicts = verdicts_of(self.task, texts, self._problems, is_open)
             self.rewards, self._answers = [_parts(one) for one in verdicts], [one.answer for one in verdicts]
         else:  # rewards of its own, which say nothing of the answers
-            self.rewards, self._answers = self.task.rewards_many(texts, self._problems, opened=is_open), None
+            self.rewards, self._answers = list(self.task.rewards_many(texts, self._problems, opened=is_open)), None
         self._batch = batch
         return self
 
@@ -223,9 +229,38 @@ class _Latest:
     def answers(self) -> list[str | None]:
         if self._answers is None:
             texts, _, is_open = self._batch
-            verdicts = self.task.verify_many(texts, self._problems, opened=is_open)
+            verdicts = verdicts_of(self.task, texts, self._problems, is_open)
             self._answers = [verdict.answer for verdict in verdicts]
         return self._answers
+
+
+def verdicts_of(
+    task: Task, completions: Sequence[str | bytes], problems: Sequence[Problem], opened: Sequence[bool]
+) -> list[Verdict]:
+    """What `verify_many`, which may be one.s own, gives: an error in words where it is not a verdict for each."""
+    given = list(task.verify_many(completions, problems, opened=opened))
+    if len(given) != len(completions):
+        raise ValueError(
+            f"verify_many of task {task.name!r} gave {len(given)} verdicts on {len(completions)} completions; give one "
+            "for each, in their order"
+        )
+    for verdict in given:
+        if not isinstance(verdict, Verdict):
+            raise ValueError(f"verify_many of task {task.name!r} gave {verdict!r}; give Verdicts, like Verdict(True)")
+    return given
+
+
+def _value(task: Task, part: str, parts: Any) -> Any:
+    """The value of a part of a reward; None, which TRL leaves out of the sum, stays."""
+    if not isinstance(parts, Mapping) or part not in parts:
+        raise ValueError(f"reward_parts of task {task.name!r} has {part!r}, of which `rewards` gives no value")
+    value = parts[part]
+    if value is None or isinstance(value, float):
+        return value
+    if not isinstance(value, str):
+        with suppress(TypeError, ValueError):
+            return float(value)
+    raise ValueError(f"rewards of task {task.name!r} gave {value!r} for {part!r}; give a number like 1.0, or None")
 
 
 def problems_of(task: Task, split: str, limit: int | None = None) -> list[Problem]:
@@ -265,7 +300,18 @@ def checked_prompt(task: Task, prompt: Prompt) -> Prompt:
             f"prompt of task {task.name!r} gave {prompt!r}; give text, or messages like "
             "[{'role': 'user', 'content': '…'}]"
         )
+    if not all(map(_has_utf8, [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt])):
+        raise ValueError(f"prompt of task {task.name!r} gave {prompt!r}, which no tokenizer takes; leave out {_LONE}")
     return prompt
+
+
+def _has_utf8(text: str) -> bool:
+    """Whether a text can be encoded: one with half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_message(message: object) -> bool:

@@ -23,7 +23,7 @@ def find_files(data_dir: str | Path | None, path: str | Path | None) -> tuple[Fi
     """The files that a folder, a file, or a file in a folder is; an error in words where there are none."""
     if data_dir is None and path is None:
         raise ValueError("task 'jsonl' needs data_dir, a folder with train.jsonl in it, or path, a file")
-    place = Path(data_dir or ".") / (path or "")
+    place = Path(data_dir or ".") / os.path.expanduser(path or "")
     if not place.exists():
         raise FileNotFoundError(f"there is no file {str(place)!r}; give one with lines like {EXAMPLE}")
     files = _in_folder(place) if place.is_dir() else {"all": place}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from inspect import Parameter
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +64,8 @@ def get_task(name: str, **options: Any) -> Task:
     """
     make, origin = _found(name)
     _check(name, make, options)
+    if isinstance(folder := options.get("data_dir"), str | Path):
+        options = {**options, "data_dir": type(folder)(os.path.expanduser(folder))}  # no shell has, in a file
     detail = name.partition(":")[2]
     if make is Math and detail:
         options = {"dataset": detail, **options}
@@ -193,6 +197,9 @@ def _made(name: str, make: Maker, options: Mapping[str, Any]) -> Task:
         value = getattr(task, attribute)
         if isinstance(value, str) or not all(isinstance(one, str) for one in value):
             raise ValueError(f"task {name!r}: {attribute} is {value!r}; give names, like ('train', 'holdout')")
+    for part, weight in task.reward_parts.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
+            raise ValueError(f"task {name!r}: reward_parts has {weight!r} for {part!r}; give its weight, like 1.0")
     if task.correct_part not in task.reward_parts:
         raise ValueError(
             f"task {name!r}: correct_part is {task.correct_part!r}, which reward_parts has not; set it to one of "

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from explorl import processes
 from explorl.config import Config, ConfigError
 from explorl.evaluation import Evaluation, evaluate, protocol
 from explorl.models import Policy
-from explorl.tasks import get_task
+from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import problems_of
 
 
@@ -43,6 +43,24 @@ def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = N
         dtype=getattr(torch, config.model.evaluation_dtype),
         tools=config.rollout.tool(),
     )
+
+
+def check_holdout(config: Config, task: Task, trained: Sequence[Problem]) -> None:
+    """That there are problems to score the policy on during training; warns where it is trained on some of them."""
+    try:
+        held = problems_of(task, "holdout", config.evaluation.problems or config.task.holdout_problems)
+    except ValueError as error:
+        raise ConfigError(
+            f"{error}; to train without held-out problems, set evaluation.ends=0 and evaluation.every=0"
+        ) from error
+    data = {problem.id: problem.data for problem in trained}
+    known = sum(problem.id in data and data[problem.id] == problem.data for problem in held)
+    if known:
+        warnings.warn(
+            f"{known} of the {len(held)} held-out problems of task {task.name!r} are among those that are trained on, "
+            "so that its scores will be too good; give other problems for the split 'holdout'",
+            stacklevel=2,
+        )
 
 
 def check_one_gpu(args: Any) -> None:

@@ -12,15 +12,16 @@ from transformers.integrations import TensorBoardCallback
 from trl import GRPOConfig
 
 from explorl import processes
-from explorl.config import Config, Section, check_engine, check_precision
-from explorl.evaluation.prompts import check_prompts
+from explorl.config import Config, ConfigError, Section, check_engine, check_precision
+from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy, load_policy, lora_config
 from explorl.store import RunStore
-from explorl.tasks import Task, get_task
+from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import json_text
 from explorl.terminal import NOT_FINITE, literal
 from explorl.training.common import (
     accumulated,
+    check_holdout,
     check_one_gpu,
     disabled_progress,
     evaluate_holdout,
@@ -131,10 +132,15 @@ def run_grpo(
     lens = config.training.lens
     observers = [] if lens is None else [*statistics(), *build_observers(lens.observers)]
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
+    if config.evaluation.every or config.evaluation.ends:
+        check_holdout(config, task, [Problem(row["id"], row["data"]) for row in rows])
     for row in rows:  # a table would give all problems the keys of each, and all numbers one type
         row["data"] = json_text(task, row["id"], row["data"])
     policy = load_policy(config.model.name, dtype=config.model.training_dtype)
-    check_prompts([row["prompt"] for row in rows], policy, task, config.task.template)
+    prompts = [row["prompt"] for row in rows]
+    check_prompts(prompts, policy, task, config.task.template)
+    for row, opened in zip(rows, all_opened(policy.tokenizer, prompts), strict=True):
+        row["opened"] = opened
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
     shown = Shown(label, console)
@@ -169,13 +175,19 @@ def run_grpo(
             skip_solved=_settings(config.training.skip_solved),
             callbacks=callbacks,
         )
+        asked, problems = config.training.prompts_per_step, len(trainer.train_dataset)
+        if problems < asked:  # there would be no step at all
+            raise ConfigError(
+                f"training.prompts_per_step is {asked}, and there are {problems} problems to train on; use {problems} "
+                "or fewer"
+            )
         if config.training.save_rollouts:
             after = None if lens is None else store.write_rollouts
             trainer.listen(store.write_rollouts, config.training.token_records, after=after)
         trainer.args.output_dir = str(store.checkpoints)
         trainer.keep_checkpoints = config.training.keep_checkpoints
         quiet(trainer)
-        checkpoint = begin(trainer, store, config, "grpo", console=console, alone=alone)
+        checkpoint = begin(trainer, store, config, "grpo", rows, console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:

@@ -68,6 +68,8 @@ def run_sft(
     task = get_task(config.task.name, **options)
     policy = starting_policy(config)
     if examples is None:
+        if settings.from_scratch:
+            console.print(f"starting from random weights, not those of {config.model.name}: sft.from_scratch is true")
         console.print(literal(f"writing up to {settings.examples:,} reference solutions of {task.name}"))
         examples = list(task.examples(settings.examples, template=config.task.template, seed=config.seed))
         check_completions(examples, task)
@@ -128,7 +130,7 @@ def run_sft(
             )
         trainer.args.output_dir = str(store.checkpoints)
         quiet(trainer)
-        checkpoint = begin(trainer, store, config, "sft", console=console, alone=alone)
+        checkpoint = begin(trainer, store, config, "sft", rows, console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from explorl import processes
 from explorl.config import Config, changed_keys
-from explorl.store import RunStore, StoreError, atomic_folder, checkpoint_step
+from explorl.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
 from explorl.terminal import ProgressLines, duration, literal
 from explorl.training.checkpoints import fault
 from explorl.training.sharding import fsdp_version, gathered_weights
@@ -189,19 +189,22 @@ class Periodically(TrainerCallback):
             control.should_training_stop = True
 
 
-def begin(trainer: Any, store: RunStore, config: Config, kind: str, *, console: Console, alone: bool) -> Path | None:
-    """Starts the run in its folder, or goes on with it; the checkpoint to go on from, None where there is none."""
+def begin(
+    trainer: Any, store: RunStore, config: Config, kind: str, rows: Sequence[Any], *, console: Console, alone: bool
+) -> Path | None:
+    """Starts the run on these rows in its folder, or goes on with it; the checkpoint to go on from, None where there is
+    none."""
     checkpoint = None
     if trainer.accelerator.is_main_process:
         if alone:
             store.lock()
-        checkpoint = _begin(store, config, kind, lambda text: console.print(literal(text), soft_wrap=True))
+        checkpoint = _begin(store, config, kind, rows, lambda text: console.print(literal(text), soft_wrap=True))
     trainer.store = store
     checkpoint = broadcast_object_list([checkpoint])[0]
     return checkpoint
 
 
-def _begin(store: RunStore, config: Config, kind: str, say: Callable[[str], None]) -> Path | None:
+def _begin(store: RunStore, config: Config, kind: str, rows: Sequence[Any], say: Callable[[str], None]) -> Path | None:
     model, new = store.folder / "model", config.dump()
     changed = changed_keys(store.config(), new) if store.has_steps else {}
     checkpoint = store.sound_checkpoint(fault, say)
@@ -217,6 +220,9 @@ def _begin(store: RunStore, config: Config, kind: str, say: Callable[[str], None
         say(f"the policy that {store.folder} had ended with is now {store.folder / f'model-step-{step}'}")
     store.rewind(step)
     facts: dict[str, Any] = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
+    facts["rows"] = digest_of(rows)
+    if checkpoint and (words := store.other_rows(facts["rows"])):
+        say(words)
     if processes.count() > 1:
         facts["processes"] = processes.count()
     store.record_start(kind=kind, seed=config.seed, resumed_from=checkpoint.name if checkpoint else None, **facts)

@@ -20,11 +20,11 @@ from rich.console import Console
 from explorl.config import Config, ConfigError, check_precision, rft_config
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy
-from explorl.store import RunStore, read_json, write_json
+from explorl.store import RunStore, digest_of, read_json, write_json
 from explorl.tasks import Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.terminal import ProgressLines, literal
-from explorl.training.common import evaluate_holdout, task_options
+from explorl.training.common import check_holdout, evaluate_holdout, task_options
 from explorl.training.records import prompt_text
 from explorl.training.rejection import filters as rules
 from explorl.training.rejection.answers import answer_mark
@@ -113,6 +113,8 @@ class _Loop:
     def _asks(self) -> list[Ask]:
         config = self.config
         problems = problems_of(self.task, "train", config.task.train_problems)
+        if config.evaluation.every or config.evaluation.ends:
+            check_holdout(config, self.task, problems)
         return [Ask(one, checked_prompt(self.task, self.task.prompt(one, config.task.template))) for one in problems]
 
     def _check_mark(self) -> None:
@@ -134,7 +136,10 @@ class _Loop:
         resumed = f"iteration {at[0]}, {at[1]}" if at and store.has_steps else None
         store.begin(config.dump(), "rft")
         store.rewind(at[0] - 1 if at else config.rft.iterations)
-        store.record_start(kind="rft", seed=config.seed, resumed_from=resumed)
+        rows = digest_of([[one.problem.id, one.prompt, dict(one.problem.data)] for one in self.asks])
+        if resumed and (words := store.other_rows(rows)):
+            self._say(words)
+        store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
         if at:
             shutil.rmtree(store.folder / "model", ignore_errors=True)  # of a run that is being extended
         if resumed:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from explorl.config import Config, ConfigError
-from explorl.evaluation.drawing import _opened as opens_think_in
+from explorl.evaluation.prompts import all_opened
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, SamplingParams, UnsupportedModel
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
+from explorl.tasks.base import verdicts_of
 from explorl.training.rejection.answers import first_answer_end
 from explorl.training.rejection.samples import Sample
 
@@ -88,11 +89,11 @@ class Sampler:
             for index, (one, end) in enumerate(zip(drawn, ends, strict=True))
             if end is not None and (end < len(one.text) or one.finish_reason == "length")
         ]
-        opened = [opens_think_in(self.policy.tokenizer, one.prompt, "") for one in asked]
+        opened = all_opened(self.policy.tokenizer, [one.prompt for one in asked])
         texts = [one.text for one in drawn] + [drawn[index].text[: ends[index]] for index in cuts]
         places = [one.prompt_index for one in drawn] + [drawn[index].prompt_index for index in cuts]
-        verdicts = self.task.verify_many(
-            texts, [asked[place].problem for place in places], opened=[opened[place] for place in places]
+        verdicts = verdicts_of(
+            self.task, texts, [asked[place].problem for place in places], [opened[place] for place in places]
         )
         samples = []
         for one, verdict, end in zip(drawn, verdicts, ends, strict=False):
