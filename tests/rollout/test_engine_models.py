@@ -162,6 +162,14 @@ def test_half_precision_on_the_cpu() -> None:
         assert float((rollout.logps - want).abs().mean()) < 0.1
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_more_precision_than_the_weights_have(dtype: torch.dtype) -> None:
+    model = build("llama").bfloat16()
+    rollouts = Engine(model, dtype=dtype).generate(prompts(), 1, PARAMS)
+    check_records(deepcopy(model).to(dtype), rollouts)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
 def test_replacements_are_found_and_give_the_same(name: str) -> None:
     model = build(name)
