@@ -55,7 +55,8 @@ class Engine:
         model: The model, in any mode; it is left as it was found.
         tokenizer: Its tokenizer; None where prompts are token ids and no text is wanted.
         batch_size: Most rows decoded together; None lets memory decide, up to a few hundred.
-        memory_budget: Bytes that the engine may hold beside the model; None is half of what is free.
+        memory_budget: Bytes that the engine may hold beside the model and its copy in another ``dtype``; None is half
+            of what is free.
         use_graphs: Decode in CUDA graphs; None is yes on CUDA.
         use_kernels: Use the Triton kernels; None is yes on CUDA where Triton is installed.
         dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
@@ -180,7 +181,8 @@ class Engine:
         Less than that stays, and with it the graphs, whose capture takes longer than many a call.
         """
         device = next(self.model.parameters()).device
-        if self._runner is not None and self._runner.plan.bytes > HELD * total_memory(device):
+        held = (0 if self._runner is None else self._runner.bytes) + (0 if self._shadow is None else self._shadow.bytes)
+        if held > HELD * total_memory(device):
             self.release()
 
     def forget_memory(self) -> None:
