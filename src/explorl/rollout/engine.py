@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -384,9 +385,9 @@ class Engine:
 
 
 def _check(model: Any, batch_size: Any, memory_budget: Any, dtype: Any) -> None:
-    if not isinstance(model, nn.Module):
+    if isinstance(model, (str, PathLike)):
         raise ValueError(f"model is {model!r}; give the model itself, such as one of AutoModelForCausalLM's")
-    if not hasattr(model, "get_input_embeddings"):
+    if isinstance(model, nn.Module) and not hasattr(model, "get_input_embeddings"):
         raise ValueError(f"model is a {type(model).__name__}; give the transformers model, a wrapper's .module")
     if batch_size is not None and not (is_whole(batch_size) and batch_size >= 1):
         raise ValueError(f"batch_size is {batch_size!r}; use at least 1, or None to let memory decide")
