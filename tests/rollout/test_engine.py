@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -344,6 +345,16 @@ def test_rollouts_as_tensors(llama: Any) -> None:
     assert rollouts.by_prompt()[3][1] is rollouts[7]
     assert rollouts.tokens == 46
     assert rollouts[0].text == ""
+
+
+def test_rollouts_are_stored_in_as_much_as_they_hold(llama: Any) -> None:
+    """Their tensors are parts of those of a batch, which pickle would store whole with each of them."""
+    rollouts = Engine(llama).generate(prompts((3,)), 64, SamplingParams(max_tokens=32, stop_token_ids=(), seed=1))
+    stored = pickle.dumps(rollouts)
+    assert len(stored) < 64 * (32 * 40 + 4000)
+    for one, same in zip(rollouts, pickle.loads(stored), strict=True):
+        assert one.token_ids == same.token_ids
+        assert torch.equal(one.logps, same.logps)
 
 
 # Errors

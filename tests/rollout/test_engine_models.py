@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams, UnsupportedModel
+from explorl.rollout.engine import HELD
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.plan import make_plan
@@ -160,6 +161,14 @@ def test_half_precision_on_the_cpu() -> None:
             logits = model(torch.tensor([ids])).logits[0, -len(rollout) - 1 : -1].float()
         want = logits.log_softmax(-1).gather(1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
         assert float((rollout.logps - want).abs().mean()) < 0.1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_more_precision_than_the_weights_have(dtype: torch.dtype) -> None:
+    model = build("llama").bfloat16()
+    rollouts = Engine(model, dtype=dtype).generate(prompts(), 1, PARAMS)
+    check_records(deepcopy(model).to(dtype), rollouts)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
@@ -418,6 +427,18 @@ def test_an_engine_at_rest_gives_back_what_is_much(llama: Any, monkeypatch: pyte
     engine.rest()
     assert engine._runner is None
     assert same_tokens(engine.generate(prompts(), 1, PARAMS), first)
+
+
+def test_a_copy_of_the_weights_counts_when_an_engine_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    engine = Engine(model, dtype=torch.bfloat16)
+    engine.generate(prompts(), 1, PARAMS)
+    assert engine._runner is not None
+    held = engine._runner.bytes + sum(2 * parameter.numel() for parameter in model.parameters())
+    for total, rests in ((held + 9, False), (held - 9, True)):
+        monkeypatch.setattr("explorl.rollout.engine.total_memory", lambda _, total=total: total / HELD)
+        engine.rest()
+        assert (engine._shadow is None) is rests
 
 
 def test_too_small_a_budget_is_an_error(llama: Any) -> None:

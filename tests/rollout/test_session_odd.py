@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from explorl.rollout import Engine, Rollout, SamplingParams, plan
 from explorl.rollout import looks as looks
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.memory import pages
+from explorl.rollout.requests import prepare
 from explorl.rollout.runner import Runner
 from explorl.rollout.samples import Sample
 from explorl.rollout.scheduler import Scheduler
@@ -368,3 +371,26 @@ def test_a_control_token_in_a_text_is_its_characters(tokenizer: Any) -> None:
     assert control in tokenizer("1<|im_end|>2", add_special_tokens=False)["input_ids"]
     assert control not in (tokens := plain_tokens(tokenizer, "1<|im_end|>2"))
     assert len(tokens) > 2
+
+
+@pytest.fixture(scope="module")
+def spacing() -> Any:
+    """A tokenizer as SentencePiece's, which puts a space before every text."""
+    letters = ["<unk>", "▁", *"abcxyz<>/`.", *(f"<0x{byte:02X}>" for byte in range(256))]
+    core = Tokenizer(models.BPE({text: i for i, text in enumerate(letters)}, [], byte_fallback=True, unk_token="<unk>"))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(parts)
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("text", ["abc", " abc", "  a", "\n```x\n", "\n\na", "<x>", "é", ".", " ", "\n"])
+def test_a_text_in_the_middle_is_what_is_written(tokenizer: Any, spacing: Any, text: str) -> None:
+    assert spacing.decode([*spacing("ab")["input_ids"], *spacing("c")["input_ids"]]) == "ab c"
+    assert spacing.decode([*spacing("ab")["input_ids"], *plain_tokens(spacing, text)]) == "ab" + text
+    prompt = prepare(
+        ["ab"], 1, SamplingParams(prefix=text), tokenizer=spacing, vocab=len(spacing), context=None, eos=(), seed=1
+    ).prompts[0]
+    assert spacing.decode(prompt) == "ab" + text
+    if text.isascii() and "`" not in text:  # a tokenizer that puts nothing before
+        assert plain_tokens(tokenizer, text) == tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -230,8 +230,12 @@ def in_float32(model: Any) -> Iterator[bool]:
 
 
 def computing_in(model: Any, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Autocast to ``dtype`` where the weights are of another type."""
-    if dtype is None or dtype == weights_dtype(model) or dtype == torch.float32:
+    """Autocast to ``dtype`` where the weights are of another type, or wider weights, which autocast does not give."""
+    if dtype is None or dtype == weights_dtype(model):
+        return nullcontext()
+    if dtype.itemsize > weights_dtype(model).itemsize:
+        return Shadow(model, dtype).in_place()
+    if dtype == torch.float32:
         return nullcontext()
     return torch.autocast(next(model.parameters()).device.type, dtype=dtype)
 

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -55,7 +56,8 @@ class Engine:
         model: The model, in any mode; it is left as it was found.
         tokenizer: Its tokenizer; None where prompts are token ids and no text is wanted.
         batch_size: Most rows decoded together; None lets memory decide, up to a few hundred.
-        memory_budget: Bytes that the engine may hold beside the model; None is half of what is free.
+        memory_budget: Bytes that the engine may hold beside the model and its copy in another ``dtype``; None is half
+            of what is free.
         use_graphs: Decode in CUDA graphs; None is yes on CUDA.
         use_kernels: Use the Triton kernels; None is yes on CUDA where they run and give what the model gives.
         dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
@@ -180,7 +182,8 @@ class Engine:
         Less than that stays, and with it the graphs, whose capture takes longer than many a call.
         """
         device = next(self.model.parameters()).device
-        if self._runner is not None and self._runner.plan.bytes > HELD * total_memory(device):
+        held = (0 if self._runner is None else self._runner.bytes) + (0 if self._shadow is None else self._shadow.bytes)
+        if held > HELD * total_memory(device):
             self.release()
 
     def forget_memory(self) -> None:
@@ -383,9 +386,9 @@ class Engine:
 
 
 def _check(model: Any, batch_size: Any, memory_budget: Any, dtype: Any) -> None:
-    if not isinstance(model, nn.Module):
+    if isinstance(model, (str, PathLike)):
         raise ValueError(f"model is {model!r}; give the model itself, such as one of AutoModelForCausalLM's")
-    if not hasattr(model, "get_input_embeddings"):
+    if isinstance(model, nn.Module) and not hasattr(model, "get_input_embeddings"):
         raise ValueError(f"model is a {type(model).__name__}; give the transformers model, a wrapper's .module")
     if batch_size is not None and not (is_whole(batch_size) and batch_size >= 1):
         raise ValueError(f"batch_size is {batch_size!r}; use at least 1, or None to let memory decide")

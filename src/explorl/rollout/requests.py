@@ -15,6 +15,9 @@ from explorl.rollout.sampling.constraints import bias_tables, is_whole, spread, 
 
 logger = logging.getLogger(__name__)
 
+_BEFORE = ("\n", "a", "=")
+"""Texts to try as a beginning, since one of them may be in one token with what follows."""
+
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or a list of chat messages."""
 
@@ -121,8 +124,24 @@ def _prefixes(params: SamplingParams, prompts: int, tokenizer: Any) -> list[list
     given = [params.prefix] * prompts if isinstance(params.prefix, str) else list(params.prefix)
     if len(given) != prompts:
         raise ValueError(f"prefix has {len(given)} values; give one, or one for each of the {prompts} prompts")
-    known = {text: _encode(tokenizer, text, special=False) if text else [] for text in set(given)}
+    if tokenizer is None and any(given):
+        raise ValueError("the engine has no tokenizer; give prompts as token ids and no prefix")
+    known = {text: continued(tokenizer, text) if text else [] for text in set(given)}
     return [known[text] for text in given]
+
+
+def continued(tokenizer: Any, text: str, **how: Any) -> list[int]:
+    """Tokens of a text that goes on behind another one, and before which some tokenizers would put a space."""
+
+    def encoded(part: str) -> list[int]:
+        return list(tokenizer(part, add_special_tokens=False, **how)["input_ids"])
+
+    joins = tokenizer.decode([*encoded("a"), *encoded("b")]) == "ab"
+    for before in () if joins else _BEFORE:
+        head, both = encoded(before), encoded(before + text)
+        if both[: len(head)] == head:
+            return both[len(head) :]
+    return encoded(text)
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:

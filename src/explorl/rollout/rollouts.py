@@ -85,6 +85,10 @@ class Rollout:
         if len(self.sampled) == 0:  # not given
             self.sampled = torch.ones(len(self.token_ids), dtype=torch.bool)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Its own part of tensors that it shares with a batch: pickle would store all of them with each rollout."""
+        return {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.__dict__.items()}
+
     @cached_property
     def text(self) -> str:
         """The completion without special tokens, up to its stop string; empty where the engine has no tokenizer."""

@@ -24,7 +24,7 @@ import torch
 from explorl.modeling.attention import alone_with, sampling_mode
 from explorl.modeling.gpu import on
 from explorl.modeling.precision import own_defaults
-from explorl.rollout.requests import Prompt, Requests
+from explorl.rollout.requests import Prompt, Requests, continued
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.samples import Sample, recorded
 from explorl.rollout.sampling import Active, SamplingParams
@@ -43,8 +43,8 @@ PLACES = ("curve", "stop_set", "bias_set")
 
 
 def plain_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text that nobody vouches for: none is a special one, whatever it says."""
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+    """Tokens of a text that nobody vouches for and that goes on behind others: none is a special one."""
+    return continued(tokenizer, text, split_special_tokens=True)
 
 
 class Session:

@@ -124,8 +124,8 @@ class State:
         if k == (0 if self.top_ids is None else self.top_ids.shape[-1]):
             return False
         shape, device = (self.slots, self.tokens, k), self.ints.device
-        self.top_ids = torch.zeros(shape, dtype=torch.int32, device=device) if k else None
-        self.top_logps = torch.zeros(shape, device=device) if k else None
+        ids, logps = torch.zeros(shape, dtype=torch.int32, device=device), torch.zeros(shape, device=device)
+        self.top_ids, self.top_logps = (ids, logps) if k else (None, None)
         return True
 
     def admit(self, seats: np.ndarray, ints: np.ndarray, reals: np.ndarray) -> Tensor:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
@@ -36,8 +35,6 @@ _SHARE = 4
 _NEXT, _BUSY = 0.02, 0.25
 """… as long as one output follows the other in so many seconds; the second while there are more calls than processors,
 which are then busy anyway."""
-_BEFORE = ("\n", "a", "=")
-"""Texts to try as a beginning, since one of them may be in one token with what follows."""
 _WAIT = 0.05
 """Seconds to wait for a call where nothing else is to be done, before looking again."""
 
@@ -370,7 +367,7 @@ class ToolSession:
         """Appends a call's output to a row and lets it go on, as far as there is room."""
         row = self._rows[index]
         block, blank = (output_block(r, self.tool, stop.text) for r in (result, Result("ok", "")))
-        tokens = self._tokens(stop.missing + block)[: row.limit - stop.keep]
+        tokens = plain_tokens(self.engine.tokenizer, stop.missing + block)[: row.limit - stop.keep]
         if stop.keep < len(self._session.rollout(row.row)):
             (shorter,) = self._session.fork(row.row, at=stop.keep, max_tokens=row.limit)
             self._session.cancel(row.row)
@@ -394,25 +391,6 @@ class ToolSession:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
-
-    def _tokens(self, text: str) -> list[int]:
-        """Tokens of a text that comes behind another one, and before which some tokenizers would put a space.
-
-        An output may hold the text of special tokens, and must not become one of them.
-        """
-        for before in () if self._joins else _BEFORE:
-            head, both = self._encoded(before), self._encoded(before + text)
-            if both[: len(head)] == head:
-                return both[len(head) :]
-        return self._encoded(text)
-
-    @cached_property
-    def _joins(self) -> bool:
-        """Whether the tokens of two texts say the one right behind the other."""
-        return self._text([*self._encoded("a"), *self._encoded("b")]) == "ab"
-
-    def _encoded(self, text: str) -> list[int]:
-        return plain_tokens(self.engine.tokenizer, text)
 
 
 def _makes_variables(calls: Sequence[ToolCall]) -> list[str]:
