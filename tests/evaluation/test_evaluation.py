@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from explorl.evaluation.core import data_digest
 from explorl.models import Policy, load_policy
 from explorl.rollout.sampling import SamplingParams
 from explorl.tasks import Problem, get_task
+from tests.modeling import zoo
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,20 @@ def test_completions_stay_within_the_context(tiny: Policy) -> None:
         evaluate(tiny, task, task.problems("holdout", limit=1), protocol("plain", samples=1), template="paper")
     with pytest.raises(ValueError, match="no problems"):
         evaluate(tiny, task, [], protocol("plain"))
+
+
+def test_a_model_that_prompts_take_beyond_the_engine_is_sampled_by_generate(tiny: Policy) -> None:
+    task = get_task("countdown-mini")
+    problems = task.problems("holdout", limit=1)
+    how = protocol("plain", samples=1, max_tokens=4)
+    model = zoo.build("llama/longrope", vocab=len(tiny.tokenizer), threshold=16)  # its angles change beyond 32 tokens
+    model.config.max_position_embeddings = 1024
+    policy = Policy("longrope", model, tiny.tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(policy, task, problems, how)
+    with pytest.warns(UserWarning, match=r"sampling by model\.generate.*log-probabilities differ"):
+        assert len(evaluate(policy, task, problems, how, template="paper").correct) == 1
 
 
 def test_the_template_fits_the_model(tiny: Policy) -> None:

@@ -200,18 +200,19 @@ def evaluate(
     prompts = [task.prompt(problem, template) for problem in problems]
     context = getattr(policy.model.config, "max_position_embeddings", None)
     params = replace(how.sampling, seed=seed)
+    longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
     if context is not None:
-        longest = max(len(prompt_token_ids(policy.tokenizer, prompt)) for prompt in prompts)
         if longest >= context:
             raise ValueError(f"a prompt of {longest} tokens does not fit into the context of {policy.name}: {context}")
         params = replace(params, max_tokens=min(int(np.max(params.max_tokens)), context - longest))
+    longest += int(np.max(params.max_tokens))
     completions: Sequence[Rollout | reference.Completion]
     sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size, dtype=dtype)
     if used is not None:
-        sampler.check(int(np.max(params.max_tokens)))
+        sampler.check(longest)
         engine = "explorl"
     if engine is None:
-        engine = _fitting_engine(sampler, longest=int(np.max(params.max_tokens)))
+        engine = _fitting_engine(sampler, longest)
     tick = None if on_progress is None else lambda _: on_progress(1)
     if used is not None:
         completions = generate_with_tools(sampler, prompts, samples, params, used, on_finish=tick).check()
