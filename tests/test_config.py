@@ -209,3 +209,9 @@ def test_what_dynamic_sampling_and_skip_solved_cannot_do_is_told(change: str, wo
     with pytest.raises(ConfigError) as error:
         load_config(overrides=["training.dynamic_sampling=true", change])
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_torch_and_numpy_do_not_both_take_is_refused(seed: int) -> None:
+    with pytest.raises(ConfigError, match=rf"seed is {seed} in --set: .*the default is 0"):
+        load_config(overrides=[f"seed={seed}"])

@@ -469,7 +469,7 @@ class EvaluationSettings(Section):
 class Config(Section):
     """Everything that a run depends on."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Fixes the order of the prompts, what is sampled, and the values of new weights."""
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
