@@ -63,6 +63,7 @@ docs: .venv/.docs-installed
 # are the results of TRL's trainer. TESTS=FILTER runs some of them, as pytest's -k does.
 PEER ?= ../shared/peer/trl_grpo_tests
 peer: .venv/.peer-installed
+	@test -x '$(PEER)' || { echo 'make peer: there is no command $(PEER); set PEER to one that runs TRL'"'"'s tests'; exit 1; }
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH="$(CURDIR)/.venv/peer" $(PEER) \
 		--stock $(dir $(PEER))stock.json --timeout 300 $(if $(TESTS),-k '$(TESTS)')
 

@@ -52,13 +52,27 @@ def _record(line: bytes, place: str, example: str) -> dict[str, Any]:
             f"as UTF-8, and give a line like {example}"
         ) from None
     try:
-        record = json.loads(text)
+        record = json.loads(text, object_pairs_hook=_once)
+    except _Twice as error:
+        raise ValueError(f"{place}: the key {error.args[0]!r} stands twice in one object; give it once") from None
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         hint = "an array must be a line per object; " if text.lstrip().startswith("[") else ""
         raise ValueError(f"{place}: not a JSON object: {shortened(text.strip())}; {hint}give a line like {example}")
     return _encodable(record) if "\\u" in text else record
+
+
+class _Twice(Exception):
+    """A key that stands twice in an object, of which JSON would silently take the last."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return found
 
 
 def _encodable(value: Any) -> Any:
