@@ -71,6 +71,8 @@ def python(pool: InterpreterPool) -> Iterator[Interpreter]:
         ("print('\\ud800')", "\\ud800\n"),
         ("import os; os.write(1, b'\\xff\\x1b')", "\N{REPLACEMENT CHARACTER}␛2\n"),
         ("1\r\n2\r\n", "2\n"),
+        ("x = 1\rx + 1", "2\n"),
+        ("x = 1\r\nx;\r", ""),
         ("import csv, sys; _ = csv.writer(sys.stdout).writerow([1, 2])", "1,2\n"),
         ("from __future__ import annotations\ndef f(a: no): 0\nf.__annotations__", "{'a': 'no'}\n"),
         ("_ = 3\n_ + 1", "4\n"),
@@ -118,6 +120,13 @@ def test_errors_as_a_notebook_shows_them(python: Interpreter, cell: str, text: s
     without_carets = [line for line in result.text.splitlines() if set(line) - set(" ~^")]
     expected = [line for line in text.replace("<cell N>", "<cell 1>").splitlines() if set(line) - set(" ~^")]
     assert without_carets == expected
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x0c", "\x1c", "\x85", "\r"])
+def test_lines_are_those_that_python_counts(shared: Interpreter, sign: str) -> None:
+    """Other signs part lines for `str.splitlines`."""
+    text = shared.run(f"s = '''a{sign}b'''\n1 / 0  # here").text
+    assert "    1 / 0  # here\n" in text
 
 
 def test_marks_stand_below_what_they_mark(shared: Interpreter) -> None:
