@@ -306,6 +306,19 @@ def test_copy_has_the_same_variables(pool: InterpreterPool) -> None:
     other.close()
 
 
+def test_replay_that_fails_is_told(python: Interpreter) -> None:
+    """What cells did once they may not do again, in time or at all."""
+    python.run("0")  # it has started, so that the replay begins at once
+    left = python.calls_left
+    python.replay(["x = 1", "y = 2"])
+    assert python.calls_left == left
+    call = python.submit("'x' in globals(), 'y' in globals()")
+    assert python._process is not None
+    python._pool._gone(python._process, "timeout")
+    assert call.result().text == f"[{RESTARTED}]\n(False, False)\n"
+    assert python.run("1").text == "1\n"
+
+
 def test_nothing_runs_between_calls(pool: InterpreterPool) -> None:
     """A thread that never rests, and where there can be one a process that has left its session."""
     with pool.open() as python:
