@@ -116,6 +116,23 @@ value = 'attacked'
     assert judge._pool[0].pid == pid
 
 
+def test_no_file_is_left_for_the_next_message(judges: Callable[..., Sealed], layers: programs.Layers) -> None:
+    if not {"namespaces", "landlock"} & set(layers):
+        pytest.skip("files are not isolated")
+    judge = judges()
+    name = f"explorl-{os.getpid()}"
+    source = f"""
+import os
+value = []
+for folder in ('/', '/tmp', '/dev', '/dev/shm', '/usr'):
+    for leave in (os.mkdir, lambda path: os.symlink('a message', path), lambda path: open(path, 'w')):
+        try: leave(folder + '/{name}')
+        except OSError: continue
+        value.append(folder)
+"""
+    assert one(judge, source).value == []
+
+
 @pytest.mark.parametrize(
     ("attempt", "refused"),
     [

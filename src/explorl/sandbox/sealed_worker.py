@@ -128,7 +128,7 @@ def _shut_in(layers: list[str]) -> None:  # pragma: no cover (another process)
     folders = [folder for folder in sys.path if os.path.isdir(folder)]
     uid = kernel.spare_user()
     if "namespaces" in layers:
-        kernel.enter_namespaces(_DISK, uid, folders)
+        kernel.enter_namespaces(_DISK, None, folders)  # no file that one message leaves for the next
         child = os.fork()
         if child:
             os.closerange(0, 1 << 16)
