@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -265,6 +266,15 @@ def test_a_busy_machine_is_not_the_message_s_fault(
             process.kill()
             process.wait()
     assert reply.value == 1, reply
+
+
+def test_a_host_that_ignores_its_children_s_ends(judges: Callable[..., Sealed]) -> None:
+    """Signals that are ignored stay so in the programs that a process starts: some that watch over others do that."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert one(judges(), "value = 1") == Reply(1, None, ANY)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_killed_worker_is_replaced(judges: Callable[..., Sealed]) -> None:

@@ -44,6 +44,7 @@ def main() -> None:  # pragma: no cover (another process)
     replies, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(2, 1)  # what a library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # which the host may ignore, and then no child could be waited for
     sys.path[:] = order["path"]
     try:
         task = _imported(order["function"], order["setup"])
