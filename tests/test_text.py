@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from explorl.text import clean
+from explorl.text import clean, normalized
 
 ANY = st.text(st.characters(), max_size=50) | st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=50).map("".join)
 """Surrogates too."""
@@ -47,4 +47,24 @@ def test_what_is_shown() -> None:
 def test_megabytes_take_no_time(piece: str) -> None:
     start = time.process_time()
     clean(piece * ((1 << 20) // len(piece)))
+    assert time.process_time() - start < 2
+
+
+@given(st.text(max_size=30))
+@example("e\u0315\u0301 ﬁ \u1100\u1161\u11a8 x²")
+def test_normal_forms_are_those_of_unicode(text: str) -> None:
+    for form in ("NFC", "NFKC"):
+        assert normalized(text, form) == unicodedata.normalize(form, text)
+
+
+def test_more_marks_than_anybody_writes_stay_as_they_are() -> None:
+    assert normalized("e\u0315\u0301" + "\u0315\u0301" * 14, "NFC") == "é" + "\u0301" * 14 + "\u0315" * 15
+    long = "é e\u0301" + "\u0315\u0301" * 15 + " e\u0301"
+    assert normalized(long, "NFC") == long
+
+
+@pytest.mark.parametrize("piece", ["\u0315\u0300", "\u0f73", "\u0315\uff9e", "é\u0300", "한"])
+def test_normal_forms_take_no_time(piece: str) -> None:
+    start = time.process_time()
+    normalized(piece * ((1 << 20) // len(piece)), "NFKC")
     assert time.process_time() - start < 2

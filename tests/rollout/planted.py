@@ -48,6 +48,10 @@ class Desk:
             self.desk.calls.append(ticket)
             return ticket
 
+        def replay(self, sources: Sequence[str]) -> None:
+            for source in sources:
+                self.submit(source)
+
         def close(self) -> None:
             self.closed = True
 

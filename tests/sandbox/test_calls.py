@@ -107,6 +107,8 @@ def test_filter_decides_as_written(machine: str, namespaces: bool, threads: bool
     may_have_threads = namespaces or threads
     assert call("clone", 0x3D0F00) == (ALLOW if may_have_threads else EPERM)
     assert call("clone", 17) == (ALLOW if namespaces else EPERM)
+    assert call("rt_sigaction", 14) == ALLOW
+    assert call("rt_sigaction", 17) == (EPERM if namespaces else ALLOW)  # SIGCHLD
     assert call("clone", 0x10000000 | 17) == call("clone", 0x10000000 | CLONE_THREAD) == EPERM
     outside = ALLOW if namespaces else EPERM
     assert (call("kill", 1), call("tgkill", 1), call("tkill", 1), call("getsid", 5)) == (outside,) * 4

@@ -434,6 +434,45 @@ for layers in (("namespaces", "seccomp"), ("landlock", "seccomp")):
     assert [line for line in lines if line.isdigit()] == ["8"] * len(permitted)
 
 
+MOVED = """
+import os
+library = os.path.dirname(os.path.realpath(os.__file__))
+parts = library.split("/")
+for place in ["/".join(parts[:depth]) for depth in range(2, len(parts) + 1)] + ["/dev", "/tmp", "/dev/shm"]:
+    try: os.rename(place, place + "-moved"); print("moved", place)
+    except OSError: pass
+    try: os.mkdir(place + "-new"); print("made", place)
+    except OSError: pass
+try: os.makedirs(library)
+except OSError: pass
+try: open(library + "/colorsys.py", "w").write("from explorl.sandbox import child\\nchild._Candidate.__call__ = int")
+except OSError: pass
+def f(x): return 1
+"""
+ZERO = "def check(candidate):\n    import colorsys\n    assert candidate() == 0"
+"""Where `colorsys` was exchanged, the right answer, which the function does not know."""
+
+
+def test_an_ordinary_user_cannot_move_the_library() -> None:
+    """Who is no root owns the root of its sandbox; and what tests import comes from below it."""
+    source = f"""
+layers = ("namespaces", "seccomp")
+try: programs.probe(layers)
+except SandboxError as error: print("refused"); sys.exit()
+print(programs._run(programs._request({MOVED!r}, limits=Limits()), None, layers)["stdout"].split())
+print(programs._run(programs._request({MOVED!r}, limits=Limits(), entry_point="f"), {ZERO!r}, layers)["status"])
+"""
+    if os.getuid() == 0:
+        run = script(f"import sys\n{source}", python=ordinary_python(), user=12345, environment={"HOME": "/"})
+    else:
+        run = script(f"import sys\n{source}")
+    with run as process:
+        out, err = process.communicate(timeout=120)
+    if out == "refused\n":
+        pytest.skip("no user namespaces here")
+    assert out == "[]\nfailed\n", (out, err)
+
+
 # What programs may do, all the same -----------------------------------------------------------------------------------
 
 HONEST = {

@@ -71,6 +71,8 @@ def python(pool: InterpreterPool) -> Iterator[Interpreter]:
         ("print('\\ud800')", "\\ud800\n"),
         ("import os; os.write(1, b'\\xff\\x1b')", "\N{REPLACEMENT CHARACTER}␛2\n"),
         ("1\r\n2\r\n", "2\n"),
+        ("x = 1\rx + 1", "2\n"),
+        ("x = 1\r\nx;\r", ""),
         ("import csv, sys; _ = csv.writer(sys.stdout).writerow([1, 2])", "1,2\n"),
         ("from __future__ import annotations\ndef f(a: no): 0\nf.__annotations__", "{'a': 'no'}\n"),
         ("_ = 3\n_ + 1", "4\n"),
@@ -118,6 +120,13 @@ def test_errors_as_a_notebook_shows_them(python: Interpreter, cell: str, text: s
     without_carets = [line for line in result.text.splitlines() if set(line) - set(" ~^")]
     expected = [line for line in text.replace("<cell N>", "<cell 1>").splitlines() if set(line) - set(" ~^")]
     assert without_carets == expected
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x0c", "\x1c", "\x85", "\r"])
+def test_lines_are_those_that_python_counts(shared: Interpreter, sign: str) -> None:
+    """Other signs part lines for `str.splitlines`."""
+    text = shared.run(f"s = '''a{sign}b'''\n1 / 0  # here").text
+    assert "    1 / 0  # here\n" in text
 
 
 def test_marks_stand_below_what_they_mark(shared: Interpreter) -> None:
@@ -295,6 +304,19 @@ def test_copy_has_the_same_variables(pool: InterpreterPool) -> None:
     assert python.run("y").text == "[2]\n"
     python.close()
     other.close()
+
+
+def test_replay_that_fails_is_told(python: Interpreter) -> None:
+    """What cells did once they may not do again, in time or at all."""
+    python.run("0")  # it has started, so that the replay begins at once
+    left = python.calls_left
+    python.replay(["x = 1", "y = 2"])
+    assert python.calls_left == left
+    call = python.submit("'x' in globals(), 'y' in globals()")
+    assert python._process is not None
+    python._pool._gone(python._process, "timeout")
+    assert call.result().text == f"[{RESTARTED}]\n(False, False)\n"
+    assert python.run("1").text == "1\n"
 
 
 def test_nothing_runs_between_calls(pool: InterpreterPool) -> None:

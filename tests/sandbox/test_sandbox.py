@@ -430,6 +430,24 @@ def test_preamble_is_for_both() -> None:
     assert tested.status == "ok"
 
 
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "def check(candidate):\n    assert candidate(Node(4).val) == 4",
+        "import unittest\nclass Case(unittest.TestCase):\n    def test(self): self.assertEqual(f(4), 4)\n"
+        "def check(candidate):\n"
+        "    assert unittest.main(__name__, argv=['x'], exit=False).result.wasSuccessful()",
+        "import pickle\nclass C: pass\ndef check(candidate):\n    pickle.loads(pickle.dumps(C()))",
+    ],
+    ids=["a class that names itself", "unittest", "pickle"],
+)
+def test_tests_are_a_module(here: Guarantees, tests: str) -> None:
+    """The library looks up by name where a class was made."""
+    preamble = "import dataclasses\n@dataclasses.dataclass\nclass Node:\n    val: int\n    next: 'Node' = None\n"
+    tested = run_tests("def f(x): return Node(x).val", tests, entry_point="f", preamble=preamble, unisolated=True)
+    assert (tested.status, tested.error) == ("ok", None)
+
+
 def test_broken_tests_are_not_passed() -> None:
     for tests in ("", "def check(:", "raise SystemExit(0)", "def check(candidate): raise SystemExit(0)", "1/0"):
         assert run_tests(ADD, tests, entry_point="add").status == "failed"

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -114,6 +115,23 @@ value = 'attacked'
     pid = judge._pool[0].pid
     assert one(judge, "value = [state['wins'], float(1)]").value == [False, 1.0]
     assert judge._pool[0].pid == pid
+
+
+def test_no_file_is_left_for_the_next_message(judges: Callable[..., Sealed], layers: programs.Layers) -> None:
+    if not {"namespaces", "landlock"} & set(layers):
+        pytest.skip("files are not isolated")
+    judge = judges()
+    name = f"explorl-{os.getpid()}"
+    source = f"""
+import os
+value = []
+for folder in ('/', '/tmp', '/dev', '/dev/shm', '/usr'):
+    for leave in (os.mkdir, lambda path: os.symlink('a message', path), lambda path: open(path, 'w')):
+        try: leave(folder + '/{name}')
+        except OSError: continue
+        value.append(folder)
+"""
+    assert one(judge, source).value == []
 
 
 @pytest.mark.parametrize(
@@ -248,6 +266,15 @@ def test_a_busy_machine_is_not_the_message_s_fault(
             process.kill()
             process.wait()
     assert reply.value == 1, reply
+
+
+def test_a_host_that_ignores_its_children_s_ends(judges: Callable[..., Sealed]) -> None:
+    """Signals that are ignored stay so in the programs that a process starts: some that watch over others do that."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert one(judges(), "value = 1") == Reply(1, None, ANY)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_killed_worker_is_replaced(judges: Callable[..., Sealed]) -> None:

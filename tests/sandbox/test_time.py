@@ -95,6 +95,14 @@ def test_children_that_have_ended_count() -> None:
     assert outcome.seconds < 30
 
 
+def test_no_child_ends_unseen() -> None:
+    """Where SIGCHLD is ignored, nobody is told what a child has used."""
+    if "namespaces" not in programs.capabilities().layers:
+        pytest.skip("programs have one process here")
+    source = "import signal\ntry: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept OSError: print('refused')"
+    assert run_python(source).stdout == "refused\n"
+
+
 @pytest.mark.parametrize("source", ["import time; time.sleep(100)", "import threading; threading.Event().wait()"])
 def test_sleep_counts(isolated: Guarantees, source: str) -> None:
     outcome = run_python(source, limits=Limits(seconds=0.4))

@@ -505,6 +505,14 @@ def test_exact(tmp_path: Path, right: Any, said: str, correct: bool) -> None:
     assert verdict.well_formed is bool(said)
 
 
+def test_exact_takes_no_longer_than_the_text_is(tmp_path: Path) -> None:
+    """Unicode orders the marks on a letter, which takes quadratic time: for these, a minute and more."""
+    task, problem = only(tmp_path, {"prompt": "?", "answer": "Paris"}, verifier="exact", style="whole")
+    begun = time.process_time()
+    assert not task.verify("a" + "\u0315\u0300" * 200_000, problem).correct
+    assert time.process_time() - begun < 5
+
+
 def test_exact_may_look_at_case(tmp_path: Path) -> None:
     task, problem = only(tmp_path, {"prompt": "?", "answer": "Ag"}, style="whole", ignore_case=False)
     assert task.verify("Ag", problem).correct

@@ -358,8 +358,7 @@ class ToolSession:
         if row.interpreter is None:
             row.interpreter = self._pool.open()
             self._callers += 1
-            for source in row.replay:
-                row.interpreter.submit(source)
+            row.interpreter.replay(row.replay)
         self._waiting[index] = stop, row.interpreter.submit(stop.source)
         self._listener.wanted.set()
 

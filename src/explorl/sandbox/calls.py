@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, constant: one ``struct sock_filter``."""
 Test = tuple[str, int, tuple[int, ...]]
-"""Of a word of the arguments: it is one of some values, or has any or none of some bits (in, with, without)."""
+"""Of a word of the arguments: it is one or none of some values (in, out), or has any or none of some bits (with,
+without)."""
 
 EPERM, ENOSYS, ENOTSUP = 1, 38, 95
 CLONE_THREAD, CLONE_NEW_ANY = 0x10000, 0x7E020080  # any: all flags of clone that make a namespace
@@ -77,6 +78,10 @@ def _in(argument: int, *values: int) -> Test:
     return "in", _ARGUMENTS[argument], values
 
 
+def _out(argument: int, *values: int) -> Test:
+    return "out", _ARGUMENTS[argument], values
+
+
 def _with(argument: int, bits: int) -> Test:
     return "with", _ARGUMENTS[argument], (bits,)
 
@@ -104,7 +109,11 @@ _CONDITIONS: dict[str, list[list[Test]]] = {
     "prctl": [[_in(0, 15, 16)]],  # the name of a thread
     "prlimit64": _ONESELF,
 }
-_INSIDE: dict[str, list[list[Test]]] = {"clone": [[_without(0, CLONE_NEW_ANY)]]}
+_INSIDE: dict[str, list[list[Test]]] = {
+    "clone": [[_without(0, CLONE_NEW_ANY)]],
+    # SIGCHLD: of children whose ends are ignored nobody is told how much of a processor they have used
+    "rt_sigaction": [[_out(0, 17)]],
+}
 _OUTSIDE: dict[str, list[list[Test]]] = {
     "clone": [[_with(0, CLONE_THREAD), _without(0, CLONE_NEW_ANY)]],
     # FUTEX_WAIT and FUTEX_WAIT_BITSET, or any with FUTEX_PRIVATE_FLAG: pages of libraries are everybody's
@@ -194,6 +203,8 @@ def _where(alternatives: Sequence[Sequence[Test]]) -> list[Instruction]:
                 failed = length - len(part)  # from here to behind the return
                 if kind == "in":
                     part.append((_JUMP_EQUAL, left, 0 if left else failed, value))
+                elif kind == "out":
+                    part.append((_JUMP_EQUAL, failed, 0, value))
                 elif kind == "with":
                     part.append((_JUMP_ANY_BIT, 0, failed, value))
                 else:

@@ -556,7 +556,9 @@ def _test(request: dict[str, Any], program: _Program, result: dict[str, Any]) ->
     if "value" not in loaded:
         result.update(status="error", error=str(loaded.get("text"))[:1000])
         return
-    namespace: dict[str, Any] = {"__name__": "tests"}
+    module = types.ModuleType("tests")
+    sys.modules["tests"] = module  # where dataclasses, pickle and unittest look for what is defined there
+    namespace = module.__dict__
     try:
         exec(compile(request["preamble"], "<preamble>", "exec", dont_inherit=True), namespace)
         namespace[request["entry_point"]] = candidate  # some tests call it by its own name

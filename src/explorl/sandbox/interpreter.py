@@ -15,6 +15,7 @@ Pools are in `interpreter_pool`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ __all__ = ["Call", "Interpreter", "InterpreterLimits", "Result", "Status"]
 class Call:
     """A call that was submitted."""
 
-    def __init__(self, interpreter: Interpreter, source: str) -> None:
-        self.interpreter, self.source = interpreter, source
+    def __init__(self, interpreter: Interpreter, source: str, replayed: bool = False) -> None:
+        self.interpreter, self.source, self.replayed = interpreter, source, replayed
         self._result: Result | SandboxError | None = None
 
     @property
@@ -95,9 +96,17 @@ class Interpreter:
         with self._pool._usable():
             other = self._pool.open()
             other._calls = self._calls
-            for source in self._done:
-                self._pool._queue(Call(other, source))
+            other.replay(self._done)
         return other
+
+    def replay(self, sources: Iterable[str]) -> None:
+        """Run cells of another interpreter for their variables alone; they are not counted as calls.
+
+        Where one of them ends the process, the others are left out, and the next call is told that variables are gone.
+        """
+        with self._pool._usable():
+            for source in sources:
+                self._pool._queue(Call(self, source, replayed=True))
 
     def close(self) -> None:
         """End it. Calls that are not done get the result "killed"."""

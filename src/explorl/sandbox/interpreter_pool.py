@@ -274,7 +274,7 @@ class InterpreterPool:
         """The running call has this result."""
         call, interpreter._running = interpreter._running, None
         assert call is not None
-        if interpreter._lost:
+        if interpreter._lost and not call.replayed:
             result = replace(result, text=f"[{RESTARTED}]\n{result.text}")
             interpreter._lost = False
         if result.ended:
@@ -282,6 +282,10 @@ class InterpreterPool:
         else:
             interpreter._done.append(call.source)
         self._settle(call, result)
+        if call.replayed and result.ended:  # nobody reads what it shows
+            interpreter._lost = True
+            while interpreter._waiting and interpreter._waiting[0].replayed:
+                self._settle(interpreter._waiting.popleft(), result)
 
     def _settle(self, call: Call, result: Result | SandboxError) -> None:
         call._result = result

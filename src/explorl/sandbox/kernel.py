@@ -59,12 +59,17 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 # Namespaces -----------------------------------------------------------------------------------------------------------
 
 
-def enter_namespaces(disk: int, owner: int, extra: Sequence[str] = ()) -> None:  # pragma: no cover (in the sandbox)
+def enter_namespaces(
+    disk: int, owner: int | None, extra: Sequence[str] = ()
+) -> None:  # pragma: no cover (in the sandbox)
     """Leave the host's network, mounts, IPC and host name; children are born into a process namespace of their own.
 
     The new root is a memory file system of ``disk`` bytes with an empty /tmp for ``owner``, and read-only views of what
     Python needs, without installed packages, and of the folders ``extra``. Ordinary users need a user namespace for
     that; root does without and leaves its identity later.
+
+    Beside /tmp and /dev/shm the root is read-only, and without an owner all of it. An ordinary user's program owns it,
+    and could move a folder although the library is mounted below it, and put there what its tests would import.
     """
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     uid, gid = os.geteuid(), os.getegid()
@@ -79,12 +84,17 @@ def enter_namespaces(disk: int, owner: int, extra: Sequence[str] = ()) -> None: 
     root = "/proc"  # there is one on every Linux, and nothing below it is needed any more
     _mount("tmpfs", root, "tmpfs", MS_NOSUID, f"size={disk},nr_inodes=4096,mode=755")
     _show_python(root, extra, mounts)
-    os.close(mounts)
     _make_devices(f"{root}/dev")
     for folder in (f"{root}/tmp", f"{root}/dev/shm"):
         os.makedirs(folder, exist_ok=True)  # perhaps there is something to show below it
-        if uid == 0 and os.access(folder, os.W_OK):  # it is not where /tmp itself is shown
-            os.chown(folder, owner, owner)
+        if owner is not None and os.access(folder, os.W_OK):  # it is not where /tmp itself is shown
+            if uid == 0:
+                os.chown(folder, owner, owner)
+            _keep_writable(folder, mounts)
+    if owner is not None:
+        _mount(f"{root}/dev/null", f"{root}/dev/null", "", MS_BIND)  # perhaps a file
+    _mount("none", root, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
+    os.close(mounts)
     os.chdir(root)
     _checked(libc.pivot_root(b".", b"."), "pivot_root")
     _checked(libc.umount2(b".", MNT_DETACH), "umount2")
@@ -126,6 +136,15 @@ def _show_python(root: str, extra: Sequence[str], mounts: int) -> None:  # pragm
         if not os.path.lexists(root + path):
             os.makedirs(os.path.dirname(root + path), exist_ok=True)
             os.symlink(real, root + path)
+
+
+def _keep_writable(folder: str, mounts: int) -> None:  # pragma: no cover (runs in the sandbox's process)
+    """Let the folder stay writable when its root no longer is, but not what is shown below it."""
+    _mount(folder, folder, "", MS_BIND | MS_REC)
+    for entry in os.scandir(folder):
+        if not entry.is_symlink():
+            _mount(entry.path, entry.path, "", MS_BIND | MS_REC)  # what is mounted on cannot be moved
+            _make_readonly(entry.path, mounts)
 
 
 def _make_readonly(folder: str, mounts: int) -> None:  # pragma: no cover (runs in the sandbox's process)

@@ -50,7 +50,8 @@ def serve(request: dict[str, Any], namespace: dict[str, Any]) -> None:  # pragma
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> bool:
     """Run a cell and write what it shows to `OUTPUT`; whether it ended without an error."""
-    linecache.cache[name] = (len(source), None, [f"{line}\n" for line in source.splitlines()], name)
+    source = source.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads it; it knows no other line ends
+    linecache.cache[name] = (len(source), None, [f"{line}\n" for line in source.split("\n")], name)
     try:
         for code in compiled(source, name):
             exec(code, namespace)

@@ -44,6 +44,7 @@ def main() -> None:  # pragma: no cover (another process)
     replies, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(2, 1)  # what a library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # which the host may ignore, and then no child could be waited for
     sys.path[:] = order["path"]
     try:
         task = _imported(order["function"], order["setup"])
@@ -128,7 +129,7 @@ def _shut_in(layers: list[str]) -> None:  # pragma: no cover (another process)
     folders = [folder for folder in sys.path if os.path.isdir(folder)]
     uid = kernel.spare_user()
     if "namespaces" in layers:
-        kernel.enter_namespaces(_DISK, uid, folders)
+        kernel.enter_namespaces(_DISK, None, folders)  # no file that one message leaves for the next
         child = os.fork()
         if child:
             os.closerange(0, 1 << 16)

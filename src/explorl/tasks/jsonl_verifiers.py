@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from explorl.sandbox.sealed import Sealed, SealedLimits
 from explorl.tasks.jsonl_numbers import number, same, shown
 from explorl.tasks.math_judge import shared_judge
 from explorl.tasks.math_normal import MAX_LENGTH, normal
+from explorl.text import normalized
 
 VERIFIERS = ("exact", "number", "math", "choice", "code", "regex")
 
@@ -39,7 +39,7 @@ class Judged(NamedTuple):
 
 def plain(text: str, *, ignore_case: bool = True) -> str:
     """A text without what `exact` leaves out of account: case, spaces, quotes and emphasis around it, a full stop."""
-    said = " ".join(unicodedata.normalize("NFC", text).split())
+    said = " ".join(normalized(text, "NFC").split())
     bare = said.strip(_AROUND)
     if match := _WRAPPED.fullmatch(bare):
         bare = match[1].strip(_AROUND)

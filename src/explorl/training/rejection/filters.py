@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import traceback
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from explorl.metrics.text import trigram_redundancy
+from explorl.text import normalized
 from explorl.training.rejection.samples import Sample, by_key
 
 Filter = Callable[[Sequence[Sample]], Sequence[Sample]]
@@ -80,7 +80,7 @@ def no_special_tokens(samples: Sequence[Sample], *, tokens: Sequence[str]) -> li
 
 def normalised(text: str) -> str:
     """A text in Unicode's form NFKC, with one blank for any white space between words and none around them."""
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+    return " ".join(normalized(text, "NFKC").split())
 
 
 FILTERS: dict[str, Callable[..., Sequence[Sample]]] = {
