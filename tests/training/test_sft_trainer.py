@@ -417,6 +417,28 @@ def test_a_loss_of_the_users_own_gets_padded_rows(make: Callable[..., Any]) -> N
         train(put_in_place)
 
 
+def test_a_step_of_the_users_own_sees_trls_batches(make: Callable[..., Any]) -> None:
+    def subclass(base: Any, method: str) -> Any:
+        def own(self: Any, *args: Any) -> Any:
+            given = getattr(base, method)(self, *args)
+            batches = (
+                given[0] if method == "get_batch_samples" else [args[-1] if method == "_prepare_inputs" else args[1]]
+            )
+            self.learnt = [*getattr(self, "learnt", []), *(int((batch["labels"] != -100).sum()) for batch in batches)]
+            return given
+
+        return type("Own", (base,), {method: own})
+
+    for method in ("training_step", "get_batch_samples", "_prepare_inputs"):
+        ours, theirs = (
+            make(subclass(cls, method), ready(text_rows(8)), max_steps=1) for cls in (PackedSFTTrainer, SFTTrainer)
+        )
+        with pytest.warns(UserWarning, match=f"padded pass, which is slower: {method} is overridden"):
+            train(ours)
+        train(theirs)
+        assert ours.learnt == theirs.learnt
+
+
 def test_switched_off_it_is_trl(make: Callable[..., Any]) -> None:
     ours = make(PackedSFTTrainer, ready(text_rows(12)), options={"packed": False})
     theirs = make(SFTTrainer, ready(text_rows(12)))
@@ -507,7 +529,7 @@ def test_nobody_waits_for_the_device_in_a_step(
         waits.extend(mode.found)
         return result
 
-    trainer.training_step = watched.__get__(trainer)
+    monkeypatch.setattr(cls, "training_step", watched)
     train(trainer)
     assert bool(waits) == (cls is SFTTrainer), waits
 

@@ -33,6 +33,12 @@ from explorl.training.sft_pass import add_scores, tokens_that_fit
 from explorl.training.sft_rows import TokenRows
 from explorl.training.sharding import is_spread, spread_devices
 
+SEEING_BATCHES = (
+    "compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs",
+    "get_train_dataloader",
+)  # fmt: skip
+"""Methods that see TRL's batches: one of the user's own reads what is documented of them."""
+
 
 class NothingToLearn(ValueError):
     """Rows that are all cut off before their completions begin."""
@@ -162,9 +168,7 @@ class PackedSFTTrainer(SFTTrainer):
             "the rows have images": self._is_vision_dataset,
             "label_smoothing_factor is set": args.label_smoothing_factor > 0,
             "compute_loss_func is set": self.compute_loss_func is not None,
-            "compute_loss is overridden": (
-                getattr(self.compute_loss, "__func__", None) is not PackedSFTTrainer.compute_loss
-            ),
+            **{f"{name} is overridden": self._is_overridden(name) for name in SEEING_BATCHES},
             f"router_aux_loss_coef is {self.router_aux_loss_coef}": self.aux_loss_enabled,
             "torch_compile is set": args.torch_compile,
             "use_liger_kernel is set": args.use_liger_kernel,
@@ -178,6 +182,10 @@ class PackedSFTTrainer(SFTTrainer):
             "the model's loss is a mean over each micro-batch": not self.model_accepts_loss_kwargs,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _is_overridden(self, name: str) -> bool:
+        """Whether a subclass, or whoever put it in place, has a method of its own."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(PackedSFTTrainer, name)
 
     def _set_tokens_per_pass(self, longest: int) -> None:
         if self._tokens_per_pass is None:
