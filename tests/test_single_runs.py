@@ -343,6 +343,18 @@ def test_steps_between_two_logs_count(make_trainer: Callable[..., Any], tmp_path
     assert results["rollouts"] == []
 
 
+def test_answers_of_an_evaluation_are_not_kept_as_rollouts(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """Each generation batch is learnt in two steps, with an evaluation by TRL behind each."""
+    reused = {"steps_per_generation": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    cls = functools.partial(GRPOTrainer, eval_dataset=Dataset.from_dict({"prompt": ["held out\n"]}))
+    trainer = make_trainer(cls, [], **reused, max_steps=4)
+    RunRecorder(tmp_path / "run").watch(trainer)
+    trainer.train()
+    files = sorted((tmp_path / "run" / "rollouts").glob("*.parquet"))
+    assert [path.stem for path in files] == ["step-000001", "step-000003"]
+    assert not any("held out" in prompt for path in files for prompt in pq.read_table(path)["prompt"].to_pylist())
+
+
 def test_a_resumed_script_goes_on_in_its_folder(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
     for resume in (None, str(tmp_path / "out" / "checkpoint-2")):

@@ -148,6 +148,7 @@ class RunRecorder(TrainerCallback):
         self._state: Any = None
         self._kind = "grpo"
         self._trainer: Any = None
+        self._latest: Any = None
         self._handler: Any = None
 
     def watch(self, trainer: Any) -> RunRecorder:
@@ -193,6 +194,7 @@ class RunRecorder(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._handler is not None:
             self._adopt()
+        self._latest = self._logged()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._state = None  # another train() is another run, or goes on with this one
@@ -206,10 +208,15 @@ class RunRecorder(TrainerCallback):
         if self._trainer is None or not state.is_world_process_zero:
             return
         logs = logs_of(self._trainer)
-        if not logs.get("prompt"):
+        if self._logged() is self._latest:  # a batch is learnt again, and an evaluation may have logged its own since
             return
         batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
         self._keep(state.global_step, logged_columns(logs, batch))
+
+    def _logged(self) -> Any:
+        """The last answer's advantage that a trainer has logged, an object of its own for each answer."""
+        found = None if self._trainer is None else logs_of(self._trainer)["advantages"]
+        return found[-1] if found else None
 
     def evaluated(self, args: Any, state: Any, found: Evaluation, scores: Mapping[str, float]) -> None:
         """Keeps an evaluation of the policy at this step."""
