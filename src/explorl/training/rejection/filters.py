@@ -11,7 +11,7 @@ import traceback
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from explorl.metrics.text import trigram_redundancy
@@ -147,4 +147,4 @@ def _kept(name: str, given: object, before: dict[tuple[str, int], Sample]) -> li
     keys = [sample.key for sample in kept]
     if len(set(keys)) < len(keys) or not before.keys() >= set(keys):
         raise ValueError(f"the filter {name!r} gave a sample twice, or one that it had not got; give each once")
-    return kept
+    return [one if isinstance(one.correct, bool) else replace(one, correct=bool(one.correct)) for one in kept]
