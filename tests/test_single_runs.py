@@ -504,6 +504,15 @@ def test_a_reward_that_is_no_number_is_named(given: Any) -> None:
         task.verify_many(["1"], task.problems("holdout")[:1])
 
 
+def test_a_trainer_without_a_tokenizer_is_told(small_policy: Path, tmp_path: Path) -> None:
+    arguments = TrainingArguments(str(tmp_path), max_steps=1, report_to="none", use_cpu=True)
+    model = load_policy(str(small_policy), device="cpu").model
+    rows = Dataset.from_list([{"input_ids": [5, 6], "labels": [5, 6]}] * 8)
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[PassAtK(HELD_OUT, digits)])
+    with pytest.raises(ValueError, match="no tokenizer to sample with; give the trainer its processing_class"):
+        trainer.train()
+
+
 def test_bad_input(tmp_path: Path) -> None:
     for name in ("rollouts_every", "token_records"):
         with pytest.raises(ValueError, match=f"{name} is -1; use 0 for none"):
