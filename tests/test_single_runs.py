@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from explorl import ExplorationTrainer, PassAtK, RunRecorder
 from explorl.analysis.quality import quality_by_step
@@ -341,6 +343,18 @@ def test_steps_between_two_logs_count(make_trainer: Callable[..., Any], tmp_path
     assert results["rollouts"] == []
 
 
+def test_answers_of_an_evaluation_are_not_kept_as_rollouts(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """Each generation batch is learnt in two steps, with an evaluation by TRL behind each."""
+    reused = {"steps_per_generation": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
+    cls = functools.partial(GRPOTrainer, eval_dataset=Dataset.from_dict({"prompt": ["held out\n"]}))
+    trainer = make_trainer(cls, [], **reused, max_steps=4)
+    RunRecorder(tmp_path / "run").watch(trainer)
+    trainer.train()
+    files = sorted((tmp_path / "run" / "rollouts").glob("*.parquet"))
+    assert [path.stem for path in files] == ["step-000001", "step-000003"]
+    assert not any("held out" in prompt for path in files for prompt in pq.read_table(path)["prompt"].to_pylist())
+
+
 def test_a_resumed_script_goes_on_in_its_folder(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
     for resume in (None, str(tmp_path / "out" / "checkpoint-2")):
@@ -353,6 +367,61 @@ def test_a_resumed_script_goes_on_in_its_folder(make_trainer: Callable[..., Any]
     assert len(json.loads((tmp_path / "run" / "provenance.json").read_text())) == 2
     with pytest.raises(StoreError, match="already holds a run; give RunRecorder another folder"):
         trainer.train()
+
+
+@pytest.mark.parametrize("cls", [SFTTrainer, Trainer])
+def test_a_script_without_rollouts_gets_a_page(cls: Any, small_policy: Path, tmp_path: Path) -> None:
+    policy = load_policy(str(small_policy), device="cpu")
+    arguments: dict[str, Any] = {
+        "output_dir": str(tmp_path / "out"), "max_steps": 2, "logging_steps": 1, "save_strategy": "no",
+        "report_to": "none", "disable_tqdm": True, "bf16": False, "use_cpu": True,
+    }  # fmt: skip
+    scores = PassAtK(HELD_OUT, first_is, every=1, samples=2, max_tokens=4)
+    rows = Dataset.from_list([{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 8)
+    trainer = cls(
+        model=policy.model, args=(SFTConfig if cls is SFTTrainer else TrainingArguments)(**arguments),
+        train_dataset=rows, processing_class=policy.tokenizer, callbacks=[scores],
+        data_collator=None if cls is SFTTrainer else DataCollatorForLanguageModeling(policy.tokenizer, mlm=False),
+    )  # fmt: skip
+    RunRecorder(tmp_path / "run").watch(trainer)
+    trainer.train()
+    store = RunStore.open(tmp_path / "run")
+    assert store.kind == "sft"
+    assert [line["step"] for line in store.metrics() if line["kind"] == "train"] == [1, 2]
+    assert store.config()["training"]["learning_rate"] == trainer.args.learning_rate
+    assert "before training" in write_run_report([store.folder]).read_text(encoding="utf-8")
+
+
+class Interrupts(TrainerCallback):
+    """Once, after two steps."""
+
+    begun = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.begun and state.global_step == 2:
+            self.begun = False
+            raise KeyboardInterrupt
+
+
+def test_a_script_that_was_interrupted_goes_on_by_itself(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """As in a notebook: trainer, recorder and scores are still there."""
+    scores = PassAtK(HELD_OUT, first_is, every=1, samples=1)
+    trainer = make_trainer(GRPOTrainer, [scores, Interrupts()], save_strategy="steps", save_steps=1, logging_steps=1)
+    RunRecorder(tmp_path / "run").watch(trainer)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    lost = scores.history[2]
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
+    assert scores.history[2] is not lost
+    lines = RunStore.open(tmp_path / "run").metrics()
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [0, 1, 2, 3]
+    assert len(json.loads((tmp_path / "run" / "provenance.json").read_text())) == 2
+    again = make_trainer(GRPOTrainer, [Interrupts()], logging_steps=1)
+    RunRecorder(tmp_path / "another").watch(again)
+    with pytest.raises(KeyboardInterrupt):
+        again.train()
+    with pytest.raises(StoreError, match="already holds a run"):
+        again.train()
 
 
 def test_a_folder_with_a_run_is_not_taken(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
@@ -383,7 +452,71 @@ def test_messages_columns_and_odd_rewards() -> None:
         task.verify_many(["1", "2", "3"], [problem] * 3)
 
 
-def test_bad_input() -> None:
+def test_a_reward_function_gets_what_trl_gives_it(make_trainer: Callable[..., Any]) -> None:
+    def reward(completions: Any, trainer_state: Any, log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
+        log_metric("answers", len(completions))
+        log_extra("text", completions)
+        assert "completion" not in columns
+        return [float(trainer_state.global_step)] * len(completions)
+
+    scores = PassAtK([{"prompt": "1+1=", "completion": "2"}], reward, samples=2, max_tokens=2)
+    make_trainer(GRPOTrainer, [scores], max_steps=1).train()
+    assert [scores.history[step].pass_at(1).mean for step in (0, 1)] == [0.0, 1.0]
+
+
+async def slow(completions: list[str], **columns: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+class Slow:
+    async def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        return [1.0 for _ in completions]
+
+
+def by_tokens(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"reward": functools.partial(slow, word="a")}, "is asynchronous; give a plain one"),
+        ({"reward": Slow()}, "is asynchronous; give a plain one"),
+        ({"reward": by_tokens}, "by_tokens, needs completion_ids, and is given texts alone"),
+        ({"dataset": [{"prompt": "1", "completions": "2"}]}, "a column 'completions'.*; rename it"),
+        ({"dataset": [{"prompt": None}]}, "the prompt of row 0 .* is None; give a text or a list of messages"),
+        ({"dataset": [{"prompt": [1, 2]}]}, r"the prompt of row 0 .* is \[1, 2\]; give a text"),
+        ({"max_tokens": 0}, "max_tokens is 0; "),
+        ({"batch_size": 0}, "batch_size is 0; "),
+        ({"samples": "4"}, "samples is '4'; "),
+        ({"correct": float("nan")}, "correct is nan; "),
+    ],
+)
+def test_what_scores_cannot_use(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        PassAtK(**{"dataset": HELD_OUT, "reward": digits, **given})
+
+
+@pytest.mark.parametrize("given", [None, ["right"]])
+def test_a_reward_that_is_no_number_is_named(given: Any) -> None:
+    task = PassAtK(HELD_OUT, lambda completions, **columns: given).task
+    with pytest.raises(ValueError, match=r"the reward function gave .*; give a number, or None, for each answer"):
+        task.verify_many(["1"], task.problems("holdout")[:1])
+
+
+def test_a_trainer_without_a_tokenizer_is_told(small_policy: Path, tmp_path: Path) -> None:
+    arguments = TrainingArguments(str(tmp_path), max_steps=1, report_to="none", use_cpu=True)
+    model = load_policy(str(small_policy), device="cpu").model
+    rows = Dataset.from_list([{"input_ids": [5, 6], "labels": [5, 6]}] * 8)
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[PassAtK(HELD_OUT, digits)])
+    with pytest.raises(ValueError, match="no tokenizer to sample with; give the trainer its processing_class"):
+        trainer.train()
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    for name in ("rollouts_every", "token_records"):
+        with pytest.raises(ValueError, match=f"{name} is -1; use 0 for none"):
+            RunRecorder(tmp_path, **{name: -1})
     with pytest.raises(ValueError, match="has no column 'prompt'; it has question"):
         PassAtK([{"question": "1+1"}], digits)
     with pytest.raises(ValueError, match="is empty"):

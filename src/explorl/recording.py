@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,12 @@ class PassAtK(TrainerCallback):
         seed: int = 0,
         name: str = "held-out",
     ) -> None:
-        if every is not None and (every < 1 or every != int(every)):
-            raise ValueError(f"every is {every}; evaluate every 1 or more steps, or None for start and end alone")
-        if samples < 1 or samples != int(samples):
-            raise ValueError(f"samples is {samples}; ask for 1 or more, such as 8")
+        _check_whole("every", every, "evaluate every 1 or more steps, or None for start and end alone", optional=True)
+        _check_whole("samples", samples, "ask for 1 or more, such as 8")
+        _check_whole("max_tokens", max_tokens, "use 1 or more, or None for the trainer's own limit", optional=True)
+        _check_whole("batch_size", batch_size, "use 1 or more, or None for what memory allows", optional=True)
+        if correct != correct:
+            raise ValueError("correct is nan; give the least reward of a correct answer, such as 1.0")
         self.task = _Rows(dataset, reward, correct, name)
         self.every, self.samples, self.max_tokens, self.temperature = every, samples, max_tokens, temperature
         self.stop = None if stop is None else SamplingParams(stop=stop).stop
@@ -80,8 +83,9 @@ class PassAtK(TrainerCallback):
         self.recorder: RunRecorder | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for step in [step for step in self.history if step > state.global_step or state.global_step == 0]:
+            del self.history[step]  # of another training, or of steps that this one takes again
         if state.global_step == 0:
-            self.history.clear()
             self._score(args, state, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -100,6 +104,9 @@ class PassAtK(TrainerCallback):
         sampling = SamplingParams(temperature=self.temperature, max_tokens=longest, stop=stop)
         how = Protocol(self.samples, sampling, "PassAtK")
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        if tokenizer is None:
+            raise ValueError("PassAtK has no tokenizer to sample with; give the trainer its processing_class")
+        self.task.state = state
         policy = Policy(str(getattr(model.config, "_name_or_path", "") or "policy"), model, tokenizer)
         was_training = model.training
         model.eval()
@@ -127,15 +134,21 @@ class RunRecorder(TrainerCallback):
         token_records: Prompts of each batch whose tokens are kept one by one; an `ExplorationTrainer` records them, and
             looks at some answers closely (its argument ``lens``). 0 keeps none.
 
-    Call `watch` with the trainer before it trains.
+    Call `watch` with the trainer before it trains. A trainer that samples nothing, such as `SFTTrainer`, has no answers
+    to keep.
     """
 
     def __init__(self, folder: str | Path, *, rollouts_every: int = 1, token_records: int = 4) -> None:
+        for name, value in (("rollouts_every", rollouts_every), ("token_records", token_records)):
+            if value < 0:
+                raise ValueError(f"{name} is {value}; use 0 for none, or 1 or more")
         self.store = RunStore(folder)
         self.rollouts_every, self.token_records = rollouts_every, token_records
         self._config: dict[str, Any] | None = None
-        self._begun = False
+        self._state: Any = None
+        self._kind = "grpo"
         self._trainer: Any = None
+        self._latest: Any = None
         self._handler: Any = None
 
     def watch(self, trainer: Any) -> RunRecorder:
@@ -150,10 +163,12 @@ class RunRecorder(TrainerCallback):
         self._handler = trainer.callback_handler
         scores = self._adopt()
         self._config = _config(trainer, scores)
+        samples = "rewards" in getattr(trainer, "_logs", {})  # as in GRPOTrainer and RLOOTrainer
+        self._kind = "grpo" if samples else "sft"
         if isinstance(trainer, ExplorationTrainer):
             records = self.token_records if self.rollouts_every else 0
             trainer.listen(self._keep, records, after=self._keep if records else None)
-        else:
+        elif samples:
             self._trainer = trainer
         return self
 
@@ -179,9 +194,10 @@ class RunRecorder(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._handler is not None:
             self._adopt()
+        self._latest = self._logged()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._begun = False  # another train() is another run, or goes on with this one
+        self._state = None  # another train() is another run, or goes on with this one
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and "loss" in logs:  # the closing summary has no loss of its own
@@ -192,10 +208,15 @@ class RunRecorder(TrainerCallback):
         if self._trainer is None or not state.is_world_process_zero:
             return
         logs = logs_of(self._trainer)
-        if not logs.get("prompt"):
+        if self._logged() is self._latest:  # a batch is learnt again, and an evaluation may have logged its own since
             return
         batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
         self._keep(state.global_step, logged_columns(logs, batch))
+
+    def _logged(self) -> Any:
+        """The last answer's advantage that a trainer has logged, an object of its own for each answer."""
+        found = None if self._trainer is None else logs_of(self._trainer)["advantages"]
+        return found[-1] if found else None
 
     def evaluated(self, args: Any, state: Any, found: Evaluation, scores: Mapping[str, float]) -> None:
         """Keeps an evaluation of the policy at this step."""
@@ -209,17 +230,17 @@ class RunRecorder(TrainerCallback):
 
     def _begin(self, args: Any, state: Any) -> None:
         """Starts the folder, or takes it back to the step that the trainer resumes from."""
-        if self._begun or not state.is_world_process_zero:
+        if self._state is state or not state.is_world_process_zero:  # a training that fails never ends: its state tells
             return
         if self._config is None:
             raise ValueError("RunRecorder has no trainer to record; call recorder.watch(trainer) before train()")
-        self._begun = True
+        self._state = state
         if state.global_step == 0 and self.store.config_path.exists() and self.store.has_steps:
             raise StoreError(
                 f"{self.store.folder} already holds a run; give RunRecorder another folder, or go on with that run by "
                 "trainer.train(resume_from_checkpoint=True)"
             )
-        self.store.begin(self._config, "grpo")
+        self.store.begin(self._config, self._kind)
         self.store.rewind(state.global_step)
         resumed = f"checkpoint-{state.global_step}" if state.global_step else None
         self.store.record_start(seed=args.seed, resumed_from=resumed)
@@ -232,11 +253,18 @@ class _Rows(Task):
 
     def __init__(self, dataset: Any, reward: Reward, correct: float, name: str) -> None:
         self.name, self._reward, self._least = name, reward, correct
-        self.data = _rows(dataset)
+        self.data, self.state = _rows(dataset), None
         if not callable(reward):
             raise ValueError(f"the reward function of PassAtK is {reward!r}; give one function, as TRL's reward_funcs")
-        if inspect.iscoroutinefunction(reward):
-            raise ValueError(f"the reward function of PassAtK, {reward.__name__}, is asynchronous; give a plain one")
+        said = getattr(reward, "__name__", repr(reward))
+        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
+            raise ValueError(f"the reward function of PassAtK, {said}, is asynchronous; give a plain one")
+        asked = inspect.signature(reward).parameters.get("completion_ids")
+        if asked is not None and asked.default is asked.empty:
+            raise ValueError(
+                f"the reward function of PassAtK, {said}, needs completion_ids, and is given texts alone; give one "
+                "that reads completions"
+            )
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         return [Problem(str(place), row) for place, row in enumerate(self.data)][:limit]
@@ -257,20 +285,33 @@ class _Rows(Task):
             for text, row in zip(texts, rows, strict=True)
         ]
         columns = {key: [row.get(key) for row in rows] for key in rows[0]}
-        arguments = {"prompts": columns.pop("prompt"), "completions": answers, **columns}
+        prompts = columns.pop("prompt")
+        for name in ("completion", "completion_ids"):  # which TRL leaves out
+            columns.pop(name, None)
+        arguments = {"prompts": prompts, "completions": answers, **columns}
+        signature = inspect.signature(self._reward)
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+        beside = {"trainer_state": self.state, "log_extra": _unheard, "log_metric": _unheard}
+        arguments |= {name: value for name, value in beside.items() if takes_all or name in signature.parameters}
         try:
-            inspect.signature(self._reward).bind(**arguments)
+            signature.bind(**arguments)
         except TypeError as error:
             raise ValueError(
                 f"the reward function of PassAtK cannot be called with {', '.join(arguments)}: {error}; the data set "
                 "needs a column for each of its arguments"
             ) from None
-        values = list(self._reward(**arguments))
+        given = self._reward(**arguments)
+        try:
+            values = [None if value is None else float(value) for value in given]
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"the reward function gave {given!r:.80}; give a number, or None, for each answer"
+            ) from None
         if len(values) != len(texts):
             raise ValueError(
                 f"the reward function gave {len(values)} numbers for {len(texts)} answers; give one for each"
             )
-        return [Verdict(value is not None and float(value) >= self._least, answer=text.strip()[:200])
+        return [Verdict(value is not None and value >= self._least, answer=text.strip()[:200])
                 for value, text in zip(values, texts, strict=True)]  # fmt: skip
 
 
@@ -282,15 +323,13 @@ def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
         _plain(
             {
                 "model": {"name": str(getattr(trainer.model.config, "_name_or_path", ""))},
-                "rollout": {"temperature": args.temperature, "max_tokens": args.max_completion_length},
+                "rollout": _those_of(args, temperature="temperature", max_tokens="max_completion_length"),
                 "strategies": [repr(strategy) for strategy in getattr(trainer, "strategies", [])],
                 "training": {
                     "steps": args.max_steps if args.max_steps > 0 else None,
                     "iterations": 1,
                     "learning_rate": args.learning_rate,
-                    "generations": args.num_generations,
-                    "beta": args.beta,
-                    "loss": args.loss_type,
+                    **_those_of(args, generations="num_generations", beta="beta", loss="loss_type"),
                 },
                 "seed": args.seed,
                 "trl": given,
@@ -298,6 +337,11 @@ def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
             }
         )
     )
+
+
+def _those_of(args: Any, **names: str) -> dict[str, Any]:
+    """What a trainer's arguments say under these names; not all trainers have all."""
+    return {key: getattr(args, name) for key, name in names.items() if hasattr(args, name)}
 
 
 def _scored_by(scores: PassAtK | None) -> dict[str, Any]:
@@ -322,7 +366,29 @@ def _rows(dataset: Any) -> list[dict[str, Any]]:
         if "prompt" not in row:
             where = "no column" if place == 0 else f"in row {place} no"
             raise ValueError(f"the data set of PassAtK has {where} 'prompt'; it has {', '.join(row)}")
+        for name in ("prompts", "completions"):
+            if name in row:
+                raise ValueError(
+                    f"the data set of PassAtK has a column {name!r}, by which name the reward function is given what "
+                    "was sampled; rename it"
+                )
+        asked = row["prompt"]
+        if not isinstance(asked, str) and not (
+            isinstance(asked, list | tuple) and all(isinstance(one, Mapping) for one in asked)
+        ):
+            raise ValueError(
+                f"the prompt of row {place} of PassAtK's data set is {asked!r:.80}; give a text or a list of messages"
+            )
     return rows
+
+
+def _check_whole(name: str, value: Any, good: str, *, optional: bool = False) -> None:
+    if not (optional and value is None) and (not isinstance(value, Integral) or value < 1):
+        raise ValueError(f"{name} is {value!r}; {good}")
+
+
+def _unheard(*args: Any, **kwargs: Any) -> None:
+    """What a reward function logs belongs to the training, not to its evaluation."""
 
 
 def _plain(value: Any) -> Any:

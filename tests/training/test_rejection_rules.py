@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import Counter
@@ -283,6 +284,8 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    return [replace(sample, text=None) for sample in samples]\n"
         "def judging(samples):\n    from dataclasses import replace\n"
         "    return [replace(sample, correct='yes') for sample in samples]\n"
+        "def compared(samples):\n    import numpy as np\n    from dataclasses import replace\n"
+        "    return [replace(sample, correct=np.float64(sample.tokens) > 3) for sample in samples]\n"
         "def misread(samples):\n    return [sample for sample in samples if int(sample.text)]\n"
         "number = 3\n"
     )
@@ -297,6 +300,10 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
     assert done.name == "own_rules:polite"
     assert pick("own_rules:longest") == [("a", 0), ("a", 2)]
     assert len(pick("own_rules:tensor")) == 2
+    judged, (done,) = filters.apply(build_filters(["own_rules:compared"]), POOL)
+    assert [sample.correct for sample in judged] == [sample.tokens > 3 for sample in POOL]
+    assert json.dumps([sample.correct for sample in judged])  # numpy's own truth values have no place in a file
+    assert done.changed == 3
 
 
 @pytest.mark.usefixtures("own_module")
@@ -311,7 +318,9 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
         (lambda: build_filters([3]), "a filter is a name such as max_redundancy.*got 3"),
         (lambda: build_filters([{"max_redundancy": {"limt": 1}}]), "no hyperparameter 'limt'; it has limit"),
         (lambda: build_filters([{"max_redundancy": 1.5}]), "limit of max_redundancy is 1.5.*0.31"),
-        (lambda: build_filters([{"max_redundancy": "much"}]), "max_redundancy"),
+        (lambda: build_filters([{"max_redundancy": "much"}]), "limit of max_redundancy is 'much'.*0.31"),
+        (lambda: build_filters([{"max_length": "long"}]), "tokens of max_length is 'long'; use 1 or more"),
+        (lambda: build_filters([{"max_length": 2.5}]), "tokens of max_length is 2.5; use 1 or more"),
         (lambda: build_filters(["max_length"]), "max_length needs tokens"),
         (lambda: build_filters([{"max_length": 0}]), "tokens of max_length is 0"),
         (lambda: build_filters([{"has_digit": 3}]), "has_digit takes none, not just 3"),

@@ -124,6 +124,15 @@ def assert_same(ours: Any, theirs: Any, *, tolerance: float = 1e-5) -> None:
             assert got.get(key, 0.0) == pytest.approx(expected.get(key, 0.0), rel=10 * tolerance), key
 
 
+def assert_same_scores(ours: Any, theirs: Any) -> None:
+    """Both have logged the same about tokens: TRL's means are over micro-batches."""
+    for got, expected in zip(ours.state.log_history, theirs.state.log_history, strict=True):
+        assert got.keys() == expected.keys()
+        for key in got:
+            if key.endswith(("entropy", "mean_token_accuracy", "num_tokens")):
+                assert got[key] == pytest.approx(expected[key], rel=1e-4), key
+
+
 def train(*trainers: Any) -> None:
     for trainer in trainers:
         torch.manual_seed(7)
@@ -163,10 +172,7 @@ def test_losses_and_gradients_are_those_of_trl(case: str, make: Callable[..., An
     ours, theirs = both(make, ready(chat_rows(20)), **changes)
     assert ours._kind == "written out"
     assert_same(ours, theirs)
-    if changes.get("gradient_accumulation_steps", 1) == 1:  # TRL's is a mean over micro-batches
-        for got, expected in zip(ours.state.log_history[:-1], theirs.state.log_history[:-1], strict=True):
-            for key in ("entropy", "mean_token_accuracy"):
-                assert got[key] == pytest.approx(expected[key], rel=1e-4)
+    assert_same_scores(ours, theirs)
 
 
 PREPARED: dict[str, dict[str, Any]] = {
@@ -194,11 +200,39 @@ def test_rows_are_those_of_trl(case: str, kind: str, make: Callable[..., Any]) -
     assert ours.features["labels"] == theirs.features["labels"]
 
 
+def test_rows_are_cut_as_trl_knows_it_or_not_at_all(make: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="Unsupported truncation mode: keep_middle"):
+        make(PackedSFTTrainer, text_rows(3), truncation_mode="keep_middle")
+
+
+def test_a_column_that_trl_leaves_out_does_not_order_the_rows(make: Callable[..., Any]) -> None:
+    rows = ready(text_rows(20)).add_column("length", [7 * place % 20 for place in range(20)])
+    assert_same(*both(make, rows, train_sampling_strategy="group_by_length"))
+
+
+def test_labels_of_another_length_than_their_row(make: Callable[..., Any]) -> None:
+    rows = ready(text_rows(4)).to_list()
+    rows[1]["labels"].append(5)
+    rows[2]["labels"].pop()  # as many labels as tokens, all in all
+    trainer = make(PackedSFTTrainer, Dataset.from_list(rows))
+    with pytest.raises(ValueError, match=r"row 1 of the training dataset has \d+ labels for \d+ tokens"):
+        trainer.train()
+
+
 def test_an_adapter_gets_the_gradients_of_trl(make: Callable[..., Any]) -> None:
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
     ours, theirs = both(make, ready(text_rows(20)), options={"peft_config": lora}, gradient_accumulation_steps=2)
     assert_same(ours, theirs)
     assert all("lora_" in name for name in ours.watch.steps[0])
+
+
+def test_an_adapter_that_waits_for_tokens_is_trained_by_trl(make: Callable[..., Any]) -> None:
+    """Where an activated LoRA begins to act in a row, peft finds in rows that stand alone."""
+    begins = chat_tokenizer()("=", add_special_tokens=False)["input_ids"]
+    lora = LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=begins)
+    trainer = make(PackedSFTTrainer, ready(text_rows(8)), options={"peft_config": lora}, max_steps=1)
+    with pytest.warns(UserWarning, match="padded pass, which is slower.*alora_invocation_tokens"):
+        train(trainer)
 
 
 def test_in_bfloat16_both_round_alike(make: Callable[..., Any]) -> None:
@@ -383,6 +417,28 @@ def test_a_loss_of_the_users_own_gets_padded_rows(make: Callable[..., Any]) -> N
         train(put_in_place)
 
 
+def test_a_step_of_the_users_own_sees_trls_batches(make: Callable[..., Any]) -> None:
+    def subclass(base: Any, method: str) -> Any:
+        def own(self: Any, *args: Any) -> Any:
+            given = getattr(base, method)(self, *args)
+            batches = (
+                given[0] if method == "get_batch_samples" else [args[-1] if method == "_prepare_inputs" else args[1]]
+            )
+            self.learnt = [*getattr(self, "learnt", []), *(int((batch["labels"] != -100).sum()) for batch in batches)]
+            return given
+
+        return type("Own", (base,), {method: own})
+
+    for method in ("training_step", "get_batch_samples", "_prepare_inputs"):
+        ours, theirs = (
+            make(subclass(cls, method), ready(text_rows(8)), max_steps=1) for cls in (PackedSFTTrainer, SFTTrainer)
+        )
+        with pytest.warns(UserWarning, match=f"padded pass, which is slower: {method} is overridden"):
+            train(ours)
+        train(theirs)
+        assert ours.learnt == theirs.learnt
+
+
 def test_switched_off_it_is_trl(make: Callable[..., Any]) -> None:
     ours = make(PackedSFTTrainer, ready(text_rows(12)), options={"packed": False})
     theirs = make(SFTTrainer, ready(text_rows(12)))
@@ -415,9 +471,12 @@ def test_nothing_left_to_learn(make: Callable[..., Any]) -> None:
         make(PackedSFTTrainer, rows, max_length=20)
 
 
-def test_evaluation_is_that_of_trl(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("logged", [1, 2])
+def test_evaluation_is_that_of_trl(logged: int, make: Callable[..., Any]) -> None:
     options = {"eval_dataset": ready(text_rows(6, seed=1))}
-    ours, theirs = both(make, ready(text_rows(12)), options=options, eval_strategy="steps", eval_steps=1)
+    how: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "logging_steps": logged, "max_steps": 3}
+    ours, theirs = both(make, ready(text_rows(12)), options=options, gradient_accumulation_steps=logged, **how)
+    assert_same_scores(ours, theirs)
     for got, expected in zip(ours.state.log_history, theirs.state.log_history, strict=True):
         assert got.get("eval_loss", 0.0) == pytest.approx(expected.get("eval_loss", 0.0), rel=1e-5)
         assert got.get("num_tokens") == expected.get("num_tokens")
@@ -470,7 +529,7 @@ def test_nobody_waits_for_the_device_in_a_step(
         waits.extend(mode.found)
         return result
 
-    trainer.training_step = watched.__get__(trainer)
+    monkeypatch.setattr(cls, "training_step", watched)
     train(trainer)
     assert bool(waits) == (cls is SFTTrainer), waits
 

@@ -105,6 +105,8 @@ Fast = Callable[[bool], tuple[Sequence[Sequence[int]], Tensor]]
 def difference(model: Any, dtype: torch.dtype | None, fast: Fast, *, temperature: float = 1.0) -> str:
     """What is wrong with a fast path on this model; empty where nothing is. ``dtype`` is that of computation."""
     used = dtype or weights_dtype(model)
+    if waits_for_tokens(model):
+        return "its adapter has alora_invocation_tokens, and peft finds where it begins to act in rows that stand alone"
     try:
         with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
             with in_float32(model) as possible:
@@ -248,6 +250,13 @@ def keeps_logits(model: nn.Module) -> bool:
 def inner_model(model: Any) -> Any:
     """The transformers model inside peft's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def waits_for_tokens(model: Any) -> bool:
+    """Whether an active adapter acts from certain tokens on (aLoRA): nothing shows that while its weights are 0."""
+    if not hasattr(model, "get_base_model"):  # peft's wrapper looks for them
+        return False
+    return any(getattr(model.peft_config[name], "alora_invocation_tokens", None) for name in model.active_adapters)
 
 
 def text_config(model: Any) -> Any:

@@ -49,7 +49,14 @@ class TokenRows:
         """The rows of a `datasets.Dataset` with input_ids and, where not all tokens are learnt, labels."""
         table = dataset.with_format("arrow")[:]
         ids, lengths = _flat(table, "input_ids")
-        labels = _flat(table, "labels")[0] if "labels" in table.column_names else ids
+        labels, sizes = _flat(table, "labels") if "labels" in table.column_names else (ids, lengths)
+        other = np.flatnonzero(sizes != lengths)
+        if len(other):
+            row, many = int(other[0]), sizes[other[0]]
+            raise ValueError(
+                f"row {row} of the training dataset has {'no' if np.isnan(many) else int(many)} labels for "
+                f"{int(lengths[row])} tokens; give one for each, {IGNORED} for a token that is not learnt"
+            )
         return cls(ids, labels, lengths)
 
     def __len__(self) -> int:
@@ -71,8 +78,13 @@ class TokenRows:
             for run, most in ((run, most_tokens) for run in runs)
         ]
 
-    def packed(self, rows: NDArray[np.int64], device: torch.device) -> dict[str, Any]:
-        """These rows, in the order of their lengths, as one row of tokens without padding, with what a pass needs."""
+    def packed(
+        self, rows: NDArray[np.int64], device: torch.device, drawn: Sequence[int] | None = None
+    ) -> dict[str, Any]:
+        """These rows, in the order of their lengths, as one row of tokens without padding, with what a pass needs.
+
+        ``drawn``: the number of the micro-batch that each was drawn in, which is told of every scored token.
+        """
         lengths = self.lengths[rows]
         tokens = int(lengths.sum())
         ends = lengths.cumsum()
@@ -82,14 +94,17 @@ class TokenRows:
         scored = np.flatnonzero(targets != IGNORED)
         blocks = list(blocks_of(lengths, WORTH.get(device.type, WORTH["cuda"])))
         slots, source = _slots(lengths, positions, blocks)
-        arrays = [self.ids[places], positions, targets, scored, targets[scored], slots, source, np.arange(tokens + 1)]
-        ids, places_in_row, following, at, asked, *layout = _sent(arrays, device)
+        micro = np.repeat(np.zeros_like(rows) if drawn is None else np.asarray(drawn), self.scored[rows])
+        arrays = [self.ids[places], positions, targets, scored, targets[scored], micro]
+        arrays += [slots, source, np.arange(tokens + 1)]
+        ids, places_in_row, following, at, asked, of, *layout = _sent(arrays, device)
         return {
             "input_ids": ids.unsqueeze(0),
             "position_ids": places_in_row.unsqueeze(0),
             "shift_labels": following.unsqueeze(0),
             "scored": at,
             "targets": asked,
+            "drawn": of,
             "rows": PackedBlocks(blocks, lengths, *layout),
         }
 

@@ -33,6 +33,12 @@ from explorl.training.sft_pass import add_scores, tokens_that_fit
 from explorl.training.sft_rows import TokenRows
 from explorl.training.sharding import is_spread, spread_devices
 
+SEEING_BATCHES = (
+    "compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs",
+    "get_train_dataloader",
+)  # fmt: skip
+"""Methods that see TRL's batches: one of the user's own reads what is documented of them."""
+
 
 class NothingToLearn(ValueError):
     """Rows that are all cut off before their completions begin."""
@@ -78,6 +84,7 @@ class PackedSFTTrainer(SFTTrainer):
         rows = None
         special = packing or formatting_func is not None or args.assistant_only_loss
         special = special or (self._packed is False and self._tool is None)
+        special = special or args.truncation_mode not in ("keep_start", "keep_end")  # which TRL refuses
         if not special and args.dataset_text_field not in (getattr(dataset, "column_names", None) or ()):
             rows = tokenised(
                 dataset,
@@ -114,7 +121,9 @@ class PackedSFTTrainer(SFTTrainer):
                 dataset=range(len(self._rows)),
                 description="Training",
                 batch_size=self._train_batch_size,
-                sampler_fn=lambda _: self._get_train_sampler(self.train_dataset),
+                sampler_fn=lambda _: self._get_train_sampler(
+                    self._remove_unused_columns(self.train_dataset, description="Training")
+                ),
                 is_training=True,
             )
         finally:
@@ -159,9 +168,7 @@ class PackedSFTTrainer(SFTTrainer):
             "the rows have images": self._is_vision_dataset,
             "label_smoothing_factor is set": args.label_smoothing_factor > 0,
             "compute_loss_func is set": self.compute_loss_func is not None,
-            "compute_loss is overridden": (
-                getattr(self.compute_loss, "__func__", None) is not PackedSFTTrainer.compute_loss
-            ),
+            **{f"{name} is overridden": self._is_overridden(name) for name in SEEING_BATCHES},
             f"router_aux_loss_coef is {self.router_aux_loss_coef}": self.aux_loss_enabled,
             "torch_compile is set": args.torch_compile,
             "use_liger_kernel is set": args.use_liger_kernel,
@@ -175,6 +182,10 @@ class PackedSFTTrainer(SFTTrainer):
             "the model's loss is a mean over each micro-batch": not self.model_accepts_loss_kwargs,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def _is_overridden(self, name: str) -> bool:
+        """Whether a subclass, or whoever put it in place, has a method of its own."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(PackedSFTTrainer, name)
 
     def _set_tokens_per_pass(self, longest: int) -> None:
         if self._tokens_per_pass is None:
@@ -204,15 +215,20 @@ class PackedSFTTrainer(SFTTrainer):
         if not chosen:
             return [], None
         rows = self._rows
+        drawn: dict[int, list[int]] = {}  # the micro-batches that TRL would have put each row into
+        for number, some in enumerate(chosen):
+            for row in some:
+                drawn.setdefault(row, []).append(number)
         batches = [
             {
-                "passes": [rows.packed(some, device) for some in batch],
+                "passes": [rows.packed(some, device, [drawn[row].pop() for row in some.tolist()]) for some in batch],
                 **_sizes(sum(int(rows.lengths[s].sum()) for s in batch)),
             }
             for batch in rows.batches(chosen, self.tokens_per_pass)
         ]
-        learnt = torch.tensor(sum(int(rows.scored[list(some)].sum()) for some in chosen))
-        learnt = learnt.to(device, non_blocking=True)
+        scored = [int(rows.scored[list(some)].sum()) for some in chosen]
+        self._expect(scored, sum(int(rows.lengths[list(some)].sum()) for some in chosen), device)
+        learnt = torch.tensor(sum(scored)).to(device, non_blocking=True)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             learnt = self.accelerator.gather(learnt).sum()
         return batches, learnt
@@ -233,7 +249,8 @@ class PackedSFTTrainer(SFTTrainer):
         if "rows" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = dict(inputs)
-        rows, scored, targets, following = (inputs.pop(key) for key in ("rows", "scored", "targets", "shift_labels"))
+        names = ("rows", "scored", "targets", "shift_labels", "drawn")
+        rows, scored, targets, following, drawn = (inputs.pop(name) for name in names)
         asked = (
             {"scored": scored, "targets": targets}
             if self._has_scores
@@ -248,7 +265,7 @@ class PackedSFTTrainer(SFTTrainer):
         loss = losses.sum() / torch.as_tensor(learnt).clamp(min=1)
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
-        self._remember(outputs, inputs["input_ids"].numel(), len(scored))
+        self._remember(outputs, scored, drawn)
         return (loss, outputs) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -262,25 +279,40 @@ class PackedSFTTrainer(SFTTrainer):
     # ---------------------------------------------------------------- what is logged
 
     def _forget(self) -> None:
-        self._sums: Tensor | None = None
-        self._counts = [0, 0]
+        self._sums: list[Tensor] = []
+        self._scored: list[int] = []
+        self._tokens = 0
 
-    def _remember(self, outputs: Any, tokens: int, scored: int) -> None:
-        """Adds up what is logged, on the device."""
+    def _expect(self, scored: list[int], tokens: int, device: torch.device) -> None:
+        """Makes room for the sums over each micro-batch of an optimizer step, whose counts the host knows."""
+        self._sums.append(torch.zeros(2, len(scored), dtype=torch.float64, device=device))
+        self._scored += scored
+        self._tokens += tokens
+
+    def _remember(self, outputs: Any, scored: Tensor, drawn: Tensor) -> None:
+        """Adds up what is logged, on the device, by the micro-batches that rows were drawn in: TRL's means are over
+        those."""
+        if not self._sums:  # no step of a training
+            return
         with torch.no_grad():
-            sums = torch.stack([outputs.entropy.double().sum(), outputs.is_top1.double().sum()])
-            self._sums = sums if self._sums is None else self._sums + sums
-        self._counts = [self._counts[0] + tokens, self._counts[1] + scored]
+            values = torch.stack([outputs.entropy.flatten().double(), outputs.is_top1.flatten().double()])
+            values = values if self._has_scores else values.index_select(1, scored)
+            self._sums[-1].index_add_(1, drawn, values)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if self._sums is not None and self.model.training:
-            counts = torch.tensor(self._counts, dtype=torch.float64, device=self._sums.device)
-            together = self.accelerator.reduce(torch.cat([self._sums, counts]), reduction="sum")
-            entropy, correct, tokens, scored = together.tolist()
-            self._total_train_tokens += int(tokens)
-            self._metrics["train"]["entropy"].append(entropy / max(scored, 1))
-            self._metrics["train"]["mean_token_accuracy"].append(correct / max(scored, 1))
-            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        if self._sums:
+            sums = torch.cat(self._sums, dim=1)
+            counts = torch.tensor([self._scored], dtype=sums.dtype, device=sums.device)
+            tokens = torch.full_like(counts, self._tokens)
+            together = self.accelerator.reduce(torch.cat([sums, counts, tokens]), reduction="sum")
+            entropy, correct, scored, seen = together.tolist()
+            self._total_train_tokens += int(seen[0])
+            learnt = self._metrics["train"]
+            learnt["entropy"] += [one / max(count, 1) for one, count in zip(entropy, scored, strict=True)]
+            learnt["mean_token_accuracy"] += [one / max(count, 1) for one, count in zip(correct, scored, strict=True)]
+            learnt["num_tokens"] = [self._total_train_tokens]
+            if "num_tokens" in self._metrics["eval"]:  # which was asked for before they were counted
+                self._metrics["eval"]["num_tokens"] = [self._total_train_tokens]
             self._forget()
         super().log(logs, *args, **kwargs)
 

@@ -10,7 +10,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from explorl.metrics.text import trigram_redundancy
@@ -38,15 +38,15 @@ def cut_after_answer(samples: Sequence[Sample]) -> list[Sample]:
 
 def max_redundancy(samples: Sequence[Sample], *, limit: float = 0.31) -> list[Sample]:
     """Keeps responses whose 3-gram redundancy, 1 − distinct/total, is at most ``limit``."""
-    if not 0 <= limit <= 1:
-        raise ValueError(f"limit of max_redundancy is {limit}; use a share from 0 to 1, such as 0.31")
+    if not isinstance(limit, int | float) or not 0 <= limit <= 1:
+        raise ValueError(f"limit of max_redundancy is {limit!r}; use a share from 0 to 1, such as 0.31")
     return [sample for sample in samples if trigram_redundancy(sample.text) <= limit]
 
 
 def max_length(samples: Sequence[Sample], *, tokens: int) -> list[Sample]:
     """Keeps responses of at most so many tokens."""
-    if tokens < 1:
-        raise ValueError(f"tokens of max_length is {tokens}; use 1 or more, such as 1024")
+    if not isinstance(tokens, int) or tokens < 1:
+        raise ValueError(f"tokens of max_length is {tokens!r}; use 1 or more, such as 1024")
     return [sample for sample in samples if sample.tokens <= tokens]
 
 
@@ -147,4 +147,4 @@ def _kept(name: str, given: object, before: dict[tuple[str, int], Sample]) -> li
     keys = [sample.key for sample in kept]
     if len(set(keys)) < len(keys) or not before.keys() >= set(keys):
         raise ValueError(f"the filter {name!r} gave a sample twice, or one that it had not got; give each once")
-    return kept
+    return [one if isinstance(one.correct, bool) else replace(one, correct=bool(one.correct)) for one in kept]
