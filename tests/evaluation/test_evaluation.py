@@ -30,6 +30,15 @@ def test_an_evaluation_says_by_which_data_it_was_judged() -> None:
     assert data_digest(Problem("a", {"answer": object()})) is None
 
 
+def test_the_data_of_an_evaluation_are_the_same_in_any_order(tiny: Policy) -> None:
+    task = get_task("countdown-mini")
+    one, other = problems = task.problems("holdout", limit=2)
+    how = protocol("plain", samples=1, max_tokens=1)
+    swapped = [Problem(one.id, other.data), Problem(other.id, one.data)]
+    found = [evaluate(tiny, task, asked, how).data for asked in (problems, problems[::-1], swapped)]
+    assert found[0] == found[1] != found[2]
+
+
 def test_protocols_are_the_papers() -> None:
     mecklenburg = PROTOCOLS["mecklenburg"]
     assert mecklenburg.samples == 5

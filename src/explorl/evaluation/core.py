@@ -263,7 +263,7 @@ def evaluate(
     ids = [problem.id for problem in problems]
     tool = "" if used is None else used.tool.name
     digests = [data_digest(problem) for problem in problems]
-    data = None if None in digests else digest_of(digests)
+    data = None if None in digests else digest_of(sorted(zip(ids, digests, strict=True)))  # in whatever order
     return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool, data)
 
 
