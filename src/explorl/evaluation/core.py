@@ -239,7 +239,7 @@ def evaluate(
         )
     }  # fmt: skip
     places = [completion.prompt_index for completion in completions]
-    opened = all_opened(policy.tokenizer, prompts)
+    opened = all_opened(policy.tokenizer, prompts, params.prefix)
     verdicts = iter(
         verdicts_of(
             task,
