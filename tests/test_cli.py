@@ -193,6 +193,9 @@ def test_the_command_that_scores_a_run_asks_and_draws_as_the_run_did(tmp_path: P
     assert plain[plain.index("--template") + 1] == "plain"
     assert "--dtype" not in plain
     assert "--tools" not in plain
+    (tmp_path / "rows.jsonl").unlink()
+    gone = cli._scoring(load_config(preset="tiny", overrides=rows), Path("r/model"))
+    assert "--template" not in gone, "a run that has ended well ends well"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from explorl.store import (
     atomic_path,
     file_name,
     kind_of,
+    step_files,
     storage_errors,
     write_json,
     write_parquet,
@@ -167,6 +168,12 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     store.metrics_path.write_text('{"step": 1}\nnonsense\n')
     with pytest.raises(StoreError, match=r"metrics\.jsonl, line 2"):
         store.metrics()
+
+
+def test_files_of_steps_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    for name in ("step-999999", "step-1000000", "step-000002", "step-000002-copy"):
+        (tmp_path / f"{name}.json").touch()
+    assert list(step_files(tmp_path, ".json")) == [2, 999_999, 1_000_000]
 
 
 def test_rewind_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:

@@ -938,12 +938,15 @@ def _own_template(settings: Config) -> str | None:
     from explorl.tasks import get_task
     from explorl.tasks.base import problems_of
 
-    task = get_task(settings.task.name, **settings.task.options)
-    if not task.templates:
+    try:
+        task = get_task(settings.task.name, **settings.task.options)
+        if not task.templates:
+            return None
+        (problem,) = problems_of(task, "train", 1)
+        asked = task.prompt(problem)
+        return next((name for name in task.templates if task.prompt(problem, name) == asked), None)
+    except Exception:  # a task's own code, or files that have gone: the run has ended, and this is only a proposal
         return None
-    (problem,) = problems_of(task, "train", 1)
-    asked = task.prompt(problem)
-    return next((name for name in task.templates if task.prompt(problem, name) == asked), None)
 
 
 def _say_end(model: Path, *commands: list[str]) -> None:

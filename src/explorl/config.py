@@ -557,9 +557,13 @@ def read_yaml(text: str, place: str) -> Any:
     return values
 
 
-def _refuse_double_keys(node: Any, place: str, trail: tuple[str, ...] = ()) -> None:
+def _refuse_double_keys(node: Any, place: str, trail: tuple[str, ...] = (), looked: set[int] | None = None) -> None:
     """YAML lets the second of two equal keys win without a word: of two sections of one name, or of two arms of a
-    study, the first would be lost."""
+    study, the first would be lost. ``looked``: nodes that were looked at, to which an alias may lead again."""
+    looked = set() if looked is None else looked
+    if id(node) in looked:
+        return
+    looked.add(id(node))
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:
@@ -568,10 +572,10 @@ def _refuse_double_keys(node: Any, place: str, trail: tuple[str, ...] = ()) -> N
                 what = f"arm {name!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, name))}"
                 raise ConfigError(f"{place} has the {what} twice, in lines {seen[name]} and {line}; keep or rename one")
             seen[name] = line
-            _refuse_double_keys(value, place, (*trail, name))
+            _refuse_double_keys(value, place, (*trail, name), looked)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_double_keys(item, place, trail)
+            _refuse_double_keys(item, place, trail, looked)
 
 
 def _yaml_fault(error: yaml.YAMLError, text: str) -> str:

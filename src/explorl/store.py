@@ -206,8 +206,8 @@ def digest_of(rows: Sequence[Any]) -> str:
 
 def step_files(folder: Path, ending: str) -> dict[int, Path]:
     """A folder's files of steps, such as ``step-000012.parquet``, by step; somebody's copies of them are none."""
-    found = {path.stem.removeprefix("step-"): path for path in folder.glob(f"step-*{ending}")}
-    return {int(step): found[step] for step in sorted(found) if step.isdecimal()}
+    found = ((path.stem.removeprefix("step-"), path) for path in folder.glob(f"step-*{ending}"))
+    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))
 
 
 def cleaned(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from explorl.evaluation import PROTOCOLS, Evaluation, evaluate, fitting_template
 from explorl.evaluation.core import data_digest
 from explorl.models import Policy, load_policy
 from explorl.rollout.sampling import SamplingParams
-from explorl.tasks import Problem, get_task
+from explorl.tasks import Problem, Verdict, get_task
 from tests.modeling import zoo
 
 
@@ -28,6 +29,25 @@ def test_an_evaluation_says_by_which_data_it_was_judged() -> None:
     assert data_digest(problem) == data_digest(Problem("other", {"answer": [1, "b"]}))
     assert data_digest(problem) != data_digest(Problem("a", {"answer": [1, "c"]}))
     assert data_digest(Problem("a", {"answer": object()})) is None
+
+
+def test_the_data_of_an_evaluation_are_the_same_in_any_order(tiny: Policy) -> None:
+    task = get_task("countdown-mini")
+    one, other = problems = task.problems("holdout", limit=2)
+    how = protocol("plain", samples=1, max_tokens=1)
+    swapped = [Problem(one.id, other.data), Problem(other.id, one.data)]
+    found = [evaluate(tiny, task, asked, how).data for asked in (problems, problems[::-1], swapped)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_prefix_that_opens_think_is_told_to_the_task(tiny: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, told = get_task("countdown-mini"), []
+    monkeypatch.setattr(type(task), "verify", lambda *_, opened: told.append(opened) or Verdict(True))
+    how = protocol("plain", samples=1, max_tokens=1)
+    for prefix in ("<think>", "", ("<think>", "<think>a</think>")):
+        sampling = replace(how.sampling, prefix=prefix)
+        evaluate(tiny, task, task.problems("holdout", limit=2), replace(how, sampling=sampling), template="terse")
+    assert told == [True, True, False, False, True, False]
 
 
 def test_protocols_are_the_papers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from explorl.rollout import Engine, Rollouts, SamplingParams
 from explorl.rollout.backends.generate import generate
 from explorl.rollout.sampling import Active, rng
+from explorl.rollout.sampling.tables import Tables
 
 from .models import prompts, shared
 from .test_engine import forced, same_tokens
@@ -62,6 +64,29 @@ def test_one_curve_per_request(llama: Any) -> None:
     check(llama, engine.generate(ids, 2, SamplingParams(temperature_by_position=curves, max_tokens=9)), curves)
     again = [CURVES[3], [0.5, 2.0], [3.0], [0.1]]  # the next call of the same engine has others, and more of them
     check(llama, engine.generate(ids, 2, SamplingParams(temperature_by_position=again, max_tokens=9)), again)
+
+
+def test_many_curves_are_not_each_compared_with_all_others() -> None:
+    looks = 0
+
+    class Curve(tuple[float, ...]):
+        def __eq__(self, other: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return tuple.__eq__(self, other)
+
+        __hash__ = tuple.__hash__
+
+    curves = [Curve((1.0, 1.0 + row / 100)) for row in range(50)]
+    rows = {"curve": np.arange(50)}
+    requests: Any = MagicMock(curves=curves, stop_sets=[()], stop_set=np.zeros(50, int), rows=rows, bias=None)
+    requests.__len__.return_value = 50
+    tables = Tables()
+    for _ in range(2):
+        assert tables.add(requests)["curve"].tolist() == list(range(50))
+    assert tables.curves == curves
+    looks -= 50  # of the line before
+    assert looks <= 100
 
 
 def test_a_curve_of_one_value_is_that_temperature_to_the_last_bit(llama: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from copy import deepcopy
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from explorl.modeling.attention import alone_with
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams, UnsupportedModel
@@ -103,6 +105,29 @@ def test_two_threads_leave_a_model_as_it_was() -> None:
     assert model.config._attn_implementation == "sdpa"
     assert all(module.training for module in model.modules())
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
+    model = build("llama")
+    begun, ended = threading.Event(), threading.Event()
+
+    def sampling() -> None:
+        with alone_with(model):
+            begun.set()
+            ended.wait(10)
+
+    thread = threading.Thread(target=sampling)
+    thread.start()
+    begun.wait(10)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if alone_with(model).acquire(blocking=False) else 1)
+    _, status = os.waitpid(child, 0)
+    assert not alone_with(model).acquire(blocking=False), "here the thread is there"
+    ended.set()
+    thread.join()
+    assert status == 0
 
 
 def test_an_error_inside_leaves_the_model_as_it_was() -> None:

@@ -521,7 +521,7 @@ def test_a_chat_template_that_opens_think_is_told_to_the_task(
 
 
 @pytest.mark.usefixtures("here")
-def test_held_out_problems_that_are_trained_on_are_told() -> None:
+def test_held_out_problems_that_are_trained_on_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(overrides=[*SMALL, "task.name=own_puzzles:Same"])
     task = get_task(config.task.name)
     with pytest.warns(
@@ -531,6 +531,10 @@ def test_held_out_problems_that_are_trained_on_are_told() -> None:
     other = get_task("own_puzzles:Puzzle")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        check_holdout(config, other, other.problems("train"))
+        check_holdout(config, other, other.problems("train"))
+        grids = lambda *_, **__: [Problem("a", {"grid": np.arange(2)})]  # noqa: E731
+        monkeypatch.setattr(type(other), "problems", grids)  # which JSON does not hold, and == does not compare
         check_holdout(config, other, other.problems("train"))
 
 

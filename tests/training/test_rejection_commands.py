@@ -36,6 +36,10 @@ MORE = """
 class Chat(Even):
     def prompt(self, problem, template=None):
         return [{"role": "user", "content": super().prompt(problem)}]
+
+class Odd(Even):
+    def problems(self, split, *, limit=None):
+        return [Problem(one.id, {**one.data, (0, 1): object()}) for one in super().problems(split, limit=limit)]
 """
 
 
@@ -259,6 +263,17 @@ def test_messages_are_learnt_and_a_template_that_opens_a_thought_is_refused(tmp_
     with pytest.raises(ConfigError, match="begins an answer with more than it shows of one that is over"):
         run_rft(made(thinking, task), RunStore(tmp_path / "other"), console=QUIET)
     assert not (tmp_path / "other").exists()
+
+
+def test_problems_that_json_does_not_hold(
+    small_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = {"task": {"name": "own_even:Odd"}, "evaluation": {"every": 0, "ends": 0}}
+    for iterations in (1, 2):
+        config = made(small_policy, odd, iterations=iterations, prompts=2, samples=2, budget=2, filters=[])
+        run_rft(config, RunStore(tmp_path / "run"), console=Console())
+    assert "going on with iteration 2" in (said := capsys.readouterr().out)
+    assert "the problems are not those" not in said
 
 
 @pytest.mark.slow

@@ -148,6 +148,16 @@ def test_answers_that_a_subclass_changes(make_trainer: Callable[..., Any], strat
     assert [log["clip_ratio/region_mean"] for log in trainer.state.log_history[:-1]] == [0, 0]
 
 
+def test_answers_in_lists_of_another_kind_are_the_same_answers(make_trainer: Callable[..., Any]) -> None:
+    class Mine(ExplorationTrainer):
+        def _generate(self, prompts: Any) -> Any:
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            return prompt_ids, [tuple(ids) for ids in completion_ids], *rest
+
+    trainer = make_trainer(Mine, options={"strategies": ["bottom_p"]})
+    trainer.train()  # how each row was sampled is still known
+
+
 def test_a_reward_method_put_on_the_trainer_stays_there(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(ExplorationTrainer)
     own = trainer._calculate_rewards

@@ -42,7 +42,7 @@ def checkpoint_table(
     samples = how.samples_for(task)
     drawn = _drawn(policy, prompts, samples, how, seed, batch_size)
     places = [place for place, _, _, _ in drawn]
-    opened = all_opened(policy.tokenizer, prompts)
+    opened = all_opened(policy.tokenizer, prompts, how.sampling.prefix)
     verdicts = verdicts_of(
         task,
         [text for _, text, _, _ in drawn],

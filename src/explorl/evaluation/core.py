@@ -239,7 +239,7 @@ def evaluate(
         )
     }  # fmt: skip
     places = [completion.prompt_index for completion in completions]
-    opened = all_opened(policy.tokenizer, prompts)
+    opened = all_opened(policy.tokenizer, prompts, params.prefix)
     verdicts = iter(
         verdicts_of(
             task,
@@ -263,7 +263,7 @@ def evaluate(
     ids = [problem.id for problem in problems]
     tool = "" if used is None else used.tool.name
     digests = [data_digest(problem) for problem in problems]
-    data = None if None in digests else digest_of(digests)
+    data = None if None in digests else digest_of(sorted(zip(ids, digests, strict=True)))  # in whatever order
     return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool, data)
 
 

@@ -22,11 +22,14 @@ def opens_think_in(tokenizer: Any, prompt: Prompt, prefix: str = "") -> bool:
     return opens_think(prompt + prefix)
 
 
-def all_opened(tokenizer: Any, prompts: Sequence[Prompt]) -> list[bool]:
-    """`opens_think_in` of each prompt; the first messages speak for all, which one chat template ends."""
+def all_opened(tokenizer: Any, prompts: Sequence[Prompt], prefix: str | Sequence[str] = "") -> list[bool]:
+    """`opens_think_in` of each prompt; the first messages speak for all, which one chat template ends. ``prefix``: what
+    stands behind all prompts, or one for each."""
     first = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
     by_template = first is not None and opens_think_in(tokenizer, first)
-    return [opens_think(prompt) if isinstance(prompt, str) else by_template for prompt in prompts]
+    ends = [prompt if isinstance(prompt, str) else "<think>" * by_template for prompt in prompts]
+    prefixes = [prefix] * len(ends) if isinstance(prefix, str) else prefix
+    return [opens_think(end + own) for end, own in zip(ends, prefixes, strict=True)]
 
 
 def check_prompts(

@@ -7,6 +7,7 @@ which knows how its rows lie in memory. There is no mask of that name, so the mo
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ NAME = "explorl"
 
 _local = threading.local()
 _LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads that hold them
+    os.register_at_fork(after_in_child=_LOCKS.clear)
 
 
 class AttentionDropout(NotImplementedError):

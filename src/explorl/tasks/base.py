@@ -237,7 +237,7 @@ class _Latest:
 def verdicts_of(
     task: Task, completions: Sequence[str | bytes], problems: Sequence[Problem], opened: Sequence[bool]
 ) -> list[Verdict]:
-    """What `verify_many`, which may be one.s own, gives: an error in words where it is not a verdict for each."""
+    """What `verify_many`, which may be one's own, gives: an error in words where it is not a verdict for each."""
     given = list(task.verify_many(completions, problems, opened=opened))
     if len(given) != len(completions):
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any
 from explorl import processes
 from explorl.config import Config, ConfigError
 from explorl.evaluation import Evaluation, evaluate, protocol
+from explorl.evaluation.core import data_digest
 from explorl.models import Policy
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import problems_of
@@ -53,8 +54,9 @@ def check_holdout(config: Config, task: Task, trained: Sequence[Problem]) -> Non
         raise ConfigError(
             f"{error}; to train without held-out problems, set evaluation.ends=0 and evaluation.every=0"
         ) from error
-    data = {problem.id: problem.data for problem in trained}
-    known = sum(problem.id in data and data[problem.id] == problem.data for problem in held)
+    own = {problem.id: problem for problem in trained}
+    pairs = [[data_digest(one) for one in (problem, own[problem.id])] for problem in held if problem.id in own]
+    known = sum(digest is not None and digest == other for digest, other in pairs)
     if known:
         warnings.warn(
             f"{known} of the {len(held)} held-out problems of task {task.name!r} are among those that are trained on, "

@@ -301,7 +301,7 @@ class SamplingTrainer(NamedGRPOTrainer):
     def generated(self, completion_ids: list[list[int]]) -> None:
         """What was recorded is of the answers that were sampled; a subclass may have made others of them. Where that is
         so on one process, nothing counts as recorded on any."""
-        known = self._records is not None and completion_ids == self._recorded_ids
+        known = self._records is not None and [list(ids) for ids in completion_ids] == self._recorded_ids
         known = all(gather_object([known])) if self.accelerator.num_processes > 1 else known
         if self._records is not None and not known:
             self._say_changed("an answer is not what Explorl's engine sampled: somebody has changed its tokens")
@@ -342,7 +342,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         self, ids: list[list[int]], records: PaddedRollouts, sampling: Tensor | None, training: Tensor | None
     ) -> None:
         """Takes down what was recorded of this process's rows, and their temperatures in sampling and in the loss."""
-        self._recorded_ids = ids
+        self._recorded_ids = [list(row) for row in ids]  # copies: a subclass may change what it is given
         self._records, self._sampling_temperature, self._row_temperature = records, sampling, training
         same = training is sampling
         # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the

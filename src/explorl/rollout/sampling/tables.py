@@ -24,6 +24,8 @@ class Tables:
         """The different sets of stop tokens."""
         self.curves: list[Sequence[float]] = []
         """Temperatures by position."""
+        self._curves: dict[Sequence[float], int] = {}
+        """Their places."""
         self.bias: np.ndarray | None = None
         """What is added to the logits (sets, vocab), the first being nothing; None where no row has any."""
         self._rows: dict[bytes, int] = {}
@@ -38,10 +40,10 @@ class Tables:
         """Takes in what these requests have; the place of each in every table, by the name that `Sample` has for it."""
         self.stops += [ids for ids in requests.stop_sets if ids not in self.stops]
         stop_set = np.array([self.stops.index(ids) for ids in requests.stop_sets])[requests.stop_set]
-        self.curves += [values for values in requests.curves if values not in self.curves]
         curve = np.zeros(len(requests), dtype=np.int64)
         if requests.curves:
-            curve = np.array([self.curves.index(values) for values in requests.curves])[requests.rows["curve"]]
+            places = [self._curves.setdefault(values, len(self._curves)) for values in requests.curves]
+            curve, self.curves = np.array(places)[requests.rows["curve"]], [*self._curves]
         bias_set = np.zeros(len(requests), dtype=np.int64)
         if requests.bias is not None:
             bias_set = self._add_bias(requests.bias)[requests.bias_set]

@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from explorl.config import Config, ConfigError, check_precision, rft_config
+from explorl.evaluation.core import data_digest
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, load_policy
 from explorl.store import RunStore, digest_of, read_json, write_json
@@ -136,7 +137,7 @@ class _Loop:
         resumed = f"iteration {at[0]}, {at[1]}" if at and store.has_steps else None
         store.begin(config.dump(), "rft")
         store.rewind(at[0] - 1 if at else config.rft.iterations)
-        rows = digest_of([[one.problem.id, one.prompt, dict(one.problem.data)] for one in self.asks])
+        rows = digest_of([[one.problem.id, one.prompt, data_digest(one.problem)] for one in self.asks])
         if resumed and (words := store.other_rows(rows)):
             self._say(words)
         store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
