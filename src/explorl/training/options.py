@@ -319,8 +319,8 @@ most weights never move.
 
 ## Pass@k and a page
 
-Two callbacks give any script of TRL's, with `GRPOTrainer` or with ours, what `explorl train` has: `PassAtK` scores
-held-out rows before training, every so many steps and at the end, by the script's own reward function, and
+Two callbacks give any script of TRL's, with `GRPOTrainer`, `SFTTrainer` or ours, what `explorl train` has: `PassAtK`
+scores held-out rows before training, every so many steps and at the end, by the script's own reward function, and
 `RunRecorder` keeps what is logged, sampled and scored in a run's folder.
 
 ```python
