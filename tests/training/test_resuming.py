@@ -256,6 +256,11 @@ class Clock:
         return self.now
 
 
+def lines_in(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What was printed; rich 14.0 ends with an empty line."""
+    return [line for line in capsys.readouterr().out.splitlines() if line]
+
+
 def test_a_log_has_a_line_at_the_first_step_each_half_minute_and_at_the_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -271,7 +276,7 @@ def test_a_log_has_a_line_at_the_first_step_each_half_minute_and_at_the_last(
         logs = {"loss": 0.1, "reward": 0.25, "entropy": 1.5, "num_tokens": state.global_step * 1200}
         shown.on_log(args, state, None, logs)
     shown.on_train_end(args, state, None)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]  # rich 14.0 ends with an empty one
+    lines = lines_in(capsys)
     assert lines[0] == "GRPO: step 1 of 10, reward 0.250, entropy 1.500, 200 tokens/s, 54 s left"
     assert [line.split(",")[0] for line in lines] == [f"GRPO: step {n} of 10" for n in (1, 3, 6, 8, 10)]
     assert lines[1].endswith("200 tokens/s, 84 s left")
@@ -293,7 +298,7 @@ def test_the_last_line_has_the_speed_up_to_what_was_logged(
         if step in {0, *logged}:
             shown.on_log(args, state, None, {"loss": 0.1, "num_tokens": state.global_step * 200})
     shown.on_train_end(args, state, None)
-    assert capsys.readouterr().out.splitlines() == [
+    assert lines_in(capsys) == [
         "SFT: step 1 of 14, loss 0.100, 200 tokens/s, 13 s left", f"SFT: step 14 of 14, loss 0.100{last}",
     ]  # fmt: skip
 
