@@ -266,7 +266,7 @@ def test_letters_of_other_alphabets_are_compared_as_words_only(letter: str) -> N
         ("1, 234", Node("list", parts=(Node("number", "1"), Node("number", "234")))),
         ("3.40e-05", Node("number", "3.4e-5")),
         ("(1,234)", Node("bracket", "()", (Node("number", "1"), Node("number", "234")))),
-        ("007", Node("number", "7")), ("2 1/3", Node("quotient", parts=(Node("number", "7"), Node("number", "3")))),
+        ("007", Node("number", "7")), ("2 1/3", Node("quotient", "mixed", (Node("number", "7"), Node("number", "3")))),
         ("52_{8}", Node("based", "52_8")), ("x_{1}'", Node("symbol", "x_{1}'")),
         (r"\dot{x}_0", Node("symbol", r"\dot{x}_{0}")), ("f(x)", Node("symbol", "f(x)")),
         (r"\text{two words}", Node("text", "two words")),
