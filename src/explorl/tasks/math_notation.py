@@ -26,6 +26,9 @@ Term = tuple[Fraction, Factors]
 
 _TIERS = (1, 2)
 _MAX_EXPONENT = 64
+_LARGEST_FACTOR = 1_000
+"""Up to which numbers a square factor of a radicand is looked for."""
+_HALF = Fraction(1, 2)
 _CONTAINERS = frozenset({
     "bracket", "list", "relation", "matrix", "row", "sets", "set", "text", "ratio", "time", "interval",
 })  # fmt: skip
@@ -64,6 +67,9 @@ def _literal(node: Node) -> tuple[str, Fraction] | None:
         notation = "repeating"
     elif node.kind == "quotient" and all(_is_whole(part) for part in node.parts):
         notation = node.text or "fraction"
+        above, below = (number(part) or Fraction(0) for part in node.parts)
+        if notation == "fraction" and below and (above / below).denominator != abs(below):
+            notation = "unreduced fraction"
     elif _is_scientific(node):
         notation = "scientific"
     else:
@@ -89,7 +95,7 @@ def _is_scientific(node: Node) -> bool:
 def _plain(node: Node) -> object:
     """The form without layout, and with terms and factors in one order."""
     literal = _literal(node)
-    if literal is not None and literal[0] != "fraction":
+    if literal is not None and not literal[0].endswith("fraction"):
         return literal
     if node.kind == "sum":
         return "sum", *_ordered(_plain(term) for term in _flat(node))
@@ -110,7 +116,7 @@ def _flat(node: Node) -> Iterator[Node]:
 def _factors(node: Node) -> tuple[int, list[tuple[object, Fraction]]]:
     """The sign of a product, and the forms and exponents of its factors."""
     literal = _literal(node)
-    if literal is not None and literal[0] != "fraction":
+    if literal is not None and not literal[0].endswith("fraction"):
         notation, value = literal
         return -1 if value < 0 else 1, [((notation, abs(value)), Fraction(1))] if abs(value) != 1 else []
     if node.kind == "minus":
@@ -143,7 +149,8 @@ def _exponent(node: Node) -> Fraction | None:
 def _tidy(node: Node, tier: int) -> object:
     """The form with numbers, factors and, at tier 2, terms collected."""
     if (literal := _literal(node)) is not None:
-        return literal
+        notation, value = literal
+        return notation.removeprefix("unreduced ") if tier == 2 else notation, value
     if node.kind == "relation" and node.text == "=":
         return "=", *_ordered(_scaled([_terms(part, tier) for part in node.parts], tier))
     if node.kind in _CONTAINERS:
@@ -158,9 +165,8 @@ def _tidy(node: Node, tier: int) -> object:
 
 def _scaled(sides: list[list[Term]], tier: int) -> list[object]:
     """The sides of an equation, at tier 2 divided by the coefficient of one term of them."""
-    scale = Fraction(1)
-    if tier == 2:
-        scale, _ = max((term for side in sides for term in side), key=lambda term: repr(term[1]))
+    terms = [term for side in sides for term in side if term[0]] if tier == 2 else []
+    scale, _ = min(terms, key=lambda term: repr(term[1]), default=(Fraction(1), ()))
     return [tuple((factor / scale, factors) for factor, factors in side) for side in sides]
 
 
@@ -190,15 +196,22 @@ def _terms(node: Node, tier: int) -> list[Term]:
             collected[factors] = collected.get(factors, Fraction(0)) + factor
         terms = [(factor, factors) for factors, factor in collected.items()]
     nonzero = [term for term in terms if term[0]]
-    return sorted(nonzero or [(Fraction(0), ())], key=repr)
+    return sorted(nonzero or [(Fraction(0), ())], key=lambda term: (repr(term[1]), term[0]))
 
 
 def _multiplied(powers: list[tuple[list[Term], Fraction]], tier: int) -> list[Term]:
-    """The product of powers of sums, with the number before it; a sum is multiplied by a number only, at tier 2."""
+    """The product of powers of sums, with the number before it.
+
+    At tier 2, a sum by which a number is multiplied is multiplied out; of several, the first terms have no coefficient.
+    """
     scale, bases = Fraction(1), dict[object, Fraction]()
     sums: list[list[Term]] = []
     for terms, exponent in powers:
         if len(terms) > 1:
+            if tier == 2 and exponent.denominator == 1 and abs(exponent) <= _MAX_EXPONENT:
+                lead = terms[0][0]
+                scale *= lead ** int(exponent)
+                terms = [(factor / lead, inner) for factor, inner in terms]
             sums += [terms] if exponent == 1 else []
             factors: Factors = ((("sum", *terms), exponent),)
         else:
@@ -211,9 +224,28 @@ def _multiplied(powers: list[tuple[list[Term], Fraction]], tier: int) -> list[Te
         for base, power in factors:
             bases[base] = bases.get(base, Fraction(0)) + power
     bases = {base: power for base, power in bases.items() if power}
+    scale = _unsimplified(scale, bases)
     if tier == 2 and len(sums) == 1 and list(bases.values()) == [1]:
         return [(scale * factor, inner) for factor, inner in sums[0]]
     return [(scale, tuple(sorted(bases.items(), key=repr)))]
+
+
+def _unsimplified(scale: Fraction, bases: dict[object, Fraction]) -> Fraction:
+    """Write a number before a square root into it if the radicand is a fraction or has a square factor: 2√60.5 is √242.
+
+    What is left of the number is its sign; a root that is simplified stays as it is.
+    """
+    roots = [base for base in bases if isinstance(base, tuple) and base[0] == "number" and bases[base] == _HALF]
+    if len(roots) != 1:
+        return scale
+    (root,) = roots
+    radicand: Fraction = root[1]
+    whole = radicand.numerator
+    if radicand.denominator == 1 and all(whole % (factor * factor) for factor in range(2, _LARGEST_FACTOR)):
+        return scale
+    del bases[root]
+    bases["number", radicand * scale**2] = _HALF
+    return Fraction(-1 if scale < 0 else 1)
 
 
 def _is_unordered(node: Node) -> bool:

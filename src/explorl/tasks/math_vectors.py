@@ -53,6 +53,8 @@ def are_reordered(prompt: str, gold: str, answer: str) -> bool:
         right, stated = map(letters.balance if are_equations else letters.value, nodes)
     except (Unreadable, _Unsupported, ArithmeticError, ValueError):
         return False
+    if set(right) <= {()}:
+        return False
     return any(not _are_close(right.get(word, 0), stated.get(word, 0)) for word in right.keys() | stated.keys())
 
 
