@@ -1,6 +1,6 @@
 r"""Mathematics: a question with one right answer, which the completion states in its last ``\boxed{…}``.
 
-    correctness = 1 if math-verify takes the stated answer and the right one for the same
+    correctness = 1 if the stated answer has the form and value of the right one, and does not repeat the question
     format      = 1 if the completion has exactly one \boxed
 
 The benchmarks are for evaluation: MATH-500, AIME 2024 and 2025, AMC 2023 and Minerva have a holdout only, unless a

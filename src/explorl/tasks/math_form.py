@@ -56,11 +56,12 @@ ADVERSARIAL = Path(__file__).parent / "adversarial" / "math.jsonl"
 
 
 class Row(NamedTuple):
-    """A right answer, one that is wrong, and why it is."""
+    """A right answer, one that is wrong, why it is, and the problem where that matters."""
 
     gold: str
     answer: str
     why: str
+    prompt: str = ""
 
 
 def adversarial(path: str | Path | None = None) -> list[Row]:
@@ -68,7 +69,7 @@ def adversarial(path: str | Path | None = None) -> list[Row]:
     example = r'{"gold": "5", "answer": "7 = 5", "why": "an equation that does not hold"}'
     rows = []
     for record, place in records(ADVERSARIAL if path is None else Path(path), example):
-        fields = [record.get(name) for name in Row._fields]
+        fields = [record.get(name, Row._field_defaults.get(name)) for name in Row._fields]
         if not all(isinstance(text, str) for text in fields):
             raise ValueError(f"{place}: fields {shortened(record)}; give gold, answer and why as text, like {example}")
         rows.append(Row(*(str(text) for text in fields)))

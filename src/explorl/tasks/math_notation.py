@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from explorl.tasks.math_form import elements, named_value, oriented
 from explorl.tasks.math_latex import Node
-from explorl.tasks.math_value import Undefined, is_power_of_ten, number, operations
+from explorl.tasks.math_value import MAX_BITS, Undefined, is_power_of_ten, number, operations
 
 Forms = tuple[object, ...]
 Factors = tuple[tuple[object, Fraction], ...]
@@ -48,8 +48,11 @@ def _bare(node: Node) -> Node:
     node = named_value(node)
     if node.kind in ("unit", "percent"):
         return _bare(node.parts[0])
+    if node.kind == "time" and number(node.parts[1]):
+        return node._replace(kind="quotient", text="")
     if node.kind == "based":  # the base may be left out
-        return Node("symbol", node.text.partition("_")[0])
+        digits = node.text.partition("_")[0]
+        return Node("number" if digits.isdigit() else "symbol", digits)
     items = elements(node)
     if items == (node,):
         return oriented(node) if node.kind == "relation" else node
@@ -101,7 +104,7 @@ def _plain(node: Node) -> object:
         return "sum", *_ordered(_plain(term) for term in _flat(node))
     if node.kind in ("product", "quotient", "minus", "power", "root"):
         sign, factors = _factors(node)
-        if sign == 1 and len(factors) == 1 and factors[0][1] == 1:
+        if sign == 1 and len(factors) == 1 and not factors[0][1]:
             return factors[0][0]
         return "product", sign, *_ordered(factors)
     parts = [_plain(part) for part in node.parts]
@@ -113,12 +116,12 @@ def _flat(node: Node) -> Iterator[Node]:
         yield from _flat(part) if part.kind == "sum" else (part,)
 
 
-def _factors(node: Node) -> tuple[int, list[tuple[object, Fraction]]]:
-    """The sign of a product, and the forms and exponents of its factors."""
+def _factors(node: Node) -> tuple[int, list[tuple[object, bool]]]:
+    """The sign of a product; the form of each factor, and whether it stands below a line."""
     literal = _literal(node)
     if literal is not None and not literal[0].endswith("fraction"):
         notation, value = literal
-        return -1 if value < 0 else 1, [((notation, abs(value)), Fraction(1))] if abs(value) != 1 else []
+        return -1 if value < 0 else 1, [((notation, abs(value)), False)] if abs(value) != 1 else []
     if node.kind == "minus":
         sign, factors = _factors(node.parts[0])
         return -sign, factors
@@ -127,12 +130,10 @@ def _factors(node: Node) -> tuple[int, list[tuple[object, Fraction]]]:
         return math.prod(signs), [factor for factors in parts for factor in factors]
     if node.kind == "quotient":
         (sign, above), (other, below) = map(_factors, node.parts)
-        return sign * other, above + [(form, -exponent) for form, exponent in below]
-    if (exponent := _exponent(node)) is not None:
-        return 1, [(_plain(node.parts[0]), exponent)]
+        return sign * other, above + [(form, not is_below) for form, is_below in below]
     if node.kind in ("power", "root"):
-        return 1, [((node.kind, *map(_plain, node.parts)), Fraction(1))]
-    return 1, [(_plain(node), Fraction(1))]
+        return 1, [((node.kind, *map(_plain, node.parts)), False)]
+    return 1, [(_plain(node), False)]
 
 
 def _exponent(node: Node) -> Fraction | None:
@@ -210,7 +211,7 @@ def _multiplied(powers: list[tuple[list[Term], Fraction]], tier: int) -> list[Te
         if len(terms) > 1:
             if tier == 2 and exponent.denominator == 1 and abs(exponent) <= _MAX_EXPONENT:
                 lead = terms[0][0]
-                scale *= lead ** int(exponent)
+                scale *= _raised(lead, int(exponent))
                 terms = [(factor / lead, inner) for factor, inner in terms]
             sums += [terms] if exponent == 1 else []
             factors: Factors = ((("sum", *terms), exponent),)
@@ -218,7 +219,7 @@ def _multiplied(powers: list[tuple[list[Term], Fraction]], tier: int) -> list[Te
             (factor, inner), *_ = terms
             factors = tuple((base, power * exponent) for base, power in inner)
             if exponent.denominator == 1 and abs(exponent) <= _MAX_EXPONENT:
-                scale *= factor ** int(exponent)
+                scale *= _raised(factor, int(exponent))
             elif factor != 1:
                 factors += ((("number", factor), exponent),)
         for base, power in factors:
@@ -228,6 +229,12 @@ def _multiplied(powers: list[tuple[list[Term], Fraction]], tier: int) -> list[Te
     if tier == 2 and len(sums) == 1 and list(bases.values()) == [1]:
         return [(scale * factor, inner) for factor, inner in sums[0]]
     return [(scale, tuple(sorted(bases.items(), key=repr)))]
+
+
+def _raised(base: Fraction, exponent: int) -> Fraction:
+    if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
+        raise Undefined("a number too large to work out")
+    return base**exponent
 
 
 def _unsimplified(scale: Fraction, bases: dict[object, Fraction]) -> Fraction:

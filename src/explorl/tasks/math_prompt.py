@@ -64,7 +64,7 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _BREAK = re.compile(
-    r"\\\\(?:\[[^\]]*\])?|\\q?quad(?![A-Za-z])|&|\\(?:text|mbox|textrm)\s*\{[^{}]*\}|\\(?:begin|end)\{(?:align|aligned|"
+    r"\\\\(?:\[[^\]]*\])?|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textrm)\s*\{[^{}]*\}|\\(?:begin|end)\{(?:align|aligned|"
     r"equation|gather|gathered|split|multline)\w*\*?\}|\\(?:implies|iff|Rightarrow|Leftrightarrow|to)(?![A-Za-z])"
 )
 _RELATION = re.compile(r"\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?|approx|equiv|in|sim|le|ge)(?![A-Za-z])|[=<>,;:]")
@@ -83,9 +83,9 @@ def _texts(prompt: str) -> frozenset[str]:
     prompt = _BOX.sub(" ", _DRAWING.sub(" ", prompt)).replace("\\$", " ")
     formulas = [next(filter(None, match.groups()[:4]), match[6]) for match in _FORMULA.finditer(prompt)]
     formulas += _in_prose(_FORMULA.sub(" . ", prompt))
-    pieces = [piece for formula in formulas for piece in _BREAK.split(formula)]
-    sides = [side for piece in pieces for side in _sides(piece)]
-    texts = {text.strip(" \t\r\n,;:") for text in (*formulas, *pieces, *sides)}
+    formulas += [piece for formula in formulas for piece in _BREAK.split(formula.replace("&", " "))]
+    sides = [side for formula in formulas for side in _sides(formula)]
+    texts = {text.strip(" \t\r\n,;:") for text in (*formulas, *sides)}
     return frozenset(texts | {text.rstrip(_PUNCTUATION) for text in texts}) - {""}
 
 

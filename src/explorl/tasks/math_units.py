@@ -51,7 +51,7 @@ _NO_UNITS = frozenset({
 _NO_UNITS_ALONE = frozenset({
     "imaginary", "infinite", "repeating", "recurring", "opposite", "opposites", "reciprocals", "inverses", "negatives",
     "conjugate", "conjugated", "added", "raised", "lowered", "rounded", "short", "shy", "past", "beyond", "without",
-    "excluding", "excluded", "exceeding", "powers", "kilo", "mega", "giga", "tera", "milli", "micro", "nano", "centi",
+    "excluding", "excluded", "exceeding", "kilo", "mega", "giga", "tera", "milli", "micro", "nano", "centi",
     "deci", "deca", "hecto",
 })  # fmt: skip
 _NUMBER_WORD = re.compile(r"[a-z]*ill(?:ion|iard)(?:th)?s?|[a-z]*(?:tieth|teenth)s?|(?!scaf)[a-z]+fold")

@@ -49,11 +49,11 @@ def are_reordered(prompt: str, gold: str, answer: str) -> bool:
     letters = _Letters(vectors, has_matrices)
     try:
         nodes = [read(text, vectors=True) for text in (gold, answer)]
+        if not letters.stand_in(nodes[0]):
+            return False
         are_equations = all(node.kind == "relation" and node.text == "=" and len(node.parts) == 2 for node in nodes)
         right, stated = map(letters.balance if are_equations else letters.value, nodes)
     except (Unreadable, _Unsupported, ArithmeticError, ValueError):
-        return False
-    if set(right) <= {()}:
         return False
     return any(not _are_close(right.get(word, 0), stated.get(word, 0)) for word in right.keys() | stated.keys())
 
@@ -73,6 +73,11 @@ class _Letters:
 
     vectors: frozenset[str]
     has_matrices: bool
+
+    def stand_in(self, node: Node) -> bool:
+        """Return whether a formula has a letter that does not commute."""
+        is_letter = node.kind in ("symbol", "constant") and () not in self.words(node)
+        return is_letter or any(map(self.stand_in, node.parts))
 
     def balance(self, equation: Node) -> Words:
         """Return one side of an equation minus the other, multiplied out, up to a factor."""
