@@ -64,6 +64,14 @@ def test_capitals_are_matrices_where_the_problem_says_so(judge: Judge) -> None:
     assert judge.judge("10.1", "10.1 eV", prompt).same
 
 
+def test_plain_letters_are_vectors_where_the_problem_says_so(judge: Judge) -> None:
+    prompt = "Find the cross product of the vectors u and v."
+    assert judge.judge(r"u\times v", r"u \times v", prompt).same
+    assert not judge.judge(r"u\times v", r"v\times u", prompt).same
+    assert not judge.judge(r"u\times v", r"u\cdot v", prompt).same
+    assert judge.judge(r"l\times w", r"w\cdot l", "Find the area.").same
+
+
 @pytest.mark.parametrize("answer", [r"\mathbf{a}\times" * 60 + "b", "(a+b)^{12}", "(" * 19 + "a" + ")" * 19, "a^{a}"])
 def test_long_products_are_left_to_the_other_gates(judge: Judge, answer: str) -> None:
     assert not judge.judge(r"\mathbf{a}\times\mathbf{b}", answer).same

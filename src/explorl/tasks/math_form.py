@@ -528,15 +528,16 @@ def _check_operations(right: Operations, said: Operations, arithmetic: bool) -> 
 
 def _names(right: set[str], said: set[str]) -> dict[str, str]:
     """A name of our own for each symbol; capitals are small letters, unless one side tells them apart."""
-    folds = all(len({_small(name) for name in side}) == len(side) for side in (right, said))
+    folds = all(len({small(name) for name in side}) == len(side) for side in (right, said))
     numbers: dict[str, int] = {}
     return {
-        name: f"x{numbers.setdefault(_small(name) if folds else name, len(numbers))}"
+        name: f"x{numbers.setdefault(small(name) if folds else name, len(numbers))}"
         for name in [*sorted(right), *sorted(said - right)]
     }
 
 
-def _small(name: str) -> str:
+def small(name: str) -> str:
+    """The name with a small letter for its first."""
     return name[0].lower() + name[1:]
 
 

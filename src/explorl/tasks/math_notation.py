@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-from explorl.tasks.math_form import elements, named_value, oriented
+from explorl.tasks.math_form import elements, named_value, oriented, small
 from explorl.tasks.math_latex import Node
 from explorl.tasks.math_value import MAX_BITS, Undefined, is_power_of_ten, number, operations
 
@@ -108,7 +108,7 @@ def _plain(node: Node) -> object:
             return factors[0][0]
         return "product", sign, *_ordered(factors)
     parts = [_plain(part) for part in node.parts]
-    return node.kind, node.text, *(_ordered(parts) if _is_unordered(node) else parts)
+    return node.kind, _text(node), *(_ordered(parts) if _is_unordered(node) else parts)
 
 
 def _flat(node: Node) -> Iterator[Node]:
@@ -190,7 +190,7 @@ def _terms(node: Node, tier: int) -> list[Term]:
         terms = _multiplied([(_terms(node.parts[0], tier), exponent)], tier)
     else:
         parts = [_tidy(part, tier) for part in node.parts]
-        terms = [(Fraction(1), (((node.kind, node.text, *parts), Fraction(1)),))]
+        terms = [(Fraction(1), (((node.kind, _text(node), *parts), Fraction(1)),))]
     if tier == 2:
         collected: dict[Factors, Fraction] = {}
         for factor, factors in terms:
@@ -253,6 +253,11 @@ def _unsimplified(scale: Fraction, bases: dict[object, Fraction]) -> Fraction:
     del bases[root]
     bases["number", radicand * scale**2] = _HALF
     return Fraction(-1 if scale < 0 else 1)
+
+
+def _text(node: Node) -> str:
+    """The text of a node; a symbol may be written with a capital, as in the answers that `math_form` takes."""
+    return small(node.text) if node.kind == "symbol" else node.text
 
 
 def _is_unordered(node: Node) -> bool:

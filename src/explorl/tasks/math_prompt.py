@@ -72,6 +72,8 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _FUNCTION_NAME = re.compile(rf"\b(?:{'|'.join([*FUNCTIONS, 'sqrt', 'pi', 'asin', 'acos', 'atan'])})\b")
 _PUNCTUATION = " \t\r\n.,;:?!"
+_QUOTES = str.maketrans('"“”„«»`', " " * 7)
+_LONGEST_RUN = 30
 
 
 @lru_cache(maxsize=1_024)
@@ -101,28 +103,27 @@ def _sides(formula: str) -> Iterator[str]:
 
 
 def _in_prose(text: str) -> Iterator[str]:
-    """Runs of words that can be parts of a formula which no dollar signs mark."""
+    """Runs of words that can be parts of a formula which no dollar signs mark, and what is in the shorter ones."""
     run: list[str] = []
-    for word in [*text.split(), "end"]:
+    for word in [*text.translate(_QUOTES).split(), "end"]:
         if _is_formula(word):
             run.append(word)
             if word[-1] not in ".?!;":
                 continue
-        if run:
-            yield " ".join(run)
-            # "a 3/4" and "x I": a single letter at an end may be a word
-            first, last = (len(run[end].strip(_PUNCTUATION)) == 1 and run[end][0].isalpha() for end in (0, -1))
-            yield " ".join(run[first : len(run) - last])
+        yield " ".join(run)
+        if len(run) <= _LONGEST_RUN:  # "a 3/4" and "b) x - 9": what stands beside a formula may look like a part of it
+            yield from (" ".join(run[first:last]) for first in range(len(run)) for last in range(first + 1, len(run)))
+            yield from (" ".join(run[first:]) for first in range(1, len(run)))
         run = []
 
 
 def _is_formula(word: str) -> bool:
     bare = _FUNCTION_NAME.sub("", _COMMAND.sub("", word))
-    if re.search(r"[^\W\d_]{3}", bare):
+    letters = max(map(len, "".join(sign if sign.isalpha() else " " for sign in bare).split()), default=0)
+    if letters > (4 if re.search(r"[\^*+=]|^[0-9]", bare) else 2):
         return False
-    return (
-        word != bare or len(word.strip(_PUNCTUATION)) == 1 or re.search(r"[^\w\s.,;:?!'\"“”’-]|[0-9]", word) is not None
-    )
+    is_single = len(word.strip(_PUNCTUATION)) == 1
+    return word != bare or is_single or any(not sign.isalpha() and sign not in ".,;:?!'-" for sign in word)
 
 
 @lru_cache(maxsize=1_024)

@@ -2,9 +2,10 @@ r"""Whether products of vectors and matrices stand in the right order.
 
 To sympy, as `math_tree` asks it, all symbols commute: ``\mathbf{b} \times \mathbf{a}``, ``\mathbf{a} \cdot \mathbf{b}``
 and ``\mathbf{a} \times \mathbf{b}`` are one product, and so are ``A^T B`` and ``B A^T``. So where the right answer has
-vectors (letters in bold or with an arrow) or matrices (capitals, where one is transposed or the prompt speaks of
-matrices), an answer must also have the same products in the same order: both are multiplied out to sums of words of
-such letters, whose coefficients are compared by their values at one point.
+vectors (letters in bold, with an arrow, or with a × between them where the prompt speaks of vectors) or matrices
+(capitals, where one is transposed or the prompt speaks of matrices), an answer must also have the same products in the
+same order. Both are multiplied out to sums of words of such letters, whose coefficients are compared by their values at
+one point.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ class _Unsupported(ValueError):
 
 def are_reordered(prompt: str, gold: str, answer: str) -> bool:
     """Return whether an answer, the same as the right one if all symbols commute, has its products in another order."""
-    vectors = frozenset(letter for match in _VECTOR.finditer(gold) for letter in match.groups() if letter)
+    vectors = {letter for match in _VECTOR.finditer(gold) for letter in match.groups() if letter}
+    has_vectors = re.search(r"\b(?:vectors?|cross product)\b", prompt, re.I) is not None
     has_matrices = _TRANSPOSED.search(gold) is not None or re.search(r"\bmatri(?:x|ces)\b", prompt, re.I) is not None
-    if not vectors and not has_matrices:
+    if not (vectors or has_vectors or has_matrices):
         return False
-    letters = _Letters(vectors, has_matrices)
     try:
         nodes = [read(text, vectors=True) for text in (gold, answer)]
+        if has_vectors:
+            vectors |= _crossed(nodes[0])
+        letters = _Letters(frozenset(vectors), has_matrices)
         if not letters.stand_in(nodes[0]):
             return False
         are_equations = all(node.kind == "relation" and node.text == "=" and len(node.parts) == 2 for node in nodes)
@@ -56,6 +60,14 @@ def are_reordered(prompt: str, gold: str, answer: str) -> bool:
     except (Unreadable, _Unsupported, ArithmeticError, ValueError):
         return False
     return any(not _are_close(right.get(word, 0), stated.get(word, 0)) for word in right.keys() | stated.keys())
+
+
+def _crossed(node: Node) -> set[str]:
+    """The letters with a × between them."""
+    found = {letter for part in node.parts for letter in _crossed(part)}
+    if node == Node("call", "×", node.parts):
+        found |= {_letter(part.text) for part in node.parts if part.kind == "symbol"}
+    return found
 
 
 def _are_close(first: complex, second: complex) -> bool:
