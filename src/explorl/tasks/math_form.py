@@ -16,17 +16,20 @@ written in the small language that `math_latex` reads, and is as finished as the
 * **Symbols** must be the right answer's. Capitals are told from small letters where either side has both.
 * **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is nothing.
   ``\in`` may follow one, before a set, and ``x \ge 1`` is ``[1,\infty)``. Other relations are compared with relations,
-  side by side (`math_tree`); where the right answer is ``x = 5``, an equation that has yet to be solved is none.
+  side by side (`math_tree`); where the right answer is ``x = 5`` or ``x < 5``, a relation that has yet to be solved is
+  none. Words before an = that deny what follows it, such as "anything but", are no name.
 * **Brackets** say what is in them: ``(1,2)``, ``[1,2)`` and ``\{1,2\}`` are three things. A bare list is a set, in any
-  order. Both must have as many elements, ± counting for two.
+  order. Both must have as many elements, ± counting for two. ``(8,-2)`` is a point and no empty interval.
 * **Ratios**: ``2:3`` is the quotient, ``1:2:3`` is what is proportional to it, in this order. ``6:00`` and ``4:30``,
   which no ratio would be left as, are times. In ``\{x : x > 3\}`` the colon says "such that": it is the same as x > 3.
-* **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, the base having been asked for, ``4210``.
+* **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, the base having been asked for, ``4210``, and not
+  ``4210_{10}``.
 * **Units** must agree where both have one; where only the answer has one, it must look like one: ``5 \text{ cm}``, and
-  not ``5 \text{ million}``.
+  not ``5 \text{ million}`` or ``5 \text{ halved}``.
 * **Percent**: ``p\%`` is p where the right answer is the number p, and p/100 where that is not whole, or at most 1.
 * **Words** are compared as words (`math_words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``. So are names
   with digits, Roman numerals and three capitals: ``CO2`` is ``\mathrm{CO}_2`` and not ``C2O``, ``XL`` is not ``LX``.
+  "And" between words, conditions or values of several names is not "or".
 
 Where the right answer itself cannot be read, the answer may hold the commands that it holds, and `math_tree` bounds
 what is done with it.
