@@ -142,6 +142,17 @@ def test_an_answer_that_would_hang_is_wrong(folder: Path) -> None:
     assert task.verify(r"\boxed{42}", problem).correct
 
 
+def test_slow_answers_leave_time_for_the_others() -> None:
+    """Each union of 38 intervals would take seconds; an answer after them that takes one has that second."""
+    task = Math(limit=20.0, workers=2)
+    unions = [r"\cup".join(f"({2 * n + first},{2 * n + first + 1})" for n in range(38)) for first in range(8)]
+    union = task.problem("Where is it positive?", r"(-\infty,2)\cup(3,\infty)")
+    total = task.problem("Add them.", r"\sum_{k=1}^n k^5 + \sum_{k=1}^n k^6")
+    answers = [*unions, r"\sum_{j=0}^{n-1} (j+1)^5 + \sum_{j=0}^{n-1} (j+1)^6"]
+    verdicts = task.verify_many([rf"\boxed{{{answer}}}" for answer in answers], [union] * 8 + [total])
+    assert [verdict.correct for verdict in verdicts] == [False] * 8 + [True]
+
+
 def test_many_at_once(folder: Path) -> None:
     task = Math(data_dir=folder, workers=2)
     problems = task.problems("holdout")

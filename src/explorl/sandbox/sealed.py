@@ -45,8 +45,6 @@ main()
 _FOLDER = str(Path(__file__).resolve().parents[1])
 _START_LIMIT = 120.0  # importing sympy from a cold network disk
 _STARTS = 3
-_QUICK = 1.0
-"""Seconds of processor that a message has before it must wait until all others have had theirs."""
 _PATIENCE = 10
 """The wall limit of a message, in multiples of its limit of processor time: the machine may be busy."""
 _GRACE = 5.0
@@ -62,7 +60,7 @@ class Reply(NamedTuple):
 
     value: Any = None
     error: str | None = None
-    """"took too long", "ran out of memory", "crashed", "raised ValueError: …", or "had no time left in its batch"."""
+    """"took too long", "ran out of memory", "crashed" or "raised ValueError: …"."""
     seconds: float = 0.0
     """Processor time that it took."""
 
@@ -72,12 +70,9 @@ class SealedLimits:
     """What messages may use."""
 
     seconds: float = 5.0
-    """Processor time of one message; its wall limit is ten times that."""
+    """Processor time of one message, whatever else is in its call; its wall limit is ten times that."""
     memory: int = 2 << 30
     """Bytes of address space of one message."""
-    budget: float = 10.0
-    """Seconds of wall-clock time that the messages of one call which take over a second have together, beyond it. They
-    come after all others, in their order; when it is spent, those that are left go without a value."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -141,29 +136,16 @@ class Sealed:
         self.close()
 
     def _call(self, bodies: Sequence[Body]) -> list[Reply]:
-        quick = min(_QUICK, self.limits.seconds)
-        replies = self._round(bodies, range(len(bodies)), quick, math.inf)
-        slow = [index for index, reply in replies.items() if reply.error == "took too long"]
-        if quick < self.limits.seconds and slow:
-            replies |= self._round(bodies, slow, self.limits.seconds, time.monotonic() + self.limits.budget)
-        return [replies[index] for index in range(len(bodies))]
-
-    def _round(self, bodies: Sequence[Body], which: Sequence[int], seconds: float, until: float) -> dict[int, Reply]:
-        """Replies to some messages, each with so many seconds; those that have not begun by ``until`` get none."""
-        waiting = deque(which)
+        waiting = deque(range(len(bodies)))
         crashed: set[int] = set()
         replies: dict[int, Reply] = {}
-        while len(replies) < len(which):
-            if waiting and time.monotonic() > until:
-                replies |= {index: Reply(error="had no time left in its batch") for index in waiting}
-                waiting.clear()
-                continue
-            while len(self._pool) < min(self.workers, len(which) - len(replies)):
+        while len(replies) < len(bodies):
+            while len(self._pool) < min(self.workers, len(bodies) - len(replies)):
                 self._pool.append(self._worker())
             for worker in self._pool:
                 if waiting and worker.is_idle:
                     next_one = waiting.popleft()
-                    worker.take(next_one, bodies[next_one], seconds)
+                    worker.take(next_one, bodies[next_one], self.limits.seconds)
             for worker, reply in self._heard():
                 index = worker.index
                 if isinstance(reply, Reply):
@@ -182,7 +164,7 @@ class Sealed:
                     waiting.appendleft(index)
                 else:
                     replies[index] = Reply(error="crashed")
-        return replies
+        return [replies[index] for index in range(len(bodies))]
 
     def _heard(self) -> list[tuple[_Worker, Reply | str]]:
         """Wait until workers have replied, or have failed; what each did."""

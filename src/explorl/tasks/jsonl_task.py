@@ -181,10 +181,8 @@ class Jsonl(Task):
         style = self._style(verifier)
         found = [stated(completion, style, opened=flag) for completion, _, flag in asked]
         said = [one.answer for one in found if one.answer is not None]
-        right = [
-            problem.data["answer"] for one, (_, problem, _) in zip(found, asked, strict=True) if one.answer is not None
-        ]
-        judged = iter(self._compared(verifier, said, right))
+        answered = [problem for one, (_, problem, _) in zip(found, asked, strict=True) if one.answer is not None]
+        judged = iter(self._compared(verifier, said, answered))
         verdicts = []
         for one in found:
             if one.answer is None:
@@ -194,11 +192,13 @@ class Jsonl(Task):
                 verdicts.append(Verdict(verdict.correct, one.well_formed, verdict.answer, verdict.error))
         return verdicts
 
-    def _compared(self, verifier: str, said: Sequence[str], right: Sequence[Sequence[str]]) -> list[Judged]:
+    def _compared(self, verifier: str, said: Sequence[str], problems: Sequence[Problem]) -> list[Judged]:
         if not said:
             return []
+        right: list[Sequence[str]] = [problem.data["answer"] for problem in problems]
         if verifier == "math":
-            return mathematical(said, right, workers=self.workers, seconds=self.seconds)
+            prompts = ["\n".join(turn["content"] for turn in as_messages(p.data["prompt"])) for p in problems]
+            return mathematical(said, right, prompts, workers=self.workers, seconds=self.seconds)
         if verifier == "regex":
             return matching(said, right, workers=self.workers, seconds=self.seconds)
         if verifier == "number":

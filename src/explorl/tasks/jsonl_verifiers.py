@@ -64,11 +64,17 @@ def numeric(said: str, right: Sequence[str], *, tolerance: float) -> Judged:
 
 
 def mathematical(
-    said: Sequence[str], right: Sequence[Sequence[str]], *, workers: int | None, seconds: float
+    said: Sequence[str],
+    right: Sequence[Sequence[str]],
+    prompts: Sequence[str],
+    *,
+    workers: int | None,
+    seconds: float,
 ) -> list[Judged]:
-    """Whether each text says the same as one of its right answers."""
-    pairs = [(gold, text) for text, golds in zip(said, right, strict=True) for gold in golds]
-    judgements = iter(shared_judge(workers, seconds).judge_many(pairs))
+    """Return for each text whether it is one of its right answers, and no mere repetition of its prompt."""
+    cases = [((gold, text), prompt) for text, golds, prompt in zip(said, right, prompts, strict=True) for gold in golds]
+    pairs, asked = [pair for pair, _ in cases], [prompt for _, prompt in cases]
+    judgements = iter(shared_judge(workers, seconds).judge_many(pairs, asked))
     results = []
     for text, golds in zip(said, right, strict=True):
         each = [next(judgements) for _ in golds]

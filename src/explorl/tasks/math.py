@@ -1,6 +1,6 @@
 r"""Mathematics: a question with one right answer, which the completion states in its last ``\boxed{…}``.
 
-    correctness = 1 if math-verify takes the stated answer and the right one for the same
+    correctness = 1 if the stated answer has the form and value of the right one, and does not repeat the question
     format      = 1 if the completion has exactly one \boxed
 
 The benchmarks are for evaluation: MATH-500, AIME 2024 and 2025, AMC 2023 and Minerva have a holdout only, unless a
@@ -105,11 +105,13 @@ class Math(Task):
     ) -> list[Verdict]:
         """Judge completions with all workers at once. An open ``<think>`` changes nothing."""
         stated = [read_answer(completion, self.style) for completion in completions]
-        pairs = [
-            None if answer is None else (str(problem.data["answer"]), answer)
+        cases = [
+            ((str(problem.data["answer"]), answer), str(problem.data["question"]))
             for (answer, _), problem in zip(stated, problems, strict=True)
+            if answer is not None
         ]
-        judgements = iter(shared_judge(self.workers, self.limit).judge_many(pair for pair in pairs if pair is not None))
+        pairs, prompts = [pair for pair, _ in cases], [prompt for _, prompt in cases]
+        judgements = iter(shared_judge(self.workers, self.limit).judge_many(pairs, prompts))
         verdicts = []
         for answer, well_formed in stated:
             if answer is None:

@@ -16,17 +16,20 @@ written in the small language that `math_latex` reads, and is as finished as the
 * **Symbols** must be the right answer's. Capitals are told from small letters where either side has both.
 * **=** may follow a name: a symbol, f(x), the corners of a figure, a word. ``x = 5`` is 5; ``7 = 5`` is nothing.
   ``\in`` may follow one, before a set, and ``x \ge 1`` is ``[1,\infty)``. Other relations are compared with relations,
-  side by side (`math_tree`); where the right answer is ``x = 5``, an equation that has yet to be solved is none.
+  side by side (`math_tree`); where the right answer is ``x = 5`` or ``x < 5``, a relation that has yet to be solved is
+  none. Words before an = that deny what follows it, such as "anything but", are no name.
 * **Brackets** say what is in them: ``(1,2)``, ``[1,2)`` and ``\{1,2\}`` are three things. A bare list is a set, in any
-  order. Both must have as many elements, ± counting for two.
+  order. Both must have as many elements, ± counting for two. ``(8,-2)`` is a point and no empty interval.
 * **Ratios**: ``2:3`` is the quotient, ``1:2:3`` is what is proportional to it, in this order. ``6:00`` and ``4:30``,
   which no ratio would be left as, are times. In ``\{x : x > 3\}`` the colon says "such that": it is the same as x > 3.
-* **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, the base having been asked for, ``4210``.
+* **Bases** are part of a number: ``4210_5`` is ``4210_5`` or, the base having been asked for, ``4210``, and not
+  ``4210_{10}``.
 * **Units** must agree where both have one; where only the answer has one, it must look like one: ``5 \text{ cm}``, and
-  not ``5 \text{ million}``.
+  not ``5 \text{ million}`` or ``5 \text{ halved}``.
 * **Percent**: ``p\%`` is p where the right answer is the number p, and p/100 where that is not whole, or at most 1.
 * **Words** are compared as words (`math_words`): ``\text{east}`` is not ``seat``, but ``xy`` is ``yx``. So are names
   with digits, Roman numerals and three capitals: ``CO2`` is ``\mathrm{CO}_2`` and not ``C2O``, ``XL`` is not ``LX``.
+  "And" between words, conditions or values of several names is not "or".
 
 Where the right answer itself cannot be read, the answer may hold the commands that it holds, and `math_tree` bounds
 what is done with it.
@@ -43,24 +46,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from explorl.tasks.jsonl import records, shortened
-from explorl.tasks.math_latex import Node, read, written
+from explorl.tasks.math_latex import Node, decimal, read, written
 from explorl.tasks.math_normal import MAX_LENGTH, mended, normal
 from explorl.tasks.math_tokens import FUNCTIONS, Unreadable, translated
 from explorl.tasks.math_tree import TREE
-from explorl.tasks.math_units import agree, is_unit
+from explorl.tasks.math_units import agree, is_unit, names_a_value
 from explorl.tasks.math_value import Operations, Undefined, number, operations, value
-from explorl.tasks.math_words import are_text, plain_name, words
+from explorl.tasks.math_words import are_text, conjunctions, plain_name, words
 
 ADVERSARIAL = Path(__file__).parent / "adversarial" / "math.jsonl"
 """Answers that are wrong and were made to look right; all are refused."""
 
 
 class Row(NamedTuple):
-    """A right answer, one that is wrong, and why it is."""
+    """A right answer, one that is wrong, why it is, and the problem where that matters."""
 
     gold: str
     answer: str
     why: str
+    prompt: str = ""
 
 
 def adversarial(path: str | Path | None = None) -> list[Row]:
@@ -68,7 +72,7 @@ def adversarial(path: str | Path | None = None) -> list[Row]:
     example = r'{"gold": "5", "answer": "7 = 5", "why": "an equation that does not hold"}'
     rows = []
     for record, place in records(ADVERSARIAL if path is None else Path(path), example):
-        fields = [record.get(name) for name in Row._fields]
+        fields = [record.get(name, Row._field_defaults.get(name)) for name in Row._fields]
         if not all(isinstance(text, str) for text in fields):
             raise ValueError(f"{place}: fields {shortened(record)}; give gold, answer and why as text, like {example}")
         rows.append(Row(*(str(text) for text in fields)))
@@ -108,7 +112,8 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
         if called is not None and called == plain_name(said):
             return called, called
         if wanted is not None and are_text(gold):
-            return (wanted, wanted) if words(said) == wanted else _DIFFERENT
+            is_other = conjunctions(gold) and conjunctions(said) and conjunctions(gold) != conjunctions(said)
+            return _DIFFERENT if is_other or words(said) != wanted else (wanted, wanted)
         try:
             right = read(gold)
         except Unreadable:
@@ -120,12 +125,17 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
 
 def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str] | None:
     """Both as texts for the worker; None if they are different numbers."""
+    _check_conjunctions(right, said)
+    if not _holds(decimal(right), "based"):  # a base of ten tells a number apart from one in another base only
+        right, said = decimal(right), decimal(said)
     right, said = _unnamed(right, said)
-    rights, saids = _elements(right), _elements(said)
+    rights, saids = elements(right), elements(said)
     if len(rights) != len(saids):
         raise _Refused(
             f"{len(saids)} where there {'is 1 answer' if len(rights) == 1 else f'are {len(rights)} answers'}"
         )
+    if {item.kind for item in rights} == {"based"} and any(item.kind == "unit" for item in saids):
+        raise _Refused("words after a number in another base than ten")
     rights, saids = _unmeasured(rights, saids)
     if any(item.kind == "based" for item in (*rights, *saids)):
         return _compared_bases(rights, saids)
@@ -143,11 +153,38 @@ def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str
     return _told(right, names), _told(said, names)
 
 
+def _holds(node: Node, kind: str) -> bool:
+    return node.kind == kind or any(_holds(part, kind) for part in node.parts)
+
+
+def _check_conjunctions(right: Node, said: Node) -> None:
+    """Raise where one says "and" and the other "or" between labels, conditions or values of several names.
+
+    Between numbers, and between values of one name, both words list what there is.
+    """
+    if right.kind != "list" or said.kind != "list":
+        return
+    names = [_name(item) for item in right.parts]
+    are_several = None not in names and len(set(names)) == len(names)
+    are_conditions = any(item.kind == "relation" for item in right.parts) and None in names
+    if are_several or are_conditions or all(map(_is_label, right.parts)):
+        word = right.text or ("and" if are_several else "")
+        if {word, said.text} == {"and", "or"}:
+            raise _Refused(f"{said.text!r} where the right answer says {word!r}")
+
+
+def _is_label(node: Node) -> bool:
+    """Whether it is words or capitals, like the name of a statement."""
+    symbols = node.parts if node.kind == "product" else (node,)
+    return all(part.kind == "text" or (part.kind == "symbol" and part.text[0].isupper()) for part in symbols)
+
+
 # Names before an =
 
 
 def _unnamed(right: Node, said: Node) -> tuple[Node, Node]:
-    """Both without the names that they give to what they state, but for relations that are compared as such."""
+    """Both without the names that they give to what they state, except for relations that are compared as such."""
+    _check_solved(_items(right), _items(said))
     if _is_surely_set(right) and (bounds := _bounds(said)) is not None:
         return right, bounds
     if right.kind == "list" or said.kind == "list":
@@ -159,15 +196,31 @@ def _unnamed(right: Node, said: Node) -> tuple[Node, Node]:
             return right.parts[1], said.parts[1]
         if name is not None and not operations(right.parts[1]).symbols and _name(_turned(said)) != name:
             raise _Refused("an equation that is not solved")
-        return _oriented(right), _oriented(said)
+        return oriented(right), oriented(said)
     if right.kind == "relation":
-        return (_oriented(right) if name is None else right.parts[1]), said
+        return (oriented(right) if name is None else right.parts[1]), said
     if said.kind == "relation":
         if stated is None:
             raise _Refused("a relation that is not a name and its value")
         _check_name(stated, (right,))
         return right, said.parts[1]
     return right, said
+
+
+def _check_solved(rights: tuple[Node, ...], saids: tuple[Node, ...]) -> None:
+    """Raise where the right answer bounds a symbol by constants, and a relation of the answer has yet to be solved."""
+    if all(map(_is_solved, rights)):
+        for relation in saids:
+            if relation.kind == "relation" and _name(relation) is None and not _is_solved(relation):
+                kind = "an equation" if relation.text == "=" else "a relation"
+                raise _Refused(f"{kind} that is not solved")
+
+
+def _is_solved(node: Node) -> bool:
+    if node.kind != "relation":
+        return False
+    symbols = [part for part in node.parts if part.kind == "symbol"]
+    return len(symbols) == 1 and not operations(*(part for part in node.parts if part.kind != "symbol")).symbols
 
 
 def _unnamed_lists(rights: tuple[Node, ...], saids: tuple[Node, ...]) -> tuple[Node, Node]:
@@ -187,6 +240,13 @@ def _unnamed_lists(rights: tuple[Node, ...], saids: tuple[Node, ...]) -> tuple[N
     return _listed(rights), _listed(values)
 
 
+def named_value(node: Node) -> Node:
+    """What a relation gives a name to, on either side; any other node is its own value."""
+    if _name(node) is not None:
+        return node.parts[1]
+    return node.parts[0] if _name(_turned(node)) is not None else node
+
+
 def _items(node: Node) -> tuple[Node, ...]:
     return node.parts if node.kind == "list" else (node,)
 
@@ -203,8 +263,10 @@ def _name(node: Node) -> str | None:
 
 
 def _is_name(node: Node) -> bool:
-    """Whether it is a symbol, f(x), a word, or the corners of a figure: AB, ∠ABC."""
-    if node.kind in ("symbol", "text"):
+    """Whether it is a symbol, f(x), words, or the corners of a figure: AB, ∠ABC."""
+    if node.kind == "text":
+        return names_a_value(node.text)
+    if node.kind == "symbol":
         return True
     if node.kind == "product":
         return all(part.kind == "symbol" and part.text in _CORNERS for part in node.parts)
@@ -246,7 +308,7 @@ def _turned(node: Node) -> Node:
     return node._replace(parts=node.parts[::-1])
 
 
-def _oriented(node: Node) -> Node:
+def oriented(node: Node) -> Node:
     """A relation, read from the smaller to the larger side."""
     signs = node.text.split(" ")
     if not all(sign in _FLIPPED for sign in signs):
@@ -267,7 +329,7 @@ def _bounds(said: Node) -> Node | None:
         return functools.reduce(lambda one, other: Node("sets", "∪", (one, other)), known) if is_union else None
     if said.kind != "relation":
         return None
-    relation = _oriented(said)
+    relation = oriented(said)
     signs, parts = relation.text.split(" "), relation.parts
     inner = [place for place, part in enumerate(parts) if part.kind == "symbol"]
     if set(signs) - {"<", "≤"} or len(parts) > 3 or len(inner) != 1 or (len(parts) == 3 and inner != [1]):
@@ -282,7 +344,7 @@ def _bounds(said: Node) -> Node | None:
 # Elements
 
 
-def _elements(node: Node) -> tuple[Node, ...]:
+def elements(node: Node) -> tuple[Node, ...]:
     """The elements of a list or set, ± being two; any other answer is its own only element."""
     parts = node.parts if node.kind == "list" or node.text == "{}" else (node,)
     return tuple(variant for part in parts for variant in _variants(part))
@@ -401,6 +463,9 @@ def _may_be_set(right: Node, said: Node) -> bool:
     """Whether an interval or union may be what is asked for: another union, or an inequality."""
     if right.kind == "relation":
         return not set(right.text.split(" ")) - {"<", "≤"}
+    if "set" in (right.kind, said.kind) and (_is_interval(right) or _is_interval(said)):
+        # ∅ is the point (8, -2) to whoever reads that as an interval; only all numbers have both forms.
+        return {str(value(part)) for part in (*right.parts, *said.parts)} == {"-∞", "∞"}
     return _is_set(right) and bool({right.kind, said.kind} & {"sets", "set"})
 
 
@@ -439,6 +504,8 @@ _GRANTS = {
 """Kinds of operations, and those that an honest rewriting of them may have."""
 
 _LARGEST_EXPONENT = 99
+_MORE_SETS = 4
+"""How many more unions an answer may be written with: the complement of n points is a union of n + 1 intervals."""
 
 
 def _check_operations(right: Operations, said: Operations, arithmetic: bool) -> None:
@@ -450,6 +517,8 @@ def _check_operations(right: Operations, said: Operations, arithmetic: bool) -> 
         raise _Refused(f"{left[0]}, which the right answer does not have")
     if said.terms > right.terms and not arithmetic:
         raise _Refused("a sum left to be worked out")
+    if said.sets > right.sets + _MORE_SETS:  # the time to compare unions grows faster than with their square
+        raise _Refused(f"{said.sets} sets where the right answer has {right.sets}")
     if said.exponent > max(_LARGEST_EXPONENT, right.exponent):
         raise _Refused(f"an exponent of {said.exponent}")
     names = _names(right.symbols, said.symbols)
@@ -462,15 +531,16 @@ def _check_operations(right: Operations, said: Operations, arithmetic: bool) -> 
 
 def _names(right: set[str], said: set[str]) -> dict[str, str]:
     """A name of our own for each symbol; capitals are small letters, unless one side tells them apart."""
-    folds = all(len({_small(name) for name in side}) == len(side) for side in (right, said))
+    folds = all(len({small(name) for name in side}) == len(side) for side in (right, said))
     numbers: dict[str, int] = {}
     return {
-        name: f"x{numbers.setdefault(_small(name) if folds else name, len(numbers))}"
+        name: f"x{numbers.setdefault(small(name) if folds else name, len(numbers))}"
         for name in [*sorted(right), *sorted(said - right)]
     }
 
 
-def _small(name: str) -> str:
+def small(name: str) -> str:
+    """The name with a small letter for its first."""
     return name[0].lower() + name[1:]
 
 
@@ -492,6 +562,10 @@ _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
 _NAMING = re.compile(
     r"\\(?:text\w*|math\w+|mbox|bm|boldsymbol|operatorname|variable|\w*(?:hat|bar|dot|tilde|vec|line))\b"
 )
+_RANGE = re.compile(
+    r"\\(?P<name>lim|sum|prod|int|oint|bigcup|bigcap)(?:\\(?:no)?limits)?"
+    r"(?P<scripts>(?:[_^](?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+|[^\\{}]))*)"
+)
 _PLAIN_NAME = re.compile(r" *(?:\{[A-Za-z0-9 .,'-]*\}|[A-Za-z0-9])")
 _HARMLESS = {f"\\{name}" for name in (*FUNCTIONS, "frac", "dfrac", "sqrt", "cdot", "times", "left", "right", "pi")} | {
     "\\,", "\\;", "\\!", "\\ ", "\\{", "\\}", "\\\\", "\\infty", "\\text",
@@ -506,10 +580,27 @@ def _compared_unread(gold: str, said: str) -> tuple[str, str]:
         raise _Refused(f"{strange[0]}, which the right answer does not have")
     if not said.isascii() or not all(_PLAIN_NAME.match(said, match.end()) for match in _NAMING.finditer(said)):
         raise _Refused("a name that is not plain")
+    if _ranges(gold) != _ranges(said) and any(name == "lim" or hidden for name, _, hidden in _ranges(gold)):
+        raise _Refused("another limit, or another range of an index")
     # to math-verify a : is always a division, and x2 is 2x
     if normal(said) != normal(gold) and (":" in said + gold or any(_touches(text) for text in (said, gold))):
         raise _Refused("a colon, or a digit right after a letter, which can be read in several ways")
     return mended(gold), mended(said)
+
+
+def _ranges(text: str) -> list[tuple[str, str, bool]]:
+    r"""What stands below and above each ``\lim``, ``\sum`` and the like, and whether its index is part of a name.
+
+    To math-verify the index of a_n is a part of a name, so that a_n has the same limit and sum everywhere.
+    """
+    text = _tight(text)
+    rest, ranges = _RANGE.sub(" ", text), []
+    for match in _RANGE.finditer(text):
+        scripts = match["scripts"]
+        index = re.match(r"_\{?([A-Za-z])(?![A-Za-z])", scripts)
+        is_hidden = index is not None and re.search(rf"_(?:\{{[^{{}}]*)?{index[1]}", rest) is not None
+        ranges.append((match["name"], scripts.replace(index[1], "·", 1) if index else scripts, is_hidden))
+    return sorted(ranges)
 
 
 def _touches(text: str) -> bool:

@@ -1,8 +1,10 @@
 """Judge: whether two mathematical answers say the same, in bounded time, whatever they are.
 
-An answer passes three gates. Its text must have the form of an answer to this question (`math_form`); what it is parsed
-to may hold nothing that sympy would have to work out and the right answer does not hold (`math_tree`); and math-verify
-(Hugging Face, 2024) compares the two in a sealed process, of which nothing is left for the next pair.
+An answer passes four gates. Its text must have the form of an answer to this problem (`math_form`); what it is parsed
+to may hold nothing that sympy would have to work out and the right answer does not hold (`math_tree`); math-verify
+(Hugging Face, 2024) compares the two in a sealed process, of which nothing is left for the next pair; and an answer of
+the right value must not be a formula copied from the prompt, nor a product of vectors or matrices in another order
+(`math_prompt`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from threading import Lock
 from types import TracebackType
 
 from explorl.sandbox.sealed import Reply, Sealed, SealedLimits
-from explorl.tasks import math_form
+from explorl.tasks import math_form, math_prompt
 from explorl.tasks.math_normal import MAX_LENGTH, normal, numeral
 
 Pair = tuple[str, str]
@@ -38,15 +40,13 @@ class Judgement:
 class Judge:
     """Answers judged by sealed workers, started when first needed. Usable from several threads and forks."""
 
-    def __init__(
-        self, workers: int | None = None, limit: float = 5.0, *, budget: float = 10.0, arithmetic: bool = False
-    ) -> None:
-        """``limit``: seconds of processor time per pair; ``budget``: of wall-clock time for all the slow pairs of one
-        call together. ``arithmetic``: answers may leave to the judge what the right answer has worked out."""
+    def __init__(self, workers: int | None = None, limit: float = 5.0, *, arithmetic: bool = False) -> None:
+        """``limit``: seconds of processor time per pair, whatever the other pairs of its batch take. ``arithmetic``:
+        answers may leave to the judge what the right answer has worked out."""
         if not limit > 0:
             raise ValueError(f"limit={limit}: give the seconds that a pair of answers may take, like 5.0")
         self.arithmetic = arithmetic
-        self._sealed = Sealed(_WORKER, workers=workers, limits=SealedLimits(seconds=limit, budget=budget))
+        self._sealed = Sealed(_WORKER, workers=workers, limits=SealedLimits(seconds=limit))
         self._known: dict[Pair, Judgement] = {}
         self._lock = Lock()
 
@@ -54,13 +54,18 @@ class Judge:
     def workers(self) -> int:
         return self._sealed.workers
 
-    def judge(self, gold: str, answer: str) -> Judgement:
-        """Judge one answer."""
-        return self.judge_many([(gold, answer)])[0]
+    def judge(self, gold: str, answer: str, prompt: str = "") -> Judgement:
+        """Judge one answer, given the text of the problem."""
+        return self.judge_many([(gold, answer)], [prompt])[0]
 
-    def judge_many(self, pairs: Iterable[Pair]) -> list[Judgement]:
-        """Judge answers with all workers at once. The same pair is judged once, and remembered."""
+    def judge_many(self, pairs: Iterable[Pair], prompts: Iterable[str] | None = None) -> list[Judgement]:
+        """Judge answers with all workers at once. The same pair is judged once, and remembered.
+
+        ``prompts`` are the texts of the problems: an answer that repeats a formula of its prompt is refused where the
+        right answer has another form (`math_prompt`).
+        """
         pairs = list(pairs)
+        prompts = [""] * len(pairs) if prompts is None else prompts
         judged = {
             pair: self._known.get(pair) or at_once(*pair, arithmetic=self.arithmetic) for pair in dict.fromkeys(pairs)
         }
@@ -68,9 +73,8 @@ class Judge:
         known = {pair: judgement for pair, judgement in judged.items() if judgement is not None}
         if len(self._known) + len(known) > _REMEMBERED:
             self._known = {}
-        # What had no time in a busy batch may have it in the next.
-        self._known |= {pair: judgement for pair, judgement in known.items() if judgement.error != _UNJUDGED}
-        return [known[pair] for pair in pairs]
+        self._known |= known
+        return [_unless_refused(known[pair], *pair, prompt) for pair, prompt in zip(pairs, prompts, strict=True)]
 
     def close(self) -> None:
         """End the workers; the next pair starts new ones."""
@@ -93,7 +97,10 @@ class Judge:
         return {pair: _judgement(reply) for pair, reply in zip(pairs, replies, strict=True)}
 
 
-_UNJUDGED = "the comparison had no time left in its batch"
+def _unless_refused(judgement: Judgement, gold: str, answer: str, prompt: str) -> Judgement:
+    """The judgement, or a refusal of an answer that has the right value but not the form that the prompt asks for."""
+    reason = math_prompt.refusal(prompt, gold, answer) if judgement.same and answer != gold else None
+    return judgement if reason is None else Judgement(False, reason, judgement.seconds)
 
 
 def _message(gold: str, answer: str, arithmetic: bool) -> dict[str, object]:

@@ -34,7 +34,7 @@ class Node(NamedTuple):
     ========== ======================================== =======================================================
     number     its digits, like ``12.5`` or ``1e-7``
     repeating  ``0.1|6`` for 0.1666…
-    based      ``52_8``
+    based      ``52_8``; ``52_10`` is one, too
     symbol     its name, like ``x``, ``\\alpha_{1}'``
     constant   ``π``, ``e``, ``i`` or ``∞``
     text       words
@@ -42,12 +42,12 @@ class Node(NamedTuple):
     minus                                               what is subtracted
     choice     ``±`` or ``∓``                           what is added or subtracted
     product                                             factors
-    quotient                                            above and below; 2:3 is one, too
+    quotient   ``mixed`` if written like 2 1/3          above and below; 2:3 is one, too
     time       ``3:05``                                 hours and minutes
     ratio                                               three or more, like those of 1:2:3
     power                                               base and exponent
     root                                                radicand and index
-    call       the function, like ``sin``               arguments
+    call       the function, like ``sin``, or a sign    arguments; the signs × and · only where vectors are read
     percent                                             the number before the sign
     unit       the unit, like ``cm^2``                  what it measures
     bracket    its signs, like ``(]``, ``{}`` or ``<>`` elements; one with a single element in () or [] is no node
@@ -55,7 +55,7 @@ class Node(NamedTuple):
     set        ``∅``, ``R``, ``Z``, …
     matrix                                              rows, each of kind ``row``
     relation   its signs, like ``=`` or ``< ≤``         what stands between them
-    list       ``or`` if only that is between them      elements
+    list       ``and`` or ``or`` if it has that word    elements
     ========== ======================================== =======================================================
     """
 
@@ -101,10 +101,11 @@ _NUMPY = re.compile(r"(?<![A-Za-z0-9\\])np\.(?=[a-z])")
 
 
 @lru_cache(maxsize=8_192)
-def read(text: str, *, units: bool = False) -> Node:
-    """The tree of an answer. ``units``: a bare letter or word at its end, as in ``5 m``, may be a unit."""
+def read(text: str, *, units: bool = False, vectors: bool = False) -> Node:
+    """The tree of an answer. ``units``: a bare letter or word at its end, as in ``5 m``, may be a unit. ``vectors``:
+    products with × and with · are two things."""
     text = _NUMPY.sub("", translated(text).replace("{,}", ","))
-    return _Reader(tokens(_without_full_stop(text)), units).whole()
+    return _Reader(tokens(_without_full_stop(text)), units, vectors).whole()
 
 
 def _without_full_stop(text: str) -> str:
@@ -115,7 +116,7 @@ def _without_full_stop(text: str) -> str:
 class _Reader:
     """One text, read from left to right; each token is looked at a bounded number of times."""
 
-    def __init__(self, tokens: list[Token], units: bool) -> None:
+    def __init__(self, tokens: list[Token], units: bool, vectors: bool) -> None:
         self._tokens = tokens
         self._at = 0
         self._depth = 0
@@ -124,6 +125,7 @@ class _Reader:
         self._bars: list[str] = []
         self._between: set[str] = set()  # the words between the items of a list, and its commas
         self._units = units
+        self._vectors = vectors
         self._unit = ""  # of the operand that is being read, from a sign such as $ or °
         self._pending: Node | None = None
 
@@ -132,7 +134,8 @@ class _Reader:
         items = self._items()
         if self._at < len(self._tokens):
             raise Unreadable(f"{self._tokens[self._at].text!r} stands where nothing can stand")
-        return items[0] if len(items) == 1 else Node("list", "or" if self._between == {"or"} else "", tuple(items))
+        words = self._between - {","}
+        return items[0] if len(items) == 1 else Node("list", words.pop() if len(words) == 1 else "", tuple(items))
 
     def _peek(self, ahead: int = 0) -> str:
         """The sign, command or word at a place ahead; empty at the end, and for numbers and text."""
@@ -175,7 +178,7 @@ class _Reader:
         if self._at < len(self._tokens) and self._tokens[self._at].kind in ("word", "text"):
             words = self._tokens[self._at].text.strip(" ,").casefold()
             if words in ("and", "or", "and/or"):
-                self._between.add(words)
+                self._between |= set(words.split("/"))
                 self._at += 1
         return self._at > before
 
@@ -282,8 +285,7 @@ class _Reader:
             sign = self._peek()
             if sign in _TIMES:
                 self._at += 1
-                right = self._signed_run()
-                node = _product(node, right)
+                node = self._multiplied(node, sign)
             elif sign in _OVER:
                 self._chain()
                 self._at += 1
@@ -294,6 +296,16 @@ class _Reader:
                 node = Node("call", "mod", (_expression(node), _expression(self._run())))
             else:
                 return node
+
+    def _multiplied(self, left: Node, sign: str) -> Node:
+        """A product with a sign; where vectors are read, × binds more tightly than ·."""
+        right = self._signed_run()
+        if not self._vectors:
+            return _product(left, right)
+        while sign != "\\times" and self._peek() == "\\times":
+            self._at += 1
+            right = Node("call", "×", (_expression(right), _expression(self._signed_run())))
+        return Node("call", "×" if sign == "\\times" else "·", (_expression(left), _expression(right)))
 
     def _signed_run(self) -> Node:
         if self._peek() == "-":
@@ -332,7 +344,8 @@ class _Reader:
         whole, above, below = (int(part.text) for part in (factors[0], *fraction.parts))
         if above >= below:
             raise Unreadable("a mixed number whose fraction is not below 1")
-        return _quotient(Node("number", str(whole * below + above)), Node("number", str(below)))
+        fraction = _quotient(Node("number", str(whole * below + above)), Node("number", str(below)))
+        return fraction._replace(text="mixed")
 
     def _starts_factor(self) -> bool:
         if self._pending is not None or self._kind() == "number":
@@ -510,7 +523,7 @@ class _Reader:
         if self._peek() == "_":
             self._at += 1
             base = self._index()
-            return Node("number", _canonical(digits)) if base == "10" else Node("based", f"{digits}_{base}")
+            return Node("based", f"{digits}_{base}")
         return Node("number", _canonical(digits))
 
     def _thousands(self) -> bool:
@@ -779,6 +792,13 @@ def _canonical(digits: str) -> str:
     whole, _, part = mantissa.partition(".")
     whole, part = whole.lstrip("0") or "0", part.rstrip("0")
     return whole + (f".{part}" if part else "") + (f"e{int(exponent)}" if mark else "")
+
+
+def decimal(node: Node) -> Node:
+    """A tree whose numbers in base ten, like ``101_{10}``, are plain numbers."""
+    if node.kind == "based" and node.text.endswith("_10"):
+        return Node("number", _canonical(node.text.removesuffix("_10")))
+    return node._replace(parts=tuple(map(decimal, node.parts)))
 
 
 def written(node: Node) -> str:

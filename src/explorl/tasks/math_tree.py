@@ -363,7 +363,10 @@ def _tuple(text: str, parts: list[Any]) -> Any:
 def _interval(text: str, parts: list[Any]) -> Any:
     import sympy
 
-    return sympy.Interval(*parts, left_open=text[0] == "(", right_open=text[1] == ")")
+    interval = sympy.Interval(*parts, left_open=text[0] == "(", right_open=text[1] == ")")
+    if interval is sympy.S.EmptySet:
+        raise ValueError("it holds an interval without elements")
+    return interval
 
 
 def _sets(text: str, parts: list[Any]) -> Any:

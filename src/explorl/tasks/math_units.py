@@ -37,8 +37,41 @@ _NO_UNITS = frozenset({
     "through", "is", "are", "was", "equals", "equal", "or", "and", "but", "if", "unless", "except", "otherwise",
     "else", "the", "answer", "a", "an", "any", "all", "some", "one", "two", "three", "four", "five", "six",
     "seven", "eight", "nine", "ten", "zero", "negative", "positive", "inverse", "reciprocal", "squared", "cubed",
+    "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+    "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "ones", "tens", "myriad", "myriads", "googol",
+    "googolplex", "lakhs", "lac", "lacs", "crores", "fourth", "ppm", "ppb", "ppt", "permil", "promille", "mille", "bps",
+    "percents", "percentages", "percentile", "halve", "halved", "halving", "doubled", "doubling", "thrice", "tripled",
+    "tripling", "treble", "trebled", "quadruple", "quadrupled", "quintuple", "quintupled", "quartered", "squaring",
+    "cubing", "increased", "decreased", "incremented", "decremented", "reduced", "subtracted", "negated", "inverted",
+    "truncated", "logarithm", "sqrt", "cbrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "tau", "infinity", "ish",
+    "either", "neither", "nor", "xor", "versus", "vs", "instead", "rather", "too", "something", "anything",
+    "everything", "hardly", "barely", "scarcely", "wrongly", "incorrectly", "untrue", "non", "anti",
 })  # fmt: skip
-# Capitals tell nothing in a unit, but for these: MW is not mW.
+# Words that are no unit alone: "5 imaginary" is 5i, but there may be 5 imaginary roots.
+_NO_UNITS_ALONE = frozenset({
+    "imaginary", "infinite", "repeating", "recurring", "opposite", "opposites", "reciprocals", "inverses", "negatives",
+    "conjugate", "conjugated", "added", "raised", "lowered", "rounded", "short", "shy", "past", "beyond", "without",
+    "excluding", "excluded", "exceeding", "kilo", "mega", "giga", "tera", "milli", "micro", "nano", "centi",
+    "deci", "deca", "hecto",
+})  # fmt: skip
+_NUMBER_WORD = re.compile(r"[a-z]*ill(?:ion|iard)(?:th)?s?|[a-z]*(?:tieth|teenth)s?|(?!scaf)[a-z]+fold")
+_PARTS_PER = re.compile(r"\bper (?:cent|centum|mil|mill)\b|\bp c\b|\bbasis points?\b")
+_ROMAN = re.compile(r"\b(?:[IVX]{2,}|MM)\b")
+# Words before an = that deny what stands after it wherever they are; as the first or last word; and of a result.
+_DENIALS = frozenset({"anything", "everything", "nothing", "whatever", "isn't", "isnt", "doesn't", "doesnt", "unequal"})
+_HEDGES = frozenset({
+    "not", "no", "non", "never", "neither", "but", "nor", "or", "than", "minus", "plus", "about", "approximately",
+    "around", "roughly", "nearly", "almost", "maybe", "perhaps", "possibly", "probably", "unlike", "unless", "except",
+    "divided", "multiplied", "exceeds", "excluding", "without",
+})  # fmt: skip
+_OTHERS = frozenset({
+    "half", "twice", "double", "triple", "thrice", "squared", "cubed", "opposite", "inverse", "reciprocal", "negation",
+    "negative", "doubled", "halved", "times", "wrong", "incorrect", "false", "untrue",
+})  # fmt: skip
+_LABELS = frozenset({"half", "opposite", "inverse", "reciprocal"})
+_RESULTS = frozenset({"the", "a", "of", "my", "our", "answer", "result", "solution", "it", "this", "that"})
+_BOUND = re.compile(r"\bat (?:least|most)$")
+# Capitals tell nothing in a unit, except for these: MW is not mW.
 _SCALES = {"m": "milli", "M": "mega", "micro": "micro"}
 _SCALED = re.compile(r"\b([mM]|micro)(W|Pa|Hz|J|V|eV|N|m|s|g)\b")
 _MERIDIEM = re.compile(r"\b([ap])\. ?m\b\.?")
@@ -56,7 +89,23 @@ def is_unit(text: str) -> bool:
     spelled = _spelled(text)
     words = re.findall(r"[a-z]+", spelled)
     is_plain = re.fullmatch(r"(?:[a-z ,'/-]|\^ ?-?[0-9])*", spelled) is not None
-    return is_plain and 0 < len(words) <= 4 and not _NO_UNITS & set(words)
+    changes_number = (
+        _NO_UNITS & set(words)
+        or set(words) <= _NO_UNITS_ALONE
+        or any(map(_NUMBER_WORD.fullmatch, words))
+        or _PARTS_PER.search(spelled)
+        or _ROMAN.search(text)
+    )
+    return is_plain and 0 < len(words) <= 4 and not changes_number
+
+
+def names_a_value(text: str) -> bool:
+    """Whether words before an = can say what the value is of: not "anything but", nor "half the answer"."""
+    words = text.casefold().split()
+    if _DENIALS & set(words) or words[0] in _HEDGES or words[-1] in _HEDGES or _BOUND.search(text.casefold()):
+        return False
+    is_other = _OTHERS & set(words) and set(words) <= _OTHERS | _RESULTS
+    return not is_other or set(words) <= _LABELS
 
 
 def agree(gold: str, answer: str) -> bool:

@@ -167,6 +167,8 @@ class Operations:
     exponent: int = 0
     """The largest exponent that is a number."""
     decimals: bool = False
+    sets: int = 0
+    """Unions, intersections and differences of sets, and elements of sets in braces."""
 
 
 def operations(*nodes: Node) -> Operations:
@@ -250,7 +252,7 @@ def _visit_power(node: Node, found: Operations) -> None:
         found.names.add("a root")
     elif _is_constant_sum(base):
         found.names.add("a power of a sum")
-    elif (base.kind != "constant" and size is not None and not _is_power_of_ten(node)) or base == Node("constant", "i"):
+    elif (base.kind != "constant" and size is not None and not is_power_of_ten(node)) or base == Node("constant", "i"):
         found.names.add("a power of numbers")
 
 
@@ -266,6 +268,12 @@ def _visit_root(node: Node, found: Operations) -> None:
 
 def _visit_sets(node: Node, found: Operations) -> None:
     found.names.add(node.text)
+    found.sets += 1
+
+
+def _visit_bracket(node: Node, found: Operations) -> None:
+    if node.text == "{}":
+        found.sets += len(node.parts)
 
 
 _VISITS: dict[str, Callable[[Node, Operations], None]] = {
@@ -277,6 +285,7 @@ _VISITS: dict[str, Callable[[Node, Operations], None]] = {
     "power": _visit_power,
     "root": _visit_root,
     "sets": _visit_sets,
+    "bracket": _visit_bracket,
 }
 
 
@@ -288,7 +297,7 @@ def _is_constant_sum(node: Node) -> bool:
     return node.kind == "sum" and _is_constant(node)
 
 
-def _is_power_of_ten(node: Node) -> bool:
+def is_power_of_ten(node: Node) -> bool:
     return node.kind == "power" and node.parts[0] == Node("number", "10") and _is_literal(node.parts[1])
 
 

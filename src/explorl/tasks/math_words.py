@@ -19,13 +19,21 @@ _MATHEMATICS = frozenset({"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log
 
 
 def words(text: str) -> str | None:
-    """The words that a text consists of, in small letters and, where commas or = divide them, in order."""
+    """The words that a text consists of, in small letters and, where commas or = divide them, in order.
+
+    "and" and "or" divide them, too; `conjunctions` tells which.
+    """
     text = " ".join(_LAYOUT.sub(" ", _WRAPPED.sub(r"\1", text)).split()).strip(" .,(){}")
     if not _ONLY_WORDS.fullmatch(text):
         return None
     divider = "=" if "=" in text else ","
     parts = re.sub(r",? (?:and|or) ", ",", text.casefold()).split(divider)
     return f" {divider} ".join(sorted(" ".join(re.findall(r"[^\W_]+", part)) for part in parts))
+
+
+def conjunctions(text: str) -> set[str]:
+    """Which of "and" and "or" a text has."""
+    return {word.casefold() for word in re.findall(r"(?i)(?<![^\W\d_])(?:and|or)(?![^\W\d_])", text)}
 
 
 def plain_name(text: str) -> str | None:
