@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorl.tasks import Jsonl, Problem, get_task
-from explorl.tasks.jsonl_numbers import is_number, last_number, number, same, shown
+from explorl.tasks.jsonl_numbers import Number, is_number, last_number, number, same, shown
 from explorl.tasks.jsonl_styles import STYLES, stated
 from explorl.tasks.jsonl_verifiers import VERIFIERS
 
@@ -467,13 +467,16 @@ def test_what_is_not_one_number(text: str) -> None:
 
 
 def test_numbers_that_are_the_same() -> None:
-    assert same(Decimal("0.3"), Decimal(str(0.1 + 0.2)))
-    assert not same(Decimal("0.3001"), Decimal("0.3"))
-    assert not same(Decimal("12345678901235"), Decimal("12345678901234"))
-    assert same(number("1/3") or Decimal(0), Decimal(str(1 / 3)))
-    assert same(Decimal("3.1"), Decimal("3"), 0.1)
-    assert not same(Decimal("3.11"), Decimal("3"), 0.1)
-    assert not same(number("1e9999") or Decimal(0), Decimal(1), 1e300)
+    def numbers(stated: str, right: str, tolerance: float = 0.0) -> bool:
+        return same(number(stated) or Number(Decimal(0)), number(right) or Number(Decimal(0)), tolerance)
+
+    assert numbers("0.3", str(0.1 + 0.2))
+    assert not numbers("0.3001", "0.3")
+    assert not numbers("12345678901235", "12345678901234")
+    assert numbers("1/3", str(1 / 3))
+    assert numbers("3.1", "3", 0.1)
+    assert not numbers("3.11", "3", 0.1)
+    assert not numbers("1e9999", "1", 1e300)
     assert not is_number("x")
     assert last_number("no") is None
 

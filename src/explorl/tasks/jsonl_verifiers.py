@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from explorl.sandbox.sealed import Sealed, SealedLimits
-from explorl.tasks.jsonl_numbers import number, same, shown
+from explorl.tasks.jsonl_numbers import asks_for, number, same, shown
 from explorl.tasks.math_judge import shared_judge
 from explorl.tasks.math_normal import MAX_LENGTH, normal
 from explorl.text import normalized
@@ -54,13 +54,16 @@ def exact(said: str, right: Sequence[str], *, ignore_case: bool) -> Judged:
     return Judged(correct, answer, None if correct else _ANOTHER)
 
 
-def numeric(said: str, right: Sequence[str], *, tolerance: float) -> Judged:
-    """Whether a text states one of the right numbers."""
-    value = number(said)
-    if value is None:
+def numeric(said: str, right: Sequence[str], *, tolerance: float, question: str = "") -> Judged:
+    """Return whether a text states one of the right numbers; ``question`` may name the unit that is asked for."""
+    answer = number(said)
+    if answer is None:
         return Judged(False, None, "not one number")
-    correct = any((gold := number(text)) is not None and same(value, gold, tolerance) for text in right)
-    return Judged(correct, shown(value), None if correct else _ANOTHER)
+    golds = [gold for text in right if (gold := number(text)) is not None]
+    if asks_for(question, answer.unit):
+        golds = [gold._replace(unit=gold.unit or answer.unit) for gold in golds]
+    correct = any(same(answer, gold, tolerance) for gold in golds)
+    return Judged(correct, shown(answer), None if correct else _ANOTHER)
 
 
 def mathematical(
