@@ -495,6 +495,27 @@ def test_numbers_that_are_the_same() -> None:
         ("Straße", "STRASSE", True),
         ("é", "é", True),
         ("x²", "x2", False),
+        ("A*", "A", False),
+        ("A*", "**A***", True),
+        ("A", "A*", False),
+        ("f'", "f", False),
+        ("x", "x'", False),
+        ("C", "C`", False),
+        ("$HOME", "HOME", False),
+        ("*args", "args", False),
+        ("*args", "**args", False),
+        ("__init__", "init", False),
+        ("__init__", "`__init__`", True),
+        ("cat", "act", False),
+        ("cat", "cat!", False),
+        ("cat", "c a t", False),
+        ("cat", "dog or cat", False),
+        ("Paris", "_Paris_", True),
+        ("Paris", "Paris**", True),
+        ("Paris", "**Paris.**", True),
+        ("Paris", r"$\text{Paris}$", True),
+        ("'Paris'", "Paris", True),
+        ("U.S.", "U.S.", True),
         ("...", "...", True),
         ("*", "*", True),
         ("*", "", False),
@@ -512,7 +533,8 @@ def test_exact_takes_no_longer_than_the_text_is(tmp_path: Path) -> None:
     """Unicode orders the marks on a letter, which takes quadratic time: for these, a minute and more."""
     task, problem = only(tmp_path, {"prompt": "?", "answer": "Paris"}, verifier="exact", style="whole")
     begun = time.process_time()
-    assert not task.verify("a" + "\u0315\u0300" * 200_000, problem).correct
+    for text in ("a" + "\u0315\u0300" * 200_000, "*" * 1_000_000, "." * 1_000_000, "$*" * 500_000):
+        assert not task.verify(text, problem).correct
     assert time.process_time() - begun < 5
 
 

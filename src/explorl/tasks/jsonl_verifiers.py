@@ -1,6 +1,6 @@
 """How the task ``jsonl`` tells whether a stated answer is right: by one of the verifiers that a row may name.
 
-exact     the same text; case, white space, and marks around it do not count
+exact     the same text; case, white space, and marks on both sides of it do not count
 number    the same number
 math      the same to math-verify
 regex     the pattern is found in it
@@ -25,7 +25,9 @@ from explorl.text import normalized
 VERIFIERS = ("exact", "number", "math", "choice", "code", "regex")
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_AROUND = " \t\r\n*_`\"'“”‘’$"
+_MARKS = (*((mark, mark) for mark in ("**", "*", "```", "`", '"', "'", "$$", "$")), ("“", "”"), ("‘", "’"))
+_LAYERS = 4
+"""Most marks around an answer, within one another."""
 _ANOTHER = "another answer than the right one"
 
 
@@ -37,20 +39,31 @@ class Judged(NamedTuple):
     error: str | None = None
 
 
-def plain(text: str, *, ignore_case: bool = True) -> str:
-    """A text without what `exact` leaves out of account: case, spaces, quotes and emphasis around it, a full stop."""
-    said = " ".join(normalized(text, "NFC").split())
-    bare = said.strip(_AROUND)
-    if match := _WRAPPED.fullmatch(bare):
-        bare = match[1].strip(_AROUND)
-    bare = bare.removesuffix(".").strip(_AROUND) or said
+def plain(text: str, *, ignore_case: bool = True, marks: Sequence[tuple[str, str]] = _MARKS) -> str:
+    """Return a text without what `exact` ignores: case, spaces, marks on both sides of it, and a full stop."""
+    whole = bare = " ".join(normalized(text, "NFC").split())
+    has_stop = True
+    for _ in range(_LAYERS):
+        for opening, closing in marks:
+            if bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening + closing):
+                bare = bare[len(opening) : -len(closing)].strip()
+        if match := _WRAPPED.fullmatch(bare):
+            bare = match[1].strip()
+        if has_stop and bare.endswith("."):
+            bare, has_stop = bare[:-1].rstrip(), False
+    bare = bare or whole
     return bare.casefold() if ignore_case else bare
 
 
 def exact(said: str, right: Sequence[str], *, ignore_case: bool) -> Judged:
-    """Whether a text is one of the right ones."""
+    """Return whether a text is one of the right ones.
+
+    Underscores and an emphasis that is only closed are ignored around the answer, not around a right text, to which
+    they may belong: ``__init__``, ``A*``.
+    """
     answer = plain(said, ignore_case=ignore_case)
-    correct = answer in {plain(text, ignore_case=ignore_case) for text in right}
+    forms = {answer, plain(said.removesuffix("**"), ignore_case=ignore_case, marks=(*_MARKS, ("__", "__"), ("_", "_")))}
+    correct = not forms.isdisjoint(plain(text, ignore_case=ignore_case) for text in right)
     return Judged(correct, answer, None if correct else _ANOTHER)
 
 
