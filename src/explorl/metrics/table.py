@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from explorl.core.documents import parse_json
 from explorl.text import clean
 
 from .bootstrap import Interval
@@ -91,7 +92,7 @@ class Table:
     @classmethod
     def from_json(cls, text: str, number: str | Mapping[str, str] = ".3f") -> Table:
         """The table that `to_json` wrote."""
-        data = json.loads(text)
+        data = parse_json(text, "the table")
         columns = data["columns"]
         rows = [
             [Interval(**cell) if isinstance(cell, dict) else cell for cell in (row[name] for name in columns)]
