@@ -14,6 +14,7 @@ import torch
 from accelerate.utils import send_to_device
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
 from explorl.core.documents import DocumentError, load_tensors, parse_json
@@ -53,8 +54,25 @@ def _json_fault(path: Path) -> str | None:
         state = parse_json(path.read_bytes(), path.name)
     except DocumentError:
         return "is not whole"
-    is_state = not isinstance(state, dict) or isinstance(state.get("global_step"), int)
-    return "has no global_step" if path.name == "trainer_state.json" and not is_state else None
+    if path.name == STRATEGY_STATE:
+        return None if _is_strategy_state(state) else "has no memory of strategies"
+    if path.name != "trainer_state.json":
+        return None
+    if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
+        return "has no global_step"
+    try:
+        TrainerState.load_from_json(str(path))
+    except Exception:  # whatever its fields make of what is there
+        return "is no state of a trainer"
+    return None
+
+
+def _is_strategy_state(state: Any) -> bool:
+    entries = state.get("strategies") if isinstance(state, dict) else None
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("memory"), dict)
+        for entry in entries
+    )
 
 
 def _safetensors_fault(path: Path) -> str | None:
@@ -75,12 +93,20 @@ def _torch_fault(path: Path) -> str | None:
         return "is not whole"
     try:
         with safe_globals():  # of random number generators, as the trainer loads them
-            load_tensors(path, map_location="meta", mmap=True)
+            content = load_tensors(path, map_location="meta", mmap=True)
     except DocumentError:
         return "is no file of tensors and plain values"
-    return None
+    keys = _KEYS.get(path.name, frozenset())
+    missing = sorted(keys - content.keys()) if isinstance(content, dict) else sorted(keys)
+    return f"has no {missing[0]}" if missing else None
 
 
+_KEYS = {
+    "optimizer.pt": frozenset(("state", "param_groups")),
+    "scheduler.pt": frozenset(("last_epoch",)),
+    "rng_state.pth": frozenset(("python", "numpy", "cpu")),
+}
+"""What the files of a trainer hold."""
 _FAULTS = {".json": _json_fault, ".safetensors": _safetensors_fault, ".pt": _torch_fault, ".pth": _torch_fault}
 
 
