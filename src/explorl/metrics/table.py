@@ -213,7 +213,7 @@ def _inert(cell: Cell) -> Cell:
 
 def markdown(text: str) -> str:
     """Return a text, such as an arm's name, as Markdown that shows it: no link, emphasis, code, formula or tag."""
-    text = "".join(f"\\{letter}" if letter in "\\|`*_<[]~$&" else letter for letter in text)
+    text = "".join(f"\\{letter}" if letter in "\\|`*_<[]{~$&" else letter for letter in text)
     return " ".join(text.replace("://", ":\\//").replace("www.", "www\\.").split())
 
 
