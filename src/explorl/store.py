@@ -156,6 +156,21 @@ def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] | None = 
     return value
 
 
+def read_study(folder: Path) -> dict[str, Any]:
+    """Return the record of a study, study.json in its folder; `StoreError` where there is none."""
+    path = folder / "study.json"
+    if not path.is_file():
+        raise StoreError(f"{folder} holds no study: {path} is missing")
+    record: dict[str, Any] = read_json(path, dict)
+    for key, kind, needs in (("arms", dict, {"name", "slug", "config"}), ("seeds", int, set())):
+        entries = record.get(key)
+        if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
+            raise StoreError(f"{path} has no list of {key}; restore it")
+        if any(needs - entry.keys() for entry in entries if isinstance(entry, dict)):
+            raise StoreError(f"{path} has an entry of {key} without {', '.join(sorted(needs))}; restore it")
+    return record
+
+
 def _json(value: Any, **options: Any) -> str:
     """JSON that has UTF-8: lone surrogates are written as the escapes that JSON has for them."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, **options)

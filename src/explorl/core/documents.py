@@ -32,7 +32,7 @@ class NestingError(DocumentError):
     """A document with too many levels of lists and mappings."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"{place} is nested over {MAX_DEPTH} levels; make it flatter")
+        super().__init__(f"{place} is nested over {MAX_DEPTH} levels, the most that are read")
 
 
 # ---------------------------------------------------------------------------- YAML
