@@ -9,7 +9,7 @@ from typing import Any
 
 from explorl.sandbox.sealed import Sealed, SealedLimits
 
-SECONDS = 2.0
+SECONDS = 1.0
 """Processor time that a template may take for one conversation."""
 REPLY = {"role": "assistant", "content": "42"}
 
@@ -29,11 +29,9 @@ def template_fault(tokenizer: Any, conversations: Sequence[Sequence[Mapping[str,
 
 @lru_cache(maxsize=64)
 def _fault(template: str, tokens: str, conversations: str) -> str | None:
-    messages = [
-        {"template": template, "tokens": json.loads(tokens), "conversation": turns}
-        for turns in json.loads(conversations)
-    ]
-    limits = SealedLimits(seconds=SECONDS, budget=SECONDS)
+    given = json.loads(tokens)
+    messages = [{"template": template, "tokens": given, "conversation": turns} for turns in json.loads(conversations)]
+    limits = SealedLimits(seconds=SECONDS)
     with Sealed("explorl.sandbox.chat_templates:refusal", workers=1, limits=limits) as renderer:
         for message, reply in zip(messages, renderer.call_many(messages), strict=True):
             if reply.error is not None:
