@@ -49,7 +49,11 @@ def _laughs(first: str, many: str) -> str:
 
 YAML = {
     "a billion laughs": _laughs("[x, x, x, x, x, x, x, x, x, x]", "[{}]"),
-    "a billion laughs in a task's option": "task:\n" + textwrap.indent(_laughs("[x]", "[{}]"), "  "),
+    "a billion laughs in a task's option": "task:\n  name: products\n  sizes:\n"
+    + textwrap.indent(_laughs("[x]", "[{}]"), "    "),
+    "a billion laughs, in one line": "task: {name: products, sizes: ["
+    + ", ".join(["&a0 [x]", *(f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))])
+    + "]}\n",
     "merged without end": _laughs("{k: 1}", "{{<<: [{}]}}"),
     "a list that holds itself": "task: &a [*a]\n",
     "a mapping that holds itself": "task: &a {name: *a}\n",
