@@ -36,6 +36,7 @@ from explorl.config import (
     presets,
     resumed_config,
 )
+from explorl.core.documents import parse_yaml
 from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
 from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched
@@ -407,8 +408,8 @@ def _known_profiles(ctx: typer.Context) -> list[str]:
     """Profiles of the study on the command line, for the shell's completion."""
     words = [*(ctx.params.get("what") or ()), *ctx.args]
     try:
-        return [*yaml.safe_load(find_study(words[0]).read_text(encoding="utf-8"))["profiles"]]
-    except (ConfigError, KeyError, IndexError, TypeError, ValueError, OSError, yaml.YAMLError):
+        return [*parse_yaml(find_study(words[0]).read_text(encoding="utf-8"), words[0])["profiles"]]
+    except (ConfigError, KeyError, IndexError, TypeError, ValueError, OSError):
         return []
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from explorl.core.documents import DocumentError, parse_yaml
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -531,64 +531,12 @@ class Config(Section):
         return self.model_dump(mode="json")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML whose floats may be written 5e-6, which plain YAML 1.1 reads as text, and whose dates are text, since a run
-    keeps its configuration in JSON's values."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)$"),
-    list("-+0123456789."),
-)
-
-
 def read_yaml(text: str, place: str) -> Any:
-    """Parses YAML; errors name the place."""
+    """Return what a YAML document says; `ConfigError` names the place."""
     try:
-        values = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place} is not YAML: {_yaml_fault(error, text)}") from error
-    _refuse_double_keys(yaml.compose(text, Loader=_Loader), place)
-    return values
-
-
-def _refuse_double_keys(node: Any, place: str, trail: tuple[str, ...] = (), looked: set[int] | None = None) -> None:
-    """YAML lets the second of two equal keys win without a word: of two sections of one name, or of two arms of a
-    study, the first would be lost. ``looked``: nodes that were looked at, to which an alias may lead again."""
-    looked = set() if looked is None else looked
-    if id(node) in looked:
-        return
-    looked.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line, name = key.start_mark.line + 1, str(key.value)
-            if name in seen:
-                what = f"arm {name!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, name))}"
-                raise ConfigError(f"{place} has the {what} twice, in lines {seen[name]} and {line}; keep or rename one")
-            seen[name] = line
-            _refuse_double_keys(value, place, (*trail, name), looked)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_double_keys(item, place, trail, looked)
-
-
-def _yaml_fault(error: yaml.YAMLError, text: str) -> str:
-    """Where it stops being YAML, in one line."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return str(error)
-    line = (text.splitlines() or [""])[min(mark.line, len(text.splitlines()) - 1)]
-    if "\t" in line[: len(line) - len(line.lstrip())]:
-        return f"line {mark.line + 1} is indented with a tab; indent with spaces, two for each level"
-    begin = getattr(error, "context_mark", None) or mark
-    since = f" (in what begins in line {begin.line + 1})" if begin.line != mark.line else ""
-    return f"line {mark.line + 1}, column {mark.column + 1}{since}: {getattr(error, 'problem', error)}"
+        return parse_yaml(text, place)
+    except DocumentError as error:
+        raise ConfigError(str(error)) from None
 
 
 def presets() -> list[str]:

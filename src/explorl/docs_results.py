@@ -5,6 +5,7 @@ python -m explorl.docs_results runs/rft docs/results/rft.md
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from explorl.analysis.looks import found_words, plan_words, power_words
 from explorl.analysis.study_results import _cell, results_table
 from explorl.analysis.verdicts import points
 from explorl.metrics import Cell, Table
+from explorl.metrics.table import markdown
 from explorl.store import StoreError, read_json, write_text
 
 BEGIN = "<!-- Written by `python -m explorl.docs_results` from the study's results.json. -->"
@@ -30,18 +32,18 @@ def results_section(results: Mapping[str, Any]) -> str:
         first = [_cell(own.get(key)) for key in scores]
         rows.insert(0, ["start", *first, *[None] * (len(table.columns) - 1 - len(first))])
         rows[0][table.columns.index("entropy (nats)")] = _cell(own.get("entropy"))
-    commit = f", commit `{results['commit'][:7]}`" if results["commit"] else ""
+    commit = f", commit `{results['commit'][:7]}`" if re.fullmatch("[0-9a-f]+[+]?", results["commit"] or "") else ""
     head = (
-        f"{results['date']}{commit}: {len(results['arms'])} arms, {results['problems']} held-out problems × "
+        f"{markdown(results['date'])}{commit}: {len(results['arms'])} arms, {results['problems']} held-out problems × "
         f"{results['samples']} samples. Intervals {'' if plan else '(95 %) '}count seeds and problems; differences are "
-        f"paired with *{results['baseline']}*'s{'' if plan else ', p is corrected over the arms (Holm)'}."
+        f"paired with *{markdown(results['baseline'])}*'s{'' if plan else ', p is corrected over the arms (Holm)'}."
     )
     shown = Table(table.columns, rows, number=table.number).to_markdown()
     if plan is None:
         return f"{head}\n\n{shown.strip()}\n\n{kept(results, scores[-1])}\n"
     differences = {arm["name"]: arm["differences"] for arm in results["arms"]}
-    rule = f"{plan_words(plan, results['baseline'])} The intervals of the arms' own scores have 95 %."
-    return f"{head} {rule}\n\n{shown.strip()}\n\n{found_words(differences, plan)} {power_words(plan)}\n"
+    rule = f"{markdown(plan_words(plan, results['baseline']))} The intervals of the arms' own scores have 95 %."
+    return f"{head} {rule}\n\n{shown.strip()}\n\n{markdown(found_words(differences, plan))} {power_words(plan)}\n"
 
 
 def kept(results: Mapping[str, Any], measure: str) -> str:
@@ -54,8 +56,8 @@ def kept(results: Mapping[str, Any], measure: str) -> str:
         kind = "higher" if found["low"] > 0 else "lower" if found["high"] < 0 else "open"
         p = "" if found.get("p_corrected") is None else f", p = {found['p_corrected']:.2f}"
         span = f"{points(found['mean'])} points [{points(found['low'])}, {points(found['high'])}]"
-        told[kind].append(f"{arm['name']} ({span}{p})")
-    base = results["baseline"]
+        told[kind].append(f"{markdown(arm['name'])} ({span}{p})")
+    base = markdown(results["baseline"])
     if not any(told.values()):
         return f"No arm has an interval to {base} yet."
     if not told["higher"] and not told["lower"]:
@@ -75,7 +77,7 @@ def page_with(page: str, section: str) -> str:
     if BEGIN not in page or END not in page:
         raise ValueError(f"the page has no place for the results; write these two lines into it:\n{BEGIN}\n{END}")
     before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{rest.split(END, 1)[1]}"
+    return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{rest.rsplit(END, 1)[1]}"
 
 
 def write(study: Path, page: Path) -> None:

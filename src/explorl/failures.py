@@ -20,6 +20,9 @@ from explorl.store import StoreError
 from explorl.terminal import NOT_FINITE
 from explorl.text import clean
 
+_LONGEST = 2_000
+"""Characters that are shown of a line: a value in a file may have a million."""
+
 
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM, with the exit code; the text says how to go on. Typer would say nothing but "Aborted"."""
@@ -78,8 +81,11 @@ def in_words(error: Exception) -> str | None:
         lines = [lines[0], "out of memory: lower training.micro_batch, rollout.max_tokens or --batch-size"]
     elif isinstance(error, RuntimeError) and any(phrase in lines[0] for phrase in NOT_FINITE):
         lines = [lines[0], "use weights from before the training diverged, such as an earlier checkpoint"]
+    elif type(error).__module__.startswith("jinja2."):  # not imported here: few commands render anything
+        lines = [f"the model's chat template refuses a prompt: {lines[0]}", "use a template of text, or correct it"]
     elif not isinstance(error, USER_ERRORS) and type(error).__name__ != "UnsupportedModel":
         return None
+    lines = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…" for line in lines]
     return "\n".join(lines if len(lines) < 4 else [*lines[:2], f"(and {len(lines) - 2} lines more)"])
 
 

@@ -16,10 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from explorl import processes
-from explorl.config import ConfigError
+from explorl.config import ConfigError, read_yaml
 
 _SIGNS = ("distributed_type", "num_processes", "compute_environment")
 """Keys of which accelerate's files have one at least."""
@@ -40,9 +38,9 @@ def check_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"--launch names {path}, which is no file; docs/scale.md has files to start from")
     try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+        said = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(said, dict) or not any(key in said for key in _SIGNS):
         raise ConfigError(
             f"{path} is no configuration of accelerate: it has none of {', '.join(_SIGNS)}; write one with "

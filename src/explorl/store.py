@@ -38,6 +38,7 @@ from typing import IO, Any
 import yaml
 
 from explorl import __version__
+from explorl.core.documents import DocumentError, parse_json, parse_yaml
 from explorl.text import clean, is_clean
 
 MOST_BYTES = 80
@@ -147,12 +148,27 @@ def write_json(path: str | Path, value: Any) -> None:
 def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] | None = None) -> Any:
     """What a JSON file holds, if need be a mapping or a list; `StoreError` where it holds none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StoreError(f"{path} is not JSON ({error}); restore it, or remove it") from error
+        value = parse_json(path.read_bytes(), str(path))
+    except DocumentError as error:
+        raise StoreError(f"{error}; restore it, or remove it") from error
     if kind is not None and not isinstance(value, kind):
         raise StoreError(f"{path} holds no {'mapping' if kind is dict else 'list'}; restore it, or remove it")
     return value
+
+
+def read_study(folder: Path) -> dict[str, Any]:
+    """Return the record of a study, study.json in its folder; `StoreError` where there is none."""
+    path = folder / "study.json"
+    if not path.is_file():
+        raise StoreError(f"{folder} holds no study: {path} is missing")
+    record: dict[str, Any] = read_json(path, dict)
+    for key, kind, needs in (("arms", dict, {"name", "slug", "config"}), ("seeds", int, set())):
+        entries = record.get(key)
+        if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
+            raise StoreError(f"{path} has no list of {key}; restore it")
+        if any(needs - entry.keys() for entry in entries if isinstance(entry, dict)):
+            raise StoreError(f"{path} has an entry of {key} without {', '.join(sorted(needs))}; restore it")
+    return record
 
 
 def _json(value: Any, **options: Any) -> str:
@@ -394,8 +410,8 @@ class RunStore:
     def config(self) -> dict[str, Any]:
         """The resolved configuration that the run was created with."""
         try:
-            loaded = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            loaded = parse_yaml(self.config_path.read_text(encoding="utf-8"), str(self.config_path))
+        except (DocumentError, UnicodeDecodeError) as error:
             raise StoreError(f"{self.config_path} is damaged: {str(error).splitlines()[0]}; restore it") from error
         if not isinstance(loaded, dict):
             raise StoreError(f"{self.config_path} is not a mapping like `training: {{steps: 100}}`; restore it")
@@ -444,9 +460,9 @@ class RunStore:
         records = []
         for number, line in enumerate(lines[:-1], start=1):
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise StoreError(f"{self.metrics_path}, line {number} is not JSON: {error}") from error
+                records.append(parse_json(line, f"{self.metrics_path}, line {number}"))
+            except DocumentError as error:
+                raise StoreError(f"{error}; restore it, or remove the line") from error
             if not isinstance(records[-1], dict):
                 raise StoreError(f"{self.metrics_path}, line {number} holds no mapping; restore it, or remove the line")
         return records

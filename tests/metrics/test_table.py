@@ -78,7 +78,7 @@ def test_markdown():
     assert table.to_markdown().splitlines() == [
         "| model | a\\|b |",
         "| --- | ---: |",
-        "| x\\_1 [y]\\(z) | 41.2% [30.0%, 50.0%] |",
+        "| x\\_1 \\[y\\](z) | 41.2% [30.0%, 50.0%] |",
         "| \\<b> | – |",
     ]
 
@@ -163,7 +163,7 @@ def test_hostile_texts_in_every_format(tmp_path):
         assert not raw(text)
     assert [row[0] for row in Table.from_json((tmp_path / "table.json").read_text()).rows] == shown
     with open(tmp_path / "table.csv", newline="", encoding="utf-8") as file:
-        assert [row[0] for row in csv.reader(file)][1:] == shown
+        assert [row[0] for row in csv.reader(file)][1:] == [f"'{name}" if name[0] in "=-" else name for name in shown]
     for line in (tmp_path / "table.md").read_text().splitlines():
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
     file = io.StringIO()
@@ -197,3 +197,49 @@ def test_shares_are_percent_and_their_differences_points_row_by_row():
     assert json.loads(table.to_json())["rows"][2]["value"]["mean"] == -0.031
     with pytest.raises(ValueError, match="1 formats for 3 rows"):
         Table(["measure", "value", "p"], rows, row_numbers=[".1%"])
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("+1+1", "'+1+1"),
+        ("-1+1", "'-1+1"),
+        ("- plain", "'- plain"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        (" =1+1", "' =1+1"),
+        ("\t=1+1", "'\t=1+1"),
+        ("\n=1+1", "'\n=1+1"),
+        ("＝1+1", "'＝1+1"),
+        ("-5.1", "-5.1"),
+        ("+3", "+3"),
+        ("-5.1%", "-5.1%"),
+        ("-1e-7", "-1e-7"),
+        (-5.1, "-5.1"),
+        (-3, "-3"),
+        ("a=b", "a=b"),
+        ("GRPO − 1", "GRPO − 1"),
+        (None, ""),
+    ],
+)
+def test_no_cell_of_a_csv_file_is_a_formula(cell, written):
+    table = Table(["arm", "share"], [[cell, Interval(-0.5, -0.6, -0.4)]])
+    header, row = csv.reader(io.StringIO(table.to_csv()))
+    assert row == [written, "-0.5", "-0.6", "-0.4"]
+    header, _ = csv.reader(io.StringIO(Table(["=arm"], [[1]]).to_csv()))
+    assert header == ["'=arm"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "[x](javascript:alert(1))", "![x](http://a.b/c.png)", "<img src=x onerror=alert(1)>", "<!-- x -->", "`code`",
+        "**bold**", "_x_", "~~gone~~", "$x^2$", "&lt;b&gt;", "http://example.org", "www.example.org", "a|b", "{{ 7 }}",
+        "[x][y]", "a\nb",
+    ],
+)  # fmt: skip
+def test_a_name_is_no_markup_in_markdown(name):
+    cell = Table([name], [[name]]).to_markdown().splitlines()[2].removeprefix("| ").removesuffix(" |")
+    assert not re.search(r"(?<!\\)[`*_<\[{~$&|]|://|www\.|\n", cell)
+    assert re.sub(r"\\(.)", r"\1", cell) == " ".join(name.split())

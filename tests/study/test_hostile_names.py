@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from explorl import cli
+from explorl.docs_results import BEGIN, END, write
 from explorl.store import cleaned
 from explorl.study import arm as arm_process
 from explorl.study.file import load_study
-from explorl.study.run import _print_plan, _progress, _Run, _Runner, _write_death, locked_study
+from explorl.study.run import _print_plan, _progress, _Run, _Runner, _write_death, locked_study, write_results
 from explorl.text import clean
 
 from ..hostile import HOSTILE, NAMES, raw
@@ -114,3 +116,23 @@ def test_what_a_process_leaves_of_its_error(
     (tmp_path / "log.txt").write_bytes(b"\x1b[2J\xff[/b]\n")
     _write_death(tmp_path, 1)
     assert (tmp_path / "error.txt").read_text() == "␛[2J\ufffd[/b]\nthe process ended with exit code 1\n"
+
+
+def test_a_page_of_results_shows_names_and_obeys_none(hostile_study: Path, tmp_path: Path) -> None:
+    write_results(hostile_study)
+    path = hostile_study / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    names = ["<script>alert(1)</script>", END, "[x](javascript:1)", "*x*"]
+    for arm, name in zip(results["arms"], names, strict=False):
+        arm["name"] = name
+    results |= {"baseline": names[0], "commit": "`rm -rf`", "date": "<b>"}
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+    path.write_text(json.dumps(results))
+    for _ in range(2):
+        write(hostile_study, page)
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith(f"before\n{BEGIN}\n")
+        assert text.endswith(f"{END}\nafter\n")
+        assert text.count("after") == 1
+        assert not re.search(r"(?<!\\)<(?:script|b>)|(?<!\\)\[x|`rm", text)

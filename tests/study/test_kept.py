@@ -311,7 +311,7 @@ def test_a_file_with_a_fault_is_refused_whole(name: str, file: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"[" * 200_000, "bad.json is nested too deeply"),
+        (b"[" * 200_000, "bad.json is nested over 64 levels"),
         (b"", "bad.json is not JSON"),
         (b"[1, 2]", "bad.json is not a study's results; write such a file with"),
         (b'{"explorl study": 1, "\xff": 1}', "bad.json is not JSON"),
@@ -616,7 +616,7 @@ def test_what_cannot_be_kept_is_told(whole_study: Path, tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
     fails("has no run that is done", lambda folder: shutil.rmtree(folder / "arms"))
-    fails(r"study.json: it is \[\]: it should be a dictionary", lambda folder: (folder / "study.json").write_text("[]"))
+    fails(r"study.json holds no mapping", lambda folder: (folder / "study.json").write_text("[]"))
     start = Path("arms/plain/seed-0/evaluations/step-000001.json")
     fails(r"step-000001.json holds \[1\], not the summary", lambda folder: (folder / start).write_text("[1]"))
     parquet = start.with_suffix(".parquet")

@@ -150,6 +150,8 @@ DENIALS = [
     "Answer: A is wrong", "Answer: (A) is wrong", "Answer: (A) is not right", "A is not the answer.", "(A) is wrong.",
     "Option A is not correct.", "Option A is incorrect.", "Option (A) isn't correct.", "It is not (A).", "Not (A).",
     "None of the above", "Answer: None of the above", "Answer: none", "All of the above", "Answer: all of them",
+    "The worst answer is A", "Bad answer: A", "The least correct answer is A", "The second-best answer is A",
+    "Answer to avoid: A", "Answer to eliminate: A", "Answer: A (no)", "Answer: A, not", "The answer is A? No",
     "Answer: neither (A) nor B", "The wrong answer is A.", "Incorrect answer: A", "This is not the answer: A",
     "If the answer is A, then iron is a gas", "Suppose the answer is A", "Whether option A is correct I do not know",
     "I doubt that (A) is not wrong, and so not (A)", "We can rule out (A).", "Eliminate (A).", "everything except (A)",

@@ -11,6 +11,8 @@ import json
 import pickle
 import sys
 import time
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -24,10 +26,10 @@ from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
 from explorl.sandbox.plain import decode
-from explorl.tasks import Problem
+from explorl.tasks import Problem, get_task
 from explorl.tasks.gym import Gym, _answer
 from explorl.tasks.gym_guard import evaluate, guard, is_formula, uses_sympy
-from explorl.tasks.gym_worker import create, scored
+from explorl.tasks.gym_worker import create, metadata_of, metadata_text, scored
 
 SLOW = {"arc_agi", "figlet_font", "group_anagrams", "knight_swap", "sudoku"}
 """Take a second or more for their first entry."""
@@ -389,3 +391,24 @@ def test_formulas_are_safe_to_parse(text: str) -> None:
     if is_formula(text):
         with contextlib.suppress(SyntaxError, TypeError, ValueError, AttributeError, ZeroDivisionError):
             sympy.parse_expr(text)
+
+
+def test_fractions_in_the_metadata() -> None:
+    """gsm_symbolic draws some of its numbers as fractions, which JSON has not."""
+    task = get_task("gym:gsm_symbolic", sizes={"train": 40, "holdout": 0, "sft": 0})
+    problems = task.problems("train")
+    values = [value for one in problems for value in metadata_of(one.data["metadata"])["variables"].values()]
+    assert any(isinstance(value, Fraction) for value in values)
+    verdicts = task.verify_many([f"<answer>{one.data['answer']}</answer>" for one in problems], problems)
+    assert all(verdict.correct for verdict in verdicts)
+
+
+def test_metadata_comes_back_as_it_was() -> None:
+    metadata = {"a": [Fraction(1, 3), (Fraction(-2), "x")], ("b", 1): {Fraction(5, 7)}, "c": {"d": None, "e": 1 << 70}}
+    assert metadata_of(metadata_text("chain_sum", metadata)) == metadata
+
+
+def test_metadata_that_cannot_be_stored_is_refused_in_words() -> None:
+    task = get_task("gym:leg_counting")
+    with pytest.raises(ValueError, match=r"gym:leg_counting .*'Decimal'.*take another data set"):
+        task.problem({"question": "?", "answer": "1", "metadata": {"x": [Decimal(1)]}})  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
+from explorl.core.documents import DocumentError, parse_yaml
 
 CATEGORIES = ("formal reasoning", "logical structuring", "metacognitive", "semantic support")
 """The last is what no list names."""
@@ -120,10 +120,9 @@ def _read(path: Path) -> WordLists:
 def parse_lists(text: str, source: str) -> WordLists:
     """Word lists from the text of a YAML file; `CategoryError` where it is none."""
     try:
-        loaded = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        first = " ".join(str(error).split())[:200]
-        raise CategoryError(f"the word lists {source} are not YAML: {first}; see token_categories.yaml") from None
+        loaded = parse_yaml(text, f"the file of word lists {source}")
+    except DocumentError as error:
+        raise CategoryError(f"{error}; see token_categories.yaml") from None
     good = "{metacognitive: {revising: {words: [wait, actually]}}}"
     if not isinstance(loaded, dict) or not loaded:
         raise CategoryError(f"the word lists {source} are not a mapping of categories; write for instance {good}")

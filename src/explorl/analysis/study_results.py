@@ -23,7 +23,7 @@ from explorl.analysis.statistics import area_weights, minimum_detectable_effect,
 from explorl.analysis.study_answers import error_breakdown, sampled_rollouts
 from explorl.analysis.verdicts import arm_verdict, study_verdict
 from explorl.metrics import Cell, Interval, Table, pass_at_k, upset_counts
-from explorl.store import RunStore, StoreError, read_json, read_parquet, step_files
+from explorl.store import RunStore, StoreError, read_json, read_parquet, read_study, step_files
 
 CURVES = {
     "training accuracy": "rewards/correctness/mean",
@@ -148,7 +148,7 @@ class Run:
 def study_results(folder: str | Path) -> dict[str, Any]:
     """Everything that the report of a study shows."""
     place = Path(folder)
-    study = _study(place)
+    study = read_study(place)
     runs = {arm["name"]: _runs(place, arm, study["seeds"]) for arm in study["arms"]}
     return results_of(study, runs, {name: [run for run in found if run.done] for name, found in runs.items()})
 
@@ -296,13 +296,6 @@ def read_scores(path: Path) -> Scores:
 
 
 # ---------------------------------------------------------------------------- reading
-def _study(folder: Path) -> dict[str, Any]:
-    path = folder / "study.json"
-    if not path.is_file():
-        raise StoreError(f"{folder} holds no study: {path} is missing")
-    return read_json(path, dict)
-
-
 def _runs(folder: Path, arm: Mapping[str, Any], seeds: Sequence[int]) -> list[Run]:
     iterations = arm["config"]["training"]["iterations"]
     return [Run(folder / "arms" / arm["slug"] / f"seed-{seed}", seed, iterations) for seed in seeds]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from explorl.metrics import Interval, bootstrap_mean
-from explorl.store import write_json
+from explorl.store import read_json, write_json
 from explorl.text import clean
 
 INSTRUCTION = """\
@@ -159,7 +159,7 @@ def judge_evaluation(
             f"per_problem is {per_problem}; the evaluation has 1 to {evaluation.samples} samples per problem"
         )
     path, rows = Path(folder) / "judged.json", evaluation.rows
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = read_json(path, dict) if path.exists() else {}
     opinions: dict[str, Any] = known.get("opinions", {}) if known.get("model") == judge.model else {}
     wanted = [i * evaluation.samples + j for i in range(len(evaluation.problem_ids)) for j in range(per_problem)]
     for row in wanted:

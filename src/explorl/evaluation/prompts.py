@@ -7,6 +7,7 @@ from typing import Any
 
 from explorl.config import ConfigError
 from explorl.models import Policy
+from explorl.models.chat_templates import REPLY, template_fault
 from explorl.rollout.requests import prompt_token_ids
 from explorl.tasks import Prompt, Task, opens_think
 from explorl.tasks.base import checked_prompt
@@ -45,11 +46,11 @@ def check_prompts(
         checked_prompt(task, prompt)
     template = template or next(iter(task.templates), None)
     if any(not isinstance(prompt, str) for prompt in prompts) and not policy.tokenizer.chat_template:
-        others = ", ".join(name for name in task.templates if name != template) or "another task"
         raise ConfigError(
             f"{key} is {template!r}, which asks in messages, and the model {policy.name!r} has no chat template; use a "
-            f"template of text: {others}"
+            f"template of text: {_others(task, template)}"
         )
+    _check_chat_template(prompts, policy, task, template, key)
     context = getattr(policy.model.config, "max_position_embeddings", None)
     if context is None or not prompts:
         return
@@ -60,3 +61,21 @@ def check_prompts(
             f"a prompt of {task.name} has {tokens:,} tokens, and the context of the model {policy.name!r} is "
             f"{context:,}; use a model with a longer one, or a shorter {key} than {template!r}"
         )
+
+
+def _check_chat_template(prompts: Sequence[Any], policy: Policy, task: Task, template: str | None, key: str) -> None:
+    """Check that the model's chat template renders the first and the longest prompts, in bounded time and memory."""
+    conversations = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    if not conversations:
+        return
+    longest = max(conversations, key=lambda turns: len(str(turns)))
+    fault = template_fault(policy.tokenizer, [conversations[0], [*conversations[0], REPLY], longest])
+    if fault is not None:
+        raise ConfigError(
+            f"{key} is {template!r}, which asks in messages, and the chat template of the model {policy.name!r} "
+            f"{fault}; correct its chat_template.jinja, or use a template of text: {_others(task, template)}"
+        )
+
+
+def _others(task: Task, template: str | None) -> str:
+    return ", ".join(name for name in task.templates if name != template) or "another task"

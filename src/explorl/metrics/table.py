@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from explorl.core.documents import parse_json
 from explorl.text import clean
 
 from .bootstrap import Interval
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import rich.console
     import rich.table
 
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 Cell = str | int | float | bool | Interval | None
@@ -91,7 +93,7 @@ class Table:
     @classmethod
     def from_json(cls, text: str, number: str | Mapping[str, str] = ".3f") -> Table:
         """The table that `to_json` wrote."""
-        data = json.loads(text)
+        data = parse_json(text, "the table")
         columns = data["columns"]
         rows = [
             [Interval(**cell) if isinstance(cell, dict) else cell for cell in (row[name] for name in columns)]
@@ -100,21 +102,24 @@ class Table:
         return cls(columns, rows, data["title"], number)
 
     def to_csv(self) -> str:
-        """RFC 4180 with a header. A column with intervals gets two more: ``name low`` and ``name high``."""
+        """Return RFC 4180 with a header. A column with intervals gets two more: ``name low`` and ``name high``.
+
+        A text that a spreadsheet would take for a formula gets an apostrophe in front.
+        """
         wide = [any(isinstance(row[index], Interval) for row in self.rows) for index in range(len(self.columns))]
         header: list[str] = []
         for name, is_wide in zip(self.columns, wide, strict=True):
             header += [name, f"{name} low", f"{name} high"] if is_wide else [name]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(header)
+        writer.writerow(map(_inert, header))
         for row in self.rows:
             line: list[Any] = []
             for cell, is_wide in zip(row, wide, strict=True):
                 if isinstance(cell, Interval):
                     line += [cell.mean, cell.low, cell.high]
                 else:
-                    line += [cell, None, None] if is_wide else [cell]
+                    line += [_inert(cell), None, None] if is_wide else [_inert(cell)]
             writer.writerow(line)
         return out.getvalue()
 
@@ -129,8 +134,11 @@ class Table:
     def to_markdown(self) -> str:
         """A pipe table, numbers on the right."""
         rules = ["---:" if self._is_numeric(index) else "---" for index in range(len(self.columns))]
-        rows = [self.columns, *self.texts()]
-        lines = ["| " + " | ".join(_markdown(cell) for cell in row) + " |" for row in rows]
+        rows = [
+            [markdown(text) if isinstance(cell, str) else text for cell, text in zip(row, texts, strict=True)]
+            for row, texts in zip([self.columns, *self.rows], [self.columns, *self.texts()], strict=True)
+        ]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
         lines.insert(1, f"| {' | '.join(rules)} |")
         return "\n".join([*lines, ""])
 
@@ -196,10 +204,17 @@ def _latex_row(cells: Sequence[str]) -> str:
     return f"{{}}{row}" if row.startswith(("[", "*")) else row  # else an argument of the rule or \\\\ before it
 
 
-def _markdown(cell: str) -> str:
-    """Nothing in the cell shall be taken for markup: no link, emphasis, code or tag."""
-    cell = "".join(f"\\{letter}" if letter in "\\|`*_<" else letter for letter in cell)
-    return " ".join(cell.replace("](", "]\\(").split())
+def _inert(cell: Cell) -> Cell:
+    """A cell that no spreadsheet takes for a formula; a number that is written as text stays as it is."""
+    if isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell.removesuffix("%")):
+        return f"'{cell}"
+    return cell
+
+
+def markdown(text: str) -> str:
+    """Return a text, such as an arm's name, as Markdown that shows it: no link, emphasis, code, formula or tag."""
+    text = "".join(f"\\{letter}" if letter in "\\|`*_<[]{~$&" else letter for letter in text)
+    return " ".join(text.replace("://", ":\\//").replace("www.", "www\\.").split())
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ A file is a JSON object ``{prompt text: share of correct answers}``, each share 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from explorl.core.documents import DocumentError, parse_json
 from explorl.strategies.base import Strategy
 from explorl.strategies.validate import is_number, title
 
@@ -33,13 +33,13 @@ def load(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
     if isinstance(source, (str, PathLike)):
         where = f"{where} {str(source)!r}"
         try:
-            rates = json.loads(Path(source).read_text(encoding="utf-8"))
+            rates = parse_json(Path(source).read_bytes(), where)
         except OSError as error:
             raise ValueError(
                 f"{where} cannot be read ({error.strerror}); it must be a JSON file such as {GOOD}"
             ) from None
-        except ValueError as error:
-            raise ValueError(f"{where} is not JSON ({error}); it must be a JSON file such as {GOOD}") from None
+        except DocumentError as error:
+            raise ValueError(f"{error}; it must be a JSON file such as {GOOD}") from None
     if not isinstance(rates, Mapping) or not rates:
         raise ValueError(f"{where} must be a mapping from prompts to rates, such as {GOOD}, and not empty")
     for prompt, rate in rates.items():

@@ -42,7 +42,7 @@ from explorl.config import (
     read_yaml,
     rft_config,
 )
-from explorl.store import StoreError, cleaned, file_name, read_json
+from explorl.store import StoreError, cleaned, file_name, read_study
 from explorl.terminal import counted
 
 START = "start"
@@ -259,20 +259,14 @@ class Study:
     @classmethod
     def read(cls, folder: Path) -> Study:
         """The study that a folder holds."""
-        values = read_record(folder)
-        arms = tuple(Arm(**arm) for arm in values["arms"])
+        values = read_study(folder)
         values.setdefault("sequential", None)  # older than the key
-        kept = {key: values[key] for key in cls.__dataclass_fields__ if key not in ("arms", "seeds")}
+        try:
+            arms = tuple(Arm(**arm) for arm in values["arms"])
+            kept = {key: values[key] for key in cls.__dataclass_fields__ if key not in ("arms", "seeds")}
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"{folder / 'study.json'} is no whole study: {error}; restore it") from None
         return cls(**kept, arms=arms, seeds=tuple(values["seeds"]))
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """study.json of a study's folder."""
-    path = folder / "study.json"
-    try:
-        return read_json(path)
-    except OSError:
-        raise StoreError(f"{folder} holds no study: {path} is missing") from None
 
 
 def study_names() -> list[str]:

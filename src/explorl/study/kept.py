@@ -22,6 +22,7 @@ from explorl.store import (
     StoreError,
     atomic_folder,
     read_json,
+    read_study,
     step_files,
     storage_errors,
     write_json,
@@ -30,7 +31,7 @@ from explorl.store import (
 )
 from explorl.study.arm import done, is_locked, locked, run_folder, trained_steps
 from explorl.study.comparable import arm_difference, difference, run_difference, study_difference
-from explorl.study.file import read_record, slug
+from explorl.study.file import slug
 from explorl.study.kept_file import FORMAT, LONGEST_ERROR, check_kept, check_study, read_kept, same_folder
 from explorl.study.run import refuse_foreign, study_status
 from explorl.text import clean
@@ -116,7 +117,7 @@ def keep(folder: str | Path, file: str | Path) -> Kept:
 
 
 def _study(folder: Path) -> dict[str, Any]:
-    record = read_record(folder)
+    record = read_study(folder)
     check_study(record, folder / "study.json")
     return record
 

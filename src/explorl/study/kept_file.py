@@ -194,19 +194,14 @@ def read_kept(file: Path) -> dict[str, Any]:
     """What a file of results holds; `StoreError` that names the fault where it has one."""
     if not file.is_file():
         raise StoreError(f"{file} is no file; give one that `explorl study keep FOLDER FILE` has written")
-    try:
-        record = read_json(file)
-        form = record.get("explorl study") if isinstance(record, dict) else None
-        if type(form) is not int or form < 1:
-            raise StoreError(
-                f"{file} is not a study's results; write such a file with `explorl study keep FOLDER FILE`"
-            )
-        if form > FORMAT:
-            raise StoreError(f"{file} is of a newer Explorl (format {form}; this one reads {FORMAT}); update Explorl")
-        check_kept(record, file)
-    except RecursionError:
-        raise StoreError(f"{file} is nested too deeply for a study's results; keep them once more") from None
-    return record
+    record = read_json(file)
+    form = record.get("explorl study") if isinstance(record, dict) else None
+    if type(form) is not int or form < 1:
+        raise StoreError(f"{file} is not a study's results; write such a file with `explorl study keep FOLDER FILE`")
+    if form > FORMAT:
+        raise StoreError(f"{file} is of a newer Explorl (format {form}; this one reads {FORMAT}); update Explorl")
+    check_kept(record, file)
+    return dict(record)
 
 
 def check_kept(record: dict[str, Any], place: Path) -> None:

@@ -32,10 +32,10 @@ from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_precision, check_trackers
 from explorl.launch import check_file, python_command
 from explorl.metrics import Cell, Table
-from explorl.store import RunStore, StoreError, write_json, write_text
+from explorl.store import RunStore, StoreError, read_study, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.comparable import arm_difference, study_difference
-from explorl.study.file import Arm, Study, inert, load_study, read_record
+from explorl.study.file import Arm, Study, inert, load_study
 from explorl.study.plan import changed_words, effect_words, size_words
 from explorl.terminal import ProgressLines, duration, literal
 from explorl.text import clean
@@ -94,7 +94,7 @@ def run_study(
         )
     check_parts(study)
     place = Path(folder) if folder is not None else default_folder(study)
-    before = [arm["name"] for arm in read_record(place)["arms"]] if (place / "study.json").exists() else None
+    before = [arm["name"] for arm in read_study(place)["arms"]] if (place / "study.json").exists() else None
     with locked_study(place, study) as study:
         for words in changed_words(before, [arm.name for arm in study.arms]) if before else ():
             console.print(literal(words), soft_wrap=True)
@@ -184,7 +184,7 @@ def locked_study(folder: Path, study: Study) -> Iterator[Study]:
     with locked(folder):
         record = {**study.record(), "created": datetime.now(UTC).date().isoformat()}
         if (folder / "study.json").exists():
-            old = read_record(folder)
+            old = read_study(folder)
             _refuse_other_study(folder, old, record)
             record["created"] = old["created"]
             if study.sequential is None:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from explorl.store import RunStore, StoreError, read_json
+from explorl.store import RunStore, StoreError, read_study
 from explorl.terminal import literal
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -118,7 +118,7 @@ def braille(curves: Mapping[str, Curve], width: int, height: int) -> Text:
 
 # ---------------------------------------------------------------------------- reading
 def _study(folder: Path) -> tuple[str, list[Arm]]:
-    study = read_json(folder / "study.json", dict)
+    study = read_study(folder)
     arms = []
     for arm in study["arms"]:
         stores = [RunStore(folder / "arms" / arm["slug"] / f"seed-{seed}") for seed in study["seeds"]]

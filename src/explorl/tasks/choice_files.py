@@ -58,8 +58,11 @@ def read_hub() -> list[Question]:
 def _table(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file)
-        for row in rows:
-            yield row, f"{path}, line {rows.line_num}"
+        try:
+            for row in rows:
+                yield row, f"{path}, line {rows.line_num}"
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}, line {rows.line_num + 1}: not CSV in UTF-8: {error}; save it as that") from None
 
 
 def _question(record: Mapping[str, Any], place: str) -> Question:

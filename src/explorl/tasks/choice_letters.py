@@ -54,7 +54,8 @@ _LABEL = r"(?P<label>[:=：>]|[-–—]{1,2})"
 _CUE = (
     r"(?:\b(?i:answer|ans|antwort|réponse|respuesta|resposta|risposta|ответ)|答案|答え|正解|정답|####"
     r"|\b(?i:(?:correct|right|best|final|my)\s{1,4}(?:option|choice|one|letter|statement|pick|guess)))"
-    r"(?:\s{1,2}(?i:to|for|among|from|of|here|choice|option|letter|correcta|correcte)(?:\s{1,2}\w{1,15}){0,6}?)?"
+    r"(?:\s{1,2}(?i:to(?!\s{1,2}(?:avoid|exclude|eliminate|reject|discard|rule))|for|among|from|of|here|choice|option"
+    r"|letter|correcta|correcte)(?:\s{1,2}\w{1,15}){0,6}?)?"
 )
 _COPULA = (
     r"(?:(?:\s|['’](?=s\s))(?i:is|s|(?:would|must|should|will)\s{1,4}be|(?:has|seems|appears)\s{1,4}to\s{1,4}be"
@@ -82,8 +83,8 @@ _STATEMENTS = (
     ),
 )
 _DOUBTED = re.compile(
-    r"\b(?i:if|whether|suppose|supposing|assume|assuming|unless|not|never|\w{1,8}n['’]t|wrong|incorrect|false"
-    r"|(?<!no )(?<!without )doubt|(?:not|n['’]t)[ \t](?:sure|certain|clear|convinced)"
+    r"\b(?i:if|whether|suppose|supposing|assume|assuming|unless|not|never|\w{1,8}n['’]t|wrong|incorrect|false|bad|worst"
+    r"|least|second[ -]best|(?<!no )(?<!without )doubt|(?:not|n['’]t)[ \t](?:sure|certain|clear|convinced)"
     r"|except|besides|excluding|other[ \t]than|(?:any|every)thing[ \t]but|all[ \t]but"
     r"|(?:wrong|incorrect|mistake|mistaken|error|fallacy|tempting)(?:[ \t]\w{1,12}){0,2}[ \t]to[ \t]\w{1,12}"
     r"|(?:students|people|many|some|others|one)(?:[ \t]\w{1,12}){0,2}[ \t](?:think|say|believe|assume|claim|guess))"
@@ -92,7 +93,8 @@ _DOUBTED = re.compile(
 """What stands before, in the same line."""
 _DENIED = re.compile(
     rf"{_MARKS}\s{{0,4}}(?i:(?:is|are|was|can|could|would|does|do|did|must|seems?|appears?)\s?(?:not|n['’]t|never)\b"
-    r"|cannot\b|[(（](?:wrong|incorrect|false)\b|(?:is|are|was|seems?|appears?|must\sbe|would\sbe|turns\sout)\s(?:\w{1,12}\s)?"
+    r"|cannot\b|[(（](?:wrong|incorrect|false)\b|[(（]not?[)）]|[,?]?\s?not?[.!\s]{0,4}\Z"
+    r"|(?:is|are|was|seems?|appears?|must\sbe|would\sbe|turns\sout)\s(?:\w{1,12}\s)?"
     r"(?:wrong|incorrect|false|impossible|invalid|ruled|eliminated|excluded|out)\b)"
 )
 _TAKEN_BACK = re.compile(

@@ -9,18 +9,16 @@ Stojanovski et al. 2025, "Reasoning Gym: Reasoning Environments for Reinforcemen
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
-from explorl.sandbox.plain import encode
 from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
 from explorl.tasks.gym_guard import MAX_LENGTH
 from explorl.tasks.gym_probe import weakness
 from explorl.tasks.gym_score import Scorer, shared_scorer
-from explorl.tasks.gym_worker import create, factory, specs
+from explorl.tasks.gym_worker import create, factory, metadata_text, specs
 from explorl.tasks.tags import is_well_formed, last_answer, read
 from explorl.text import clean
 
@@ -182,7 +180,7 @@ class Gym(Task):
         question = str(entry["question"])
         digest = hashlib.sha256(question.encode(errors="replace")).hexdigest()
         # As text, because a table cannot hold what differs in kind from row to row.
-        metadata = json.dumps(encode(entry["metadata"]))
+        metadata = metadata_text(self._dataset_name, entry["metadata"])
         return Problem(
             f"{self.name}:{digest[:16]}", {"question": question, "answer": entry["answer"], "metadata": metadata}
         )

@@ -8,8 +8,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
@@ -60,6 +61,45 @@ def packed(name: str, config: Mapping[str, Any]) -> str:
         return json.dumps(encode(options))
     except TypeError as error:
         raise ValueError(f"gym:{name} does not take config={dict(config)!r}: {error}") from error
+
+
+def metadata_text(name: str, metadata: Any) -> str:
+    """Return an entry's metadata as JSON that `metadata_of` reads; ValueError where it holds more than plain values."""
+    try:
+        return json.dumps(encode(_replaced(metadata, _tagged)))
+    except TypeError as error:
+        kind = str(error).partition(";")[0]
+        raise ValueError(
+            f"gym:{name} cannot be used: the metadata of its problems has {kind}, and only plain values and fractions "
+            "can be stored; take another data set"
+        ) from None
+
+
+def metadata_of(text: str) -> Any:
+    """Return what `metadata_text` was given."""
+    return _replaced(decode(json.loads(text)), _untagged)
+
+
+_FRACTION = "\0fraction"
+
+
+def _tagged(value: Any) -> Any:
+    return (_FRACTION, value.numerator, value.denominator) if isinstance(value, Fraction) else value
+
+
+def _untagged(value: Any) -> Any:
+    return Fraction(*value[1:]) if isinstance(value, tuple) and value[:1] == (_FRACTION,) else value
+
+
+def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """Return a value with everything in it replaced, from the inside out."""
+    if isinstance(value, dict):
+        value = {_replaced(key, replace): _replaced(item, replace) for key, item in value.items()}
+    elif isinstance(value, list):
+        value = [_replaced(item, replace) for item in value]
+    elif type(value) in (tuple, set, frozenset):
+        value = type(value)(_replaced(item, replace) for item in value)
+    return replace(value)
 
 
 def scored(dataset: Any, answer: str, entry: Mapping[str, Any]) -> Score:
@@ -144,5 +184,5 @@ def _stand_in(names: Sequence[str]) -> None:  # pragma: no cover (another proces
 def score(message: Mapping[str, Any], _: object = None) -> Score:  # pragma: no cover (another process)
     """`scored`, of ``{"answer": …, "entry": …}``; the entry's metadata is what `explorl.tasks.gym` made of it."""
     entry = dict(message["entry"])
-    entry["metadata"] = decode(json.loads(entry["metadata"]))
+    entry["metadata"] = metadata_of(entry["metadata"])
     return scored(_prepared[0], message["answer"], entry)

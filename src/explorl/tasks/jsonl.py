@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from explorl.core.documents import DocumentError, NestingError, parse_json
 
 Record = tuple[dict[str, Any], str]
 """The JSON object of a line, and its place."""
@@ -52,10 +53,12 @@ def _record(line: bytes, place: str, example: str) -> dict[str, Any]:
             f"as UTF-8, and give a line like {example}"
         ) from None
     try:
-        record = json.loads(text, object_pairs_hook=_once)
+        record = parse_json(text, place, object_pairs_hook=_once)
     except _Twice as error:
         raise ValueError(f"{place}: the key {error.args[0]!r} stands twice in one object; give it once") from None
-    except (ValueError, RecursionError):
+    except NestingError:
+        raise
+    except DocumentError:
         record = None
     if not isinstance(record, dict):
         hint = "an array must be a line per object; " if text.lstrip().startswith("[") else ""

@@ -180,9 +180,10 @@ class Jsonl(Task):
             return self._code().verify_many(completions, [_code_problem(one) for one in problems], opened=flags)
         style = self._style(verifier)
         found = [stated(completion, style, opened=flag) for completion, _, flag in asked]
-        said = [one.answer for one in found if one.answer is not None]
-        answered = [problem for one, (_, problem, _) in zip(found, asked, strict=True) if one.answer is not None]
-        judged = iter(self._compared(verifier, said, answered))
+        answers = [
+            (one.answer, problem) for one, (_, problem, _) in zip(found, asked, strict=True) if one.answer is not None
+        ]
+        judged = iter(self._compared(verifier, answers))
         verdicts = []
         for one in found:
             if one.answer is None:
@@ -192,18 +193,26 @@ class Jsonl(Task):
                 verdicts.append(Verdict(verdict.correct, one.well_formed, verdict.answer, verdict.error))
         return verdicts
 
-    def _compared(self, verifier: str, said: Sequence[str], problems: Sequence[Problem]) -> list[Judged]:
-        if not said:
+    def _compared(self, verifier: str, answers: Sequence[tuple[str, Problem]]) -> list[Judged]:
+        if not answers:
             return []
-        right: list[Sequence[str]] = [problem.data["answer"] for problem in problems]
+        texts, right = [text for text, _ in answers], [problem.data["answer"] for _, problem in answers]
         if verifier == "math":
-            prompts = ["\n".join(turn["content"] for turn in as_messages(p.data["prompt"])) for p in problems]
-            return mathematical(said, right, prompts, workers=self.workers, seconds=self.seconds)
+            prompts = ["\n".join(turn["content"] for turn in as_messages(p.data["prompt"])) for _, p in answers]
+            return mathematical(texts, right, prompts, workers=self.workers, seconds=self.seconds)
         if verifier == "regex":
-            return matching(said, right, workers=self.workers, seconds=self.seconds)
+            return matching(texts, right, workers=self.workers, seconds=self.seconds)
         if verifier == "number":
-            return [numeric(text, golds, tolerance=self.tolerance) for text, golds in zip(said, right, strict=True)]
-        return [exact(text, golds, ignore_case=self.ignore_case) for text, golds in zip(said, right, strict=True)]
+            return [
+                numeric(
+                    text,
+                    problem.data["answer"],
+                    tolerance=self.tolerance,
+                    question=as_messages(problem.data["prompt"])[-1]["content"],
+                )
+                for text, problem in answers
+            ]
+        return [exact(text, golds, ignore_case=self.ignore_case) for text, golds in zip(texts, right, strict=True)]
 
     def _code(self) -> Code:
         return Code(seconds=self.seconds, workers=self.workers)

@@ -1,6 +1,6 @@
 """How the task ``jsonl`` tells whether a stated answer is right: by one of the verifiers that a row may name.
 
-exact     the same text; case, white space, and marks around it do not count
+exact     the same text; case, white space, and marks on both sides of it do not count
 number    the same number
 math      the same to math-verify
 regex     the pattern is found in it
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from explorl.sandbox.sealed import Sealed, SealedLimits
-from explorl.tasks.jsonl_numbers import number, same, shown
+from explorl.tasks.jsonl_numbers import asks_for, number, same, shown
 from explorl.tasks.math_judge import shared_judge
 from explorl.tasks.math_normal import MAX_LENGTH, normal
 from explorl.text import normalized
@@ -25,7 +25,9 @@ from explorl.text import normalized
 VERIFIERS = ("exact", "number", "math", "choice", "code", "regex")
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_AROUND = " \t\r\n*_`\"'“”‘’$"
+_MARKS = (*((mark, mark) for mark in ("**", "*", "```", "`", '"', "'", "$$", "$")), ("“", "”"), ("‘", "’"))
+_LAYERS = 4
+"""Most marks around an answer, within one another."""
 _ANOTHER = "another answer than the right one"
 
 
@@ -37,30 +39,44 @@ class Judged(NamedTuple):
     error: str | None = None
 
 
-def plain(text: str, *, ignore_case: bool = True) -> str:
-    """A text without what `exact` leaves out of account: case, spaces, quotes and emphasis around it, a full stop."""
-    said = " ".join(normalized(text, "NFC").split())
-    bare = said.strip(_AROUND)
-    if match := _WRAPPED.fullmatch(bare):
-        bare = match[1].strip(_AROUND)
-    bare = bare.removesuffix(".").strip(_AROUND) or said
+def plain(text: str, *, ignore_case: bool = True, marks: Sequence[tuple[str, str]] = _MARKS) -> str:
+    """Return a text without what `exact` ignores: case, spaces, marks on both sides of it, and a full stop."""
+    whole = bare = " ".join(normalized(text, "NFC").split())
+    has_stop = True
+    for _ in range(_LAYERS):
+        for opening, closing in marks:
+            if bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening + closing):
+                bare = bare[len(opening) : -len(closing)].strip()
+        if match := _WRAPPED.fullmatch(bare):
+            bare = match[1].strip()
+        if has_stop and bare.endswith("."):
+            bare, has_stop = bare[:-1].rstrip(), False
+    bare = bare or whole
     return bare.casefold() if ignore_case else bare
 
 
 def exact(said: str, right: Sequence[str], *, ignore_case: bool) -> Judged:
-    """Whether a text is one of the right ones."""
+    """Return whether a text is one of the right ones.
+
+    Underscores and an emphasis that is only closed are ignored around the answer, not around a right text, to which
+    they may belong: ``__init__``, ``A*``.
+    """
     answer = plain(said, ignore_case=ignore_case)
-    correct = answer in {plain(text, ignore_case=ignore_case) for text in right}
+    forms = {answer, plain(said.removesuffix("**"), ignore_case=ignore_case, marks=(*_MARKS, ("__", "__"), ("_", "_")))}
+    correct = not forms.isdisjoint(plain(text, ignore_case=ignore_case) for text in right)
     return Judged(correct, answer, None if correct else _ANOTHER)
 
 
-def numeric(said: str, right: Sequence[str], *, tolerance: float) -> Judged:
-    """Whether a text states one of the right numbers."""
-    value = number(said)
-    if value is None:
+def numeric(said: str, right: Sequence[str], *, tolerance: float, question: str = "") -> Judged:
+    """Return whether a text states one of the right numbers; ``question`` may name the unit that is asked for."""
+    answer = number(said)
+    if answer is None:
         return Judged(False, None, "not one number")
-    correct = any((gold := number(text)) is not None and same(value, gold, tolerance) for text in right)
-    return Judged(correct, shown(value), None if correct else _ANOTHER)
+    golds = [gold for text in right if (gold := number(text)) is not None]
+    if asks_for(question, answer.unit):
+        golds = [gold._replace(unit=gold.unit or answer.unit) for gold in golds]
+    correct = any(same(answer, gold, tolerance) for gold in golds)
+    return Judged(correct, shown(answer), None if correct else _ANOTHER)
 
 
 def mathematical(

@@ -14,7 +14,11 @@ import torch
 from accelerate.utils import send_to_device
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import TrainerState
+from transformers.trainer_pt_utils import safe_globals
 
+from explorl.core.documents import DocumentError, load_tensors, parse_json
+from explorl.store import read_json
 from explorl.strategies import Strategy
 
 STRATEGY_STATE, REFERENCE_STATE, BUFFER_STATE = "strategies.json", "reference.safetensors", "generation_batch_{}.pt"
@@ -47,10 +51,28 @@ def _sharded(folder: Path) -> bool:
 
 def _json_fault(path: Path) -> str | None:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        state = parse_json(path.read_bytes(), path.name)
+    except DocumentError:
         return "is not whole"
-    return "has no global_step" if path.name == "trainer_state.json" and "global_step" not in held else None
+    if path.name == STRATEGY_STATE:
+        return None if _is_strategy_state(state) else "has no memory of strategies"
+    if path.name != "trainer_state.json":
+        return None
+    if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
+        return "has no global_step"
+    try:
+        TrainerState.load_from_json(str(path))
+    except Exception:  # whatever its fields make of what is there
+        return "is no state of a trainer"
+    return None
+
+
+def _is_strategy_state(state: Any) -> bool:
+    entries = state.get("strategies") if isinstance(state, dict) else None
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("memory"), dict)
+        for entry in entries
+    )
 
 
 def _safetensors_fault(path: Path) -> str | None:
@@ -58,18 +80,33 @@ def _safetensors_fault(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, path.stat().st_size)))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, KeyError, AttributeError):
+            header = parse_json(file.read(min(length, path.stat().st_size)), path.name)
+        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
         return "is not whole"
     return None if path.stat().st_size == 8 + length + max(ends, default=0) else "is not whole"
 
 
 def _torch_fault(path: Path) -> str | None:
-    """A file of torch is a zip archive, whose table of contents is written last."""
-    return None if zipfile.is_zipfile(path) else "is not whole"
+    """A file of torch is a zip archive, whose table of contents is written last; its tensors are not read."""
+    if not zipfile.is_zipfile(path):
+        return "is not whole"
+    try:
+        with safe_globals():  # of random number generators, as the trainer loads them
+            content = load_tensors(path, map_location="meta", mmap=True)
+    except DocumentError:
+        return "is no file of tensors and plain values"
+    keys = _KEYS.get(path.name, frozenset())
+    missing = sorted(keys - content.keys()) if isinstance(content, dict) else sorted(keys)
+    return f"has no {missing[0]}" if missing else None
 
 
+_KEYS = {
+    "optimizer.pt": frozenset(("state", "param_groups")),
+    "scheduler.pt": frozenset(("last_epoch",)),
+    "rng_state.pth": frozenset(("python", "numpy", "cpu")),
+}
+"""What the files of a trainer hold."""
 _FAULTS = {".json": _json_fault, ".safetensors": _safetensors_fault, ".pt": _torch_fault, ".pth": _torch_fault}
 
 
@@ -101,7 +138,7 @@ def read_progress(folder: Path, strategies: Sequence[Strategy], processes: int) 
     """
     if not (folder / STRATEGY_STATE).exists():
         return None
-    saved = json.loads((folder / STRATEGY_STATE).read_text())
+    saved = read_json(folder / STRATEGY_STATE, dict)
     names, own = [entry["name"] for entry in saved["strategies"]], [strategy.name for strategy in strategies]
     if names != own:
         raise ValueError(f"{folder} was written with the strategies {names}, this trainer has {own}")
@@ -129,4 +166,4 @@ def read_batches(folder: Path, process: int, device: torch.device) -> list[dict[
     if not path.exists():
         return None
     # via the CPU: torch cannot map to the "cpu:0" of a process among several
-    return send_to_device(torch.load(path, map_location="cpu", weights_only=True), device)
+    return send_to_device(load_tensors(path), device)

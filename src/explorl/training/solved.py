@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.store import read_json
 from explorl.training.fresh import keyed_uniform
 
 STATE = "skip_solved.json"
@@ -83,7 +84,7 @@ class Streaks:
     def read(self, folder: Path) -> None:
         """A checkpoint without it was written before the option was switched on: nothing is known."""
         if (folder / STATE).exists():
-            self._streaks = json.loads((folder / STATE).read_text())
+            self._streaks = read_json(folder / STATE, dict)
 
 
 def solve_rates(correctness: Float[Tensor, " rows"], threshold: float, generations: int) -> Float[Tensor, " groups"]:

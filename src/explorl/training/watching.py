@@ -22,6 +22,7 @@ from accelerate.utils import gather_object, send_to_device
 from torch import Tensor
 from transformers import TrainerCallback
 
+from explorl.core.documents import load_tensors
 from explorl.modeling.token_records import AnswerRecords, answer_records, update_size
 from explorl.training.batch import Recorded, padded_to
 from explorl.training.columns import token_columns
@@ -299,7 +300,7 @@ class WatchingTrainer(ObjectiveTrainer):
         """An observer that the checkpoint does not know begins anew."""
         if not self.accelerator.is_main_process or not (folder / STATE).exists():
             return
-        saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        saved = load_tensors(folder / STATE)
         self._looks = []
         if self.observers or self._listeners_after:
             for one in send_to_device(saved["looks"], self.accelerator.device):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from explorl.store import write_json
+from explorl.store import read_json, write_json
 from explorl.strategies import Strategy
 from explorl.strategies.validate import title
 
@@ -23,7 +22,7 @@ def restore(folder: Path, strategies: Sequence[Strategy]) -> None:
     path = folder / FILE
     if not path.exists():
         return
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved = read_json(path, list)
     names, own = [entry["name"] for entry in saved], [title(strategy) for strategy in strategies]
     if names != own:
         raise ValueError(

@@ -1,0 +1,42 @@
+"""Check a model's chat template before it is used: it is a program of whoever made the model, and runs in Jinja."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from explorl.sandbox.sealed import Sealed, SealedLimits
+
+SECONDS = 1.0
+"""Processor time that a template may take for one conversation."""
+REPLY = {"role": "assistant", "content": "42"}
+
+
+def template_fault(tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
+    """Return what is wrong with a tokenizer's chat template for these conversations; None if it renders them.
+
+    It is rendered in a sealed process, with limits of time and memory.
+    """
+    tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return _fault(
+        tokenizer.get_chat_template(),
+        json.dumps(tokens),
+        json.dumps([list(map(dict, turns)) for turns in conversations]),
+    )
+
+
+@lru_cache(maxsize=64)
+def _fault(template: str, tokens: str, conversations: str) -> str | None:
+    given = json.loads(tokens)
+    messages = [{"template": template, "tokens": given, "conversation": turns} for turns in json.loads(conversations)]
+    limits = SealedLimits(seconds=SECONDS)
+    with Sealed("explorl.sandbox.chat_templates:refusal", workers=1, limits=limits) as renderer:
+        for message, reply in zip(messages, renderer.call_many(messages), strict=True):
+            if reply.error is not None:
+                return f"{reply.error} with a prompt"
+            # Some end with a question always, and are asked nothing else.
+            if reply.value is not None and message["conversation"][-1]["role"] != "assistant":
+                return f"refuses a prompt: {reply.value}"
+    return None
