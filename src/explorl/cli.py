@@ -36,6 +36,7 @@ from explorl.config import (
     presets,
     resumed_config,
 )
+from explorl.core.plugins import working_folder
 from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
 from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched
@@ -477,7 +478,8 @@ def study(
     find_study(what[0])  # first, since what follows imports torch
     chosen_seeds = None if seeds is None else seeds_in(seeds)
     if plan:
-        _say_plan(load_study(what[0], profile=profile, seeds=chosen_seeds, overrides=overrides), run, only)
+        planned = load_study(what[0], profile=profile, seeds=chosen_seeds, overrides=overrides, construct=False)
+        _say_plan(planned, run, only)
         return
     from explorl.study.run import run_study
 
@@ -755,7 +757,7 @@ def show_config(
 
     It is made of the defaults, the preset, the file and --set, in this order.
     """
-    values = load_config(config, preset=preset, overrides=overrides).dump()
+    values = load_config(config, preset=preset, overrides=overrides, construct=False).dump()
     if as_json:
         print(json.dumps(values, indent=2))
     else:
@@ -956,19 +958,17 @@ def _say_end(model: Path, *commands: list[str]) -> None:
         console.print(literal("next: ", shlex.join(command)), soft_wrap=True)
 
 
-def _find_own_modules() -> None:
-    """Tasks and strategies of the working folder are found, as they are by `python -m`; installed packages first."""
-    here = os.getcwd()
-    if not sys.flags.safe_path and not {"", here} & {*sys.path}:
-        sys.path.append(here)
+def _say_import(text: str) -> None:
+    """Tell of a module of the working folder; one process of several does, and standard output may be JSON."""
+    if processes.is_first():
+        print(f"explorl: {clean(text)}", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> Any:
     """Entry point: what a user can cause is one clear message and exit code 2."""
-    _find_own_modules()
     show_what_can_be_shown()
     try:
-        with terminable():
+        with terminable(), working_folder(_say_import):
             code = app(argv, prog_name="explorl", standalone_mode=False)
     except Interrupted as interrupt:
         if not processes.is_first():

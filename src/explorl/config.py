@@ -7,7 +7,6 @@ LoRA adapter of rank 8, on Countdown.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from explorl.core.plugins import offer
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -491,18 +492,18 @@ class Config(Section):
 
     @field_validator("strategies")
     @classmethod
-    def _strategies_exist(cls, specs: list[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    def _strategies_exist(cls, specs: list[str | dict[str, Any]], info: ValidationInfo) -> list[str | dict[str, Any]]:
         from explorl.strategies import build_all
 
-        build_all(specs)
+        build_all(specs, construct=_constructs(info))
         return specs
 
     @model_validator(mode="after")
-    def _strategies_fit(self) -> Config:
+    def _strategies_fit(self, info: ValidationInfo) -> Config:
         from explorl.strategies import build_all
         from explorl.tasks.registry import task_type
 
-        for strategy in build_all(self.strategies):
+        for strategy in build_all(self.strategies, construct=_constructs(info)):
             strategy.check(num_generations=self.training.generations)
             strategy.check_length(max_completion_length=self.rollout.max_tokens)
             if strategy.needs_answers and not getattr(task_type(self.task.name), "has_answers", True):
@@ -529,6 +530,11 @@ class Config(Section):
     def dump(self) -> dict[str, Any]:
         """The configuration as plain values for YAML and JSON."""
         return self.model_dump(mode="json")
+
+
+def _constructs(info: ValidationInfo) -> bool:
+    """Return whether strategies of other packages may be built to be checked: not where a file is only shown."""
+    return not info.context or bool(info.context["construct"])
 
 
 class _Loader(yaml.SafeLoader):
@@ -602,14 +608,19 @@ def load_config(
     preset: str | None = None,
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
+    construct: bool = True,
 ) -> Config:
-    """The resolved configuration: defaults < preset < file < `overrides` ("training.learning_rate=5e-6") < `values`."""
+    """Return the resolved configuration: defaults < preset < file < `overrides` ("training.steps=60") < `values`.
+
+    ``construct=False`` is for what only shows it: plug-ins that it names by their import paths are found, and not
+    constructed.
+    """
     base: dict[str, Any] = {}
     merged: dict[str, Any] = {}
     origin: list[str] = []
     if preset is not None:
         if preset not in presets():
-            raise ConfigError(f"unknown preset {preset!r}; {_nearest(preset, presets())}")
+            raise ConfigError(f"unknown preset {preset!r}; {offer(preset, presets())}")
         text = (resources.files("explorl") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
         base = _mapping(read_yaml(text, f"preset {preset}"), f"preset {preset}")
     if path is not None:
@@ -623,7 +634,8 @@ def load_config(
         merged = overridden(merged, overrides)
         origin.append("--set")
     merged = _merge(merged, values or {})
-    return _validated(_merge(preset_for(base, merged), merged), " and ".join(origin) or "the configuration")
+    place = " and ".join(origin) or "the configuration"
+    return _validated(_merge(preset_for(base, merged), merged), place, construct=construct)
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -640,9 +652,9 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
     return merged
 
 
-def _validated(values: Mapping[str, Any], place: str) -> Config:
+def _validated(values: Mapping[str, Any], place: str, *, construct: bool = True) -> Config:
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context={"construct": construct})
     except ValidationError as error:
         raise ConfigError(_explain(error, place)) from None
 
@@ -689,7 +701,7 @@ def _explain(error: ValidationError, place: str) -> str:
         location = [str(part) for part in finding["loc"]]
         key = ".".join(location)
         if finding["type"] == "extra_forbidden":
-            advice = _ELSEWHERE.get(key) or _nearest(location[-1], _keys_beside(location))
+            advice = _ELSEWHERE.get(key) or offer(location[-1], _keys_beside(location))
             lines.append(f"unknown key {key} in {place}; {advice}")
         elif finding["type"] == "value_error":
             said = str(finding["ctx"]["error"])
@@ -821,8 +833,3 @@ def _sample(location: Sequence[str]) -> str:
     section = _section(location)
     name, field = next(iter(section.model_fields.items())) if section is not None else ("", None)
     return f"{{{name}: {field.default}}}" if field is not None else "{}"
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from explorl import processes
 from explorl.config import Config, changed_keys
+from explorl.core.plugins import working_folder
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.file import Study
 from explorl.text import clean
@@ -206,7 +207,8 @@ def main(argv: list[str] | None = None) -> int:
         threading.Thread(target=_die_with_the_study, daemon=True).start()
     place = given.study if given.prepare else run_folder(given.study, given.arm, given.seed)
     try:
-        prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
+        with working_folder(lambda text: print(clean(text), file=sys.stderr)):
+            prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
     except processes.EndedElsewhere:
         return 1
     except Exception:

@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from explorl.analysis.looks import EFFICACY, FAILED, FUTILITY, ON
 from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_precision, check_trackers
+from explorl.core.plugins import child_environment
 from explorl.launch import check_file, python_command
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json, write_text
@@ -413,6 +414,7 @@ def environment(jobs: int, slot: int) -> dict[str, str]:
         "GOMP_SPINCOUNT": "20000",
         "TOKENIZERS_PARALLELISM": "false",
         **os.environ,
+        **child_environment(),
         "OMP_NUM_THREADS": str(max(1, threads // jobs)),
     }
     devices = _devices()
