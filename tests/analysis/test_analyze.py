@@ -207,7 +207,7 @@ def test_names(run: RunStore) -> None:
     assert all(one.lone for one in chosen(lone=True))
     with pytest.raises(ValueError, match="stages needs the steps of a training"):
         chosen(["stages"], lone=True)
-    with pytest.raises(ValueError, match="there is no analysis 'nothing'"):
+    with pytest.raises(ValueError, match="unknown analysis 'nothing'"):
         analyze_run(run.folder, only=["nothing"])
 
 

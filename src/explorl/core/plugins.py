@@ -65,7 +65,7 @@ class Kind(Generic[T]):
     """The entry-point group under which other packages offer some."""
 
     def find(self, name: object, *, hint: str = "") -> Found[T]:
-        """Return the plug-in of a name, an entry point or an import path; ``hint`` ends the error where it is none."""
+        """Return the plug-in of a name, an entry point or an import path; ``hint`` ends the error without one."""
         if not isinstance(name, str):
             raise PluginError(f"the name of a {self.name} is {name!r}; give text, like {self.example}")
         if name in self.registry:
@@ -75,7 +75,7 @@ class Kind(Generic[T]):
             return Found(self._load(points[name], f"{self.name} {name!r} ({points[name]})"), "entry point")
         if not is_path(name):
             hint = hint or f"one of your own is written like {self.example}"
-            raise PluginError(f"{unknown(self.name, name, [*self.registry, *points])}; {hint}")
+            raise PluginError(f"{unknown(self.name, name, [*self.registry, *points])} ({hint})")
         return Found(self._load(name, f"{self.name} {name!r}"), "path")
 
     def points(self) -> dict[str, str]:
@@ -119,7 +119,7 @@ def is_marked(value: object, kind: str) -> bool:
 def nearest(word: object, known: Iterable[object]) -> str | None:
     """Return the known word that is most like another one, if any is."""
     words = {str(one).lower(): str(one) for one in known}
-    close = difflib.get_close_matches(str(word).lower(), list(words), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word).lower(), list(words), n=1, cutoff=0.6)
     return words[close[0]] if close else None
 
 

@@ -40,4 +40,4 @@ def marker_text(marker: str) -> str:
         return MARKERS[marker]
     if isinstance(marker, str) and marker.startswith(_TEXT) and marker != _TEXT:
         return marker.removeprefix(_TEXT)
-    raise ValueError(f"{unknown('marker', marker, MARKERS)}; a text of your own is written 'text:Hmm'")
+    raise ValueError(f"{unknown('marker', marker, MARKERS)} (a text of your own is written 'text:Hmm')")

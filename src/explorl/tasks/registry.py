@@ -119,7 +119,7 @@ def _hint(name: object) -> str:
         return f"rows of a file are the task jsonl, with path: {name}"
     if module and is_path(f"{module}:{attribute}"):
         return f"a task of your own is written {module}:{attribute}"
-    return f"a task of your own is written like {KIND.example}"
+    return f"gym:<name> is a data set of reasoning-gym, and a task of your own is written like {KIND.example}"
 
 
 def _refusal(value: Any) -> str | None:
