@@ -22,6 +22,7 @@ from explorl.report.lens_analyses import ANALYSES
 from explorl.store import RunStore
 from explorl.strategies import build, build_all
 from explorl.study.file import load_study
+from explorl.study.run import environment
 from explorl.tasks import get_task
 from explorl.training.lens import build_observers
 from explorl.training.rejection.registry import build_filters, build_selector
@@ -524,3 +525,20 @@ def test_no_other_module_of_the_working_folder_is_imported(trapped: Path, start:
     assert "Traceback" not in done.stderr
     assert done.returncode == (0 if words == ["strategies"] else 2)
     assert not (trapped / "trace").exists(), (trapped / "trace").read_text()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_process_of_a_study_imports_what_its_study_names(trapped: Path, named: bool) -> None:
+    """From the working folder, which `python -m` would put before everything that is installed."""
+    strategies = [{"stranger_parts:Careful": {"alpha": 5}}] if named else [{"egsw": {"alpha": -5}}]
+    record = load_study(study_of(trapped)).record()
+    record["arms"][1]["config"]["strategies"] = strategies
+    (trapped / "study").mkdir()
+    (trapped / "study" / "study.json").write_text(json.dumps(record))
+    command = [sys.executable, "-m", "explorl.study.arm", "study", "--arm", "b"]
+    done = subprocess.run(command, env=environment(1, 0), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "alpha is" in (trapped / "study" / "arms" / "b" / "seed-0" / "error.txt").read_text()
+    assert (f"importing stranger_parts from the working folder {trapped}" in done.stderr) == named
+    assert (trapped / "trace").exists() == named
+    assert not named or (trapped / "trace").read_text() == "('Careful',) {}\n"
