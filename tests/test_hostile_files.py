@@ -360,7 +360,7 @@ def test_no_study_runs_or_is_planned(plan: bool, path: str, here: Path, capsys: 
 @pytest.mark.parametrize("path", FEW)
 def test_what_looks_at_a_run_calls_nothing(path: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = load_config(preset="tiny").dump()
-    values["task"] = {"name": path, "options": options_for(path), **options_for(path)}
+    values["task"] = {"name": path, **options_for(path)}
     values["strategies"] = [{path: options_for(path)}]
     values["training"]["lens"]["observers"] = [path]
     store = RunStore.create(here / "run", values)
@@ -389,7 +389,7 @@ def test_an_analysis_of_a_run_calls_no_task_that_is_none(
     file = here / "run" / "config.yaml"
     values = yaml.safe_load(file.read_text())
     for path in ("os:system", "stranger_parts:factory"):
-        file.write_text(yaml.safe_dump({**values, "task": {"name": path, "options": options_for(path)}}))
+        file.write_text(yaml.safe_dump({**values, "task": {"name": path, **options_for(path)}}))
         capsys.readouterr()
         run(["analyze", "run", "--only", "impact"])
         assert "the run's task cannot be made" in capsys.readouterr().out

@@ -109,6 +109,9 @@ TableFile = Annotated[
     typer.Option("--json", metavar="FILE", help="Also write the table to this file: .json, .csv, .tex or .md."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -283,6 +286,7 @@ def evaluate(
             autocompletion=lambda: SAMPLERS,
         ),
     ] = "explorl",
+    trust_remote_code: TrustRemoteCode = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the samples.")] = 0,
     shard: Annotated[
         str | None,
@@ -351,6 +355,7 @@ def evaluate(
         batch_size=batch_size,
         dtype=dtype,
         engine=engine,
+        trust_remote_code=trust_remote_code,
         task_options={**parse_options(option), **({} if data_dir is None else {"data_dir": data_dir})},
         tools=None if tools is None else get_tool(tools, **limits),
     )
@@ -631,6 +636,7 @@ def analyze(
             autocompletion=lambda: DTYPES,
         ),
     ] = "float32",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show what happened to stages, answers and tokens in a run.
 
@@ -641,6 +647,7 @@ def analyze(
     analyze_command(
         run, model, task, console=console, only=only, out=out, seed=seed, option=option, samples=samples, limit=limit,
         changes={"max_tokens": max_tokens, "temperature": temperature}, template=template, dtype=dtype,
+        trust_remote_code=trust_remote_code,
     )  # fmt: skip
 
 
@@ -932,7 +939,8 @@ def _scoring(settings: Config, model: Path) -> list[str]:
         *[("--stop", text) for text in rollout.stop],
         *((("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()),
     )
-    return ["explorl", *command_line("eval", *given)]
+    allowed = ["--trust-remote-code"] if settings.model.trust_remote_code else []
+    return ["explorl", *command_line("eval", *given, *allowed)]
 
 
 def _own_template(settings: Config) -> str | None:

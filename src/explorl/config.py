@@ -89,6 +89,9 @@ class ModelSettings(Section):
     """
     lora: LoraSettings | None = LoraSettings()
     """The adapter that is trained; null trains all weights instead."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, which some architectures need. It runs as you and outside the sandbox:
+    read it first."""
 
     @property
     def training_dtype(self) -> WeightsDtype:

@@ -174,7 +174,7 @@ def test_bad_input_is_told_before_a_weight_is_loaded(
     case: str, small_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes, words = BEFORE_WEIGHTS[case]
-    monkeypatch.setattr(loop, "load_policy", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(loop, "configured_policy", lambda *_, **__: pytest.fail("weights were loaded"))
     given = [part for change in changes for part in ("--set", change)]
     file, run = written(tmp_path, small_policy), tmp_path / "run"
     code, _, err = command("rft", "--config", file, "--run", run, *given, capsys=capsys)
