@@ -378,6 +378,22 @@ def test_what_looks_at_a_run_calls_nothing(path: str, here: Path, capsys: pytest
     assert not (here / "owned").exists()
 
 
+@pytest.mark.parametrize("path", FEW)
+def test_what_looks_at_a_study_calls_nothing(path: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = load_study(study_of(here)).record()
+    for arm in record["arms"]:
+        arm["config"]["task"] = {"name": path, **options_for(path)}
+        arm["config"]["strategies"] = [{path: options_for(path)}]
+    (here / "study" / "arms").mkdir(parents=True)
+    (here / "study" / "study.json").write_text(json.dumps({**record, "created": "2026-01-01"}))
+    for command in (["study", "status", "study"], ["report", "study"], ["watch", "study", "--once"]):
+        assert run(command) == 0, capsys.readouterr().err
+    run(["study", "keep", "study", "kept.json"])
+    run(["study", "restore", "kept.json", "--run", "again"])
+    assert not (here / "trace").exists()
+    assert not (here / "owned").exists()
+
+
 def test_an_analysis_of_a_run_calls_no_task_that_is_none(
     here: Path, small_policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,4 +136,16 @@ def test_a_run_takes_the_key_and_proposes_the_option(model: Path, trace: Path, t
     assert done.returncode == 0, done.stdout + done.stderr
     assert trace.exists()
     assert "--trust-remote-code" in done.stdout
+    assert f"code that comes with {model} will run" in " ".join(done.stdout.split())
     assert not load_config(preset="tiny").model.trust_remote_code
+
+
+def test_what_switches_protection_off_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(
+        "name: s\nbase: {preset: tiny, model: {trust_remote_code: true}}\nbaseline: a\n"
+        "arms: {a: {}, b: {set: {task.name: code, task.unisolated: true, task.template: null}}}\n"
+    )
+    told = explorl(tmp_path, "study", "study.yaml", "--plan").stdout
+    assert told.count("model.trust_remote_code is true") == told.count("task.unisolated is true") == 1
+    file = ("--set", "task.name=code", "--set", "task.unisolated=true", "--set", "task.data_dir=none")
+    assert "task.unisolated is true" in explorl(tmp_path, "train", "--preset", "tiny", *file).stdout

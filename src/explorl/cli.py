@@ -35,6 +35,7 @@ from explorl.config import (
     load_config,
     presets,
     resumed_config,
+    unconfined,
 )
 from explorl.core.plugins import working_folder
 from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
@@ -395,7 +396,7 @@ def judge(
     model: Annotated[str, typer.Option(metavar="NAME", help="Name of the judge at that endpoint.")],
     per_problem: Annotated[int, typer.Option(metavar="N", help="Responses to judge per problem.", min=1)] = 1,
     api_key_variable: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key, if it needs one.")
+        str, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key; '' sends none.")
     ] = "OPENAI_API_KEY",
 ) -> None:
     """Ask a language model which responses hold irrelevant content.
@@ -791,7 +792,7 @@ def _say_table(table: Table, file: Path | None) -> None:
 
 def _say_plan(study: Study, folder: Path | None, only: list[str]) -> None:
     """What a study would run."""
-    from explorl.study.plan import effect_words, size_words
+    from explorl.study.plan import effect_words, size_words, unconfined_words
     from explorl.study.run import default_folder
 
     arms = [study.arm(name) for name in only] or list(study.arms)
@@ -799,6 +800,8 @@ def _say_plan(study: Study, folder: Path | None, only: list[str]) -> None:
     console.print(literal((study.title, "bold")), soft_wrap=True)
     console.print(literal(f"{size_words(study, len(arms))}, in {place}"), soft_wrap=True)
     console.print(literal(effect_words(study, place)), soft_wrap=True, highlight=False)
+    for line in unconfined_words(study):
+        console.print(literal(line), soft_wrap=True, highlight=False)
     for arm in arms:
         baseline = ", the baseline" if arm.name == study.baseline else ""
         console.print(literal(f"  {arm.name}{baseline}"), soft_wrap=True, highlight=False)
@@ -830,6 +833,8 @@ def _start(
 
     if kind != "sft" or not config.sft.from_scratch:
         resolve_model(config.model.name)
+    for line in unconfined(config.dump()):
+        console.print(literal(line), soft_wrap=True, highlight=False)
     return store, config
 
 

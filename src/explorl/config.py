@@ -213,7 +213,8 @@ class LensSettings(Section):
     rate: Annotated[float, Field(ge=0, le=1)] = 0.05
     """The share of such a step's answers that is looked at closely; 0 is none."""
     observers: list[str] = []
-    """Import paths of your own observers, like my_pkg.watching:Lengths; a class is called without arguments."""
+    """Import paths of your own observers, like my_pkg.watching:Lengths: objects with a method `see(self, step)`, or
+    classes of them, which are called without arguments."""
 
 
 class DynamicSamplingSettings(Section):
@@ -386,7 +387,7 @@ class RftSettings(Section):
         "has_answer", "has_digit", "cut_after_answer", {"max_redundancy": {"limit": 0.31}},
     ]  # fmt: skip
     """Rules that every response must pass, in this order: names, a name over its hyperparameters, or the import path
-    of a function of your own, like my_pkg.filters:polite. Those of the paper by default.
+    of a function of your own with `@rft_filter`, like my_pkg.rules:polite. Those of the paper by default.
 
     - `has_answer`: it states an answer in the task's own mark, such as `\\boxed{…}` or `<answer>…</answer>`.
     - `has_digit`: it has at least one digit.
@@ -399,7 +400,8 @@ class RftSettings(Section):
     answer_mark: str | None = None
     """What an answer begins with, for the filters has_answer and cut_after_answer; null is the task's own mark."""
     selector: str | dict[str, Any] = "random"
-    """Which of the right responses are learnt: those that score highest. An import path names one of your own.
+    """Which of the right responses are learnt: those that score highest. An import path names a function of your own
+    with `@rft_selector`.
 
     - `random`: any.
     - `entropy`: those with the highest mean token entropy.
@@ -731,6 +733,16 @@ def check_engine(engine: str | None) -> None:
         raise ConfigError(
             "rollout.engine is vllm, which is not installed: pip install explorl[vllm], or use explorl or generate"
         )
+
+
+def unconfined(values: Mapping[str, Any]) -> list[str]:
+    """Return what a configuration lets run outside the sandbox, in lines to be shown before it does."""
+    model, task = values["model"], values["task"]
+    lines = [f"model.trust_remote_code is true: Python code that comes with {model['name']} will run"]
+    lines = lines if model["trust_remote_code"] else []
+    if task.get("unisolated"):
+        lines.append(f"task.unisolated is true: programs that {model['name']} writes will run without isolation")
+    return lines
 
 
 RESUMABLE = {

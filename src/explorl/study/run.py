@@ -37,7 +37,7 @@ from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.comparable import arm_difference, study_difference
 from explorl.study.file import Arm, Study, inert, load_study, read_record
-from explorl.study.plan import changed_words, effect_words, size_words
+from explorl.study.plan import changed_words, effect_words, size_words, unconfined_words
 from explorl.terminal import ProgressLines, duration, literal
 from explorl.text import clean
 
@@ -491,6 +491,8 @@ def _show(run: _Run, progress: Progress) -> None:
 def _print_plan(study: Study, folder: Path, console: Console) -> None:
     console.print(literal(f"{study.title}: {size_words(study)}, in {folder}"), soft_wrap=True)
     console.print(literal(effect_words(study, folder)), highlight=False, soft_wrap=True)
+    for line in unconfined_words(study):
+        console.print(literal(line), soft_wrap=True, highlight=False)
     for arm in study.arms:
         for message in inert(arm):
             console.print(literal(f"{arm.name}: {message}"), soft_wrap=True)
