@@ -31,6 +31,8 @@ class Wide(dict):
 
 wide = Wide()
 number = 3
+def __getattr__(name):
+    raise {}[name] if name == "failing" else AttributeError
 """
 
 
@@ -65,6 +67,7 @@ def test_a_name_is_looked_up_in_order(folder: Path, monkeypatch: pytest.MonkeyPa
         ("shelf_module:number.real", "has no 'number.real' to use; it has Wide"),
         ("shelf_module:wide.keys", "has no 'wide.keys' to use; it has Wide"),
         ("shelf_module:Wide.Outer", "has no 'Wide.Outer' to use"),
+        ("shelf_module:failing", "shelf_module failed: KeyError: 'failing' (shelf_module.py, line"),
         ("shelf_package.none:Wide", "there is no module 'shelf_package.none'"),
         ("plian", "unknown shelf 'plian'; did you mean 'plain'? (one of your own is written like my_pkg.shelves:Wide)"),
         ("collections:OrderedDict", "collections is part of Python's library"),

@@ -88,10 +88,15 @@ class Kind(Generic[T]):
         value: Any = module
         for number, part in enumerate(attribute.split(".")):
             # below the module only classes are entered: anything else could compute what it hands out
-            if (number and not isinstance(value, type)) or not hasattr(value, part):
+            try:
+                value = getattr(value, part) if not number or isinstance(value, type) else None
+            except AttributeError:
+                value = None
+            except Exception as error:  # of a module's own __getattr__
+                raise PluginError(f"{what}: {module_name} failed: {told(error)}") from error
+            if value is None:
                 fitting = ", ".join(key for key, value in vars(module).items() if self.refusal(value) is None)
                 raise PluginError(f"{what}: {module_name} has no {attribute!r} to use; it has {fitting or 'none'}")
-            value = getattr(value, part)
         if why := self.refusal(value):
             raise PluginError(f"{what} {why}")
         return value
