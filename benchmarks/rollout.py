@@ -161,7 +161,7 @@ def build(args: argparse.Namespace) -> Load:
 
         task = get_task("countdown-mini")
         tokenizer = tiny_tokenizer()
-        model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint(), dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint(), dtype=dtype, trust_remote_code=False)
         prompts = [
             tokenizer(task.prompt(problem, "terse"))["input_ids"] for problem in task.problems("holdout", limit=count)
         ]

@@ -266,7 +266,7 @@ def test_bad_input_is_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[
     config.write_text("training: {step: 3}")
     countdown = ("eval", "--model", "tiny", "--task", "countdown", "--data-dir", str(data))
     cases = [
-        (("train", "--config", str(config)), ["unknown key training.step", "did you mean steps?", "c.yaml"]),
+        (("train", "--config", str(config)), ["unknown key training.step", "did you mean 'steps'?", "c.yaml"]),
         (("eval", "--model", str(empty), "--task", "countdown-mini"), ["empty-model", "no weights"]),
         (countdown, ["countdown-3to4-test.jsonl", "line 2"]),
         (("train", "--preset", "tiny", "--run", str(tmp_path / "file" / "run")), ["cannot write", "file"]),

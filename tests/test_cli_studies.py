@@ -79,7 +79,10 @@ def test_what_failed_is_tried_again_with_its_seeds_and_arms(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("dengg",), ("'dengg'", "did you mean deng?", "effects, egsw, frontier, mecklenburg", "path to a study file")),
+        (
+            ("dengg",),
+            ("'dengg'", "mean 'deng'?", "effects, egsw, frontier, mecklenburg", "path to a study file"),
+        ),
         (("zzz", "--profile", "tiny"), ("'zzz'", "deng, effects, egsw, frontier, mecklenburg", "path to a study file")),
         (("",), ("''", "deng, effects")),
         (("studies/deng.yaml",), ("studies/deng.yaml", "no such file", "`explorl study deng`")),
@@ -87,7 +90,7 @@ def test_what_failed_is_tried_again_with_its_seeds_and_arms(
         (("some/where",), ("some/where", "no such file")),
         (("folder",), ("folder is a folder", "deng")),
         (("deng",), ("deng has profiles", "--profile: tiny or gpu")),
-        (("deng", "--profile", "tinny"), ("'tinny'", "did you mean tiny?")),
+        (("deng", "--profile", "tinny"), ("'tinny'", "did you mean 'tiny'?")),
         (("effects", "--profile", "tiny"), ("effects has no profiles", "leave it out")),
         (("x" * 5000,), ("no study",)),
     ],

@@ -64,9 +64,9 @@ def test_numbers_inside_strategies_too() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("training.learning_rat=1", ["unknown key training.learning_rat", "--set", "did you mean learning_rate?"]),
-        ("trainin.steps=1", ["unknown key trainin", "did you mean training?"]),
-        ("model.lora.rnk=8", ["unknown key model.lora.rnk", "did you mean rank?"]),
+        ("training.learning_rat=1", ["unknown key training.learning_rat", "--set", "did you mean 'learning_rate'?"]),
+        ("trainin.steps=1", ["unknown key trainin", "did you mean 'training'?"]),
+        ("model.lora.rnk=8", ["unknown key model.lora.rnk", "did you mean 'rank'?"]),
         ("evaluation.engine=vllm", ["unknown key evaluation.engine", "--set", "explorl eval --engine vllm"]),
         ("training.steps=0", ["training.steps is 0", "greater than or equal to 1", "default is 200"]),
         ("training.learning_rate=fast", ["training.learning_rate is 'fast'", "number"]),
@@ -108,7 +108,7 @@ def test_errors_of_files(tmp_path: Path) -> None:
         load_config(tmp_path / "list.yaml")
     (tmp_path / "empty.yaml").write_text("")
     assert load_config(tmp_path / "empty.yaml") == Config()
-    with pytest.raises(ConfigError, match="did you mean tiny"):
+    with pytest.raises(ConfigError, match="did you mean 'tiny'"):
         load_config(preset="tini")
 
 

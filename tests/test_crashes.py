@@ -29,13 +29,13 @@ def _set(*changes: str, command: tuple[str, ...] = TRAIN) -> tuple[str, ...]:
 
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # the configuration
-    "unknown preset": (("train", "--preset", "tinny"), ("'tinny'", "did you mean tiny")),
+    "unknown preset": (("train", "--preset", "tinny"), ("'tinny'", "did you mean 'tiny'")),
     "no config file": (("train", "--config", "{place}/none.yaml"), ("none.yaml", "No such file")),
     "a folder as config file": (("train", "--config", "{place}"), ("{place}",)),
     "a list as config": (("train", "--config", "{place}/list.yaml"), ("list.yaml", "training: {{steps: 100}}")),
     "broken YAML": (("train", "--config", "{place}/broken.yaml"), ("broken.yaml", "not YAML", "line 1")),
     "bytes as config": (("train", "--config", "{place}/bytes.yaml"), ("bytes.yaml", "utf-8")),
-    "unknown key": (_set("training.step=3"), ("training.step", "did you mean steps", "--set")),
+    "unknown key": (_set("training.step=3"), ("training.step", "did you mean 'steps'", "--set")),
     "not key=value": (_set("training.steps"), ("'training.steps'", "training.learning_rate=5e-6")),
     "no steps": (_set("training.steps=0"), ("training.steps is 0", "greater than or equal to 1", "default is 200")),
     "text as number": (_set("training.learning_rate=fast"), ("training.learning_rate is 'fast'", "default is 5e-06")),

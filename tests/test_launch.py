@@ -251,8 +251,10 @@ def test_one_that_fails_ends_all(
     run, changes = tmp_path / "run", {"task.name": "failing_task:Failing", "evaluation.every": 0}
     ended = explorl("train", "--preset", "tiny", "--launch", two, "--run", run, model=small_policy, **changes)
     assert ended.returncode == code
-    assert ended.stderr.startswith("process 1: "), ended.stderr
-    assert ended.stderr.rstrip().endswith("the judge has gone home"), ended.stderr
+    announced, _, said = ended.stderr.partition("\n")  # by one process
+    assert announced.startswith(f"explorl: importing failing_task from the working folder {tmp_path}"), ended.stderr
+    assert said.startswith("process 1: "), ended.stderr
+    assert said.rstrip().endswith("the judge has gone home"), ended.stderr
     assert ended.stderr.count("Traceback") == (error == "ZeroDivisionError"), ended.stderr
     assert not (run / "model").exists()
 

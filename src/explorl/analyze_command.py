@@ -32,6 +32,7 @@ def analyze_command(
     changes: Mapping[str, Any],
     template: str | None,
     dtype: str,
+    trust_remote_code: bool,
 ) -> None:
     """Analyses a run or a lone checkpoint and prints what was found; exit code 1 where an analysis broke."""
     own, of_task = parsed(option)
@@ -47,14 +48,16 @@ def analyze_command(
             raise ConfigError(
                 f"{run} is of kind {kind}; `explorl analyze` looks at a GRPO run, such as an arm's seed-0"
             )
-        place, outcomes = analyze_run(run, out=out, only=only, seed=seed, options=own, say=say)
+        place, outcomes = analyze_run(
+            run, out=out, only=only, seed=seed, options=own, say=say, trust_remote_code=trust_remote_code
+        )
     elif model and task:
         if dtype not in ("float32", "bfloat16", "float16"):
             raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
         place, outcomes = analyze_checkpoint(
             model, task, out=out, only=only, seed=seed, options=own, task_options=of_task, samples=samples, limit=limit,
             template=template, changes={key: value for key, value in changes.items() if value is not None},
-            dtype=dtype, say=say,  # type: ignore[arg-type]
+            dtype=dtype, say=say, trust_remote_code=trust_remote_code,  # type: ignore[arg-type]
         )  # fmt: skip
     else:
         raise ConfigError("name a run, such as runs/mine, or a checkpoint with --model and --task")

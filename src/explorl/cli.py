@@ -35,8 +35,10 @@ from explorl.config import (
     load_config,
     presets,
     resumed_config,
+    unconfined,
 )
 from explorl.core.documents import parse_yaml
+from explorl.core.plugins import working_folder
 from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
 from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched
@@ -109,6 +111,9 @@ TableFile = Annotated[
     typer.Option("--json", metavar="FILE", help="Also write the table to this file: .json, .csv, .tex or .md."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -283,6 +288,7 @@ def evaluate(
             autocompletion=lambda: SAMPLERS,
         ),
     ] = "explorl",
+    trust_remote_code: TrustRemoteCode = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the samples.")] = 0,
     shard: Annotated[
         str | None,
@@ -351,6 +357,7 @@ def evaluate(
         batch_size=batch_size,
         dtype=dtype,
         engine=engine,
+        trust_remote_code=trust_remote_code,
         task_options={**parse_options(option), **({} if data_dir is None else {"data_dir": data_dir})},
         tools=None if tools is None else get_tool(tools, **limits),
     )
@@ -390,7 +397,7 @@ def judge(
     model: Annotated[str, typer.Option(metavar="NAME", help="Name of the judge at that endpoint.")],
     per_problem: Annotated[int, typer.Option(metavar="N", help="Responses to judge per problem.", min=1)] = 1,
     api_key_variable: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key, if it needs one.")
+        str, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key; '' sends none.")
     ] = "OPENAI_API_KEY",
 ) -> None:
     """Ask a language model which responses hold irrelevant content.
@@ -478,7 +485,8 @@ def study(
     find_study(what[0])  # first, since what follows imports torch
     chosen_seeds = None if seeds is None else seeds_in(seeds)
     if plan:
-        _say_plan(load_study(what[0], profile=profile, seeds=chosen_seeds, overrides=overrides), run, only)
+        planned = load_study(what[0], profile=profile, seeds=chosen_seeds, overrides=overrides, construct=False)
+        _say_plan(planned, run, only)
         return
     from explorl.study.run import run_study
 
@@ -630,6 +638,7 @@ def analyze(
             autocompletion=lambda: DTYPES,
         ),
     ] = "float32",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Show what happened to stages, answers and tokens in a run.
 
@@ -640,6 +649,7 @@ def analyze(
     analyze_command(
         run, model, task, console=console, only=only, out=out, seed=seed, option=option, samples=samples, limit=limit,
         changes={"max_tokens": max_tokens, "temperature": temperature}, template=template, dtype=dtype,
+        trust_remote_code=trust_remote_code,
     )  # fmt: skip
 
 
@@ -756,7 +766,7 @@ def show_config(
 
     It is made of the defaults, the preset, the file and --set, in this order.
     """
-    values = load_config(config, preset=preset, overrides=overrides).dump()
+    values = load_config(config, preset=preset, overrides=overrides, construct=False).dump()
     if as_json:
         print(json.dumps(values, indent=2))
     else:
@@ -783,7 +793,7 @@ def _say_table(table: Table, file: Path | None) -> None:
 
 def _say_plan(study: Study, folder: Path | None, only: list[str]) -> None:
     """What a study would run."""
-    from explorl.study.plan import effect_words, size_words
+    from explorl.study.plan import effect_words, size_words, unconfined_words
     from explorl.study.run import default_folder
 
     arms = [study.arm(name) for name in only] or list(study.arms)
@@ -791,6 +801,8 @@ def _say_plan(study: Study, folder: Path | None, only: list[str]) -> None:
     console.print(literal((study.title, "bold")), soft_wrap=True)
     console.print(literal(f"{size_words(study, len(arms))}, in {place}"), soft_wrap=True)
     console.print(literal(effect_words(study, place)), soft_wrap=True, highlight=False)
+    for line in unconfined_words(study):
+        console.print(literal(line), soft_wrap=True, highlight=False)
     for arm in arms:
         baseline = ", the baseline" if arm.name == study.baseline else ""
         console.print(literal(f"  {arm.name}{baseline}"), soft_wrap=True, highlight=False)
@@ -822,6 +834,8 @@ def _start(
 
     if kind != "sft" or not config.sft.from_scratch:
         resolve_model(config.model.name)
+    for line in unconfined(config.dump()):
+        console.print(literal(line), soft_wrap=True, highlight=False)
     return store, config
 
 
@@ -931,7 +945,8 @@ def _scoring(settings: Config, model: Path) -> list[str]:
         *[("--stop", text) for text in rollout.stop],
         *((("--tools", rollout.tools), ("--tool-calls", rollout.tool_calls)) if rollout.tools else ()),
     )
-    return ["explorl", *command_line("eval", *given)]
+    allowed = ["--trust-remote-code"] if settings.model.trust_remote_code else []
+    return ["explorl", *command_line("eval", *given, *allowed)]
 
 
 def _own_template(settings: Config) -> str | None:
@@ -957,19 +972,17 @@ def _say_end(model: Path, *commands: list[str]) -> None:
         console.print(literal("next: ", shlex.join(command)), soft_wrap=True)
 
 
-def _find_own_modules() -> None:
-    """Tasks and strategies of the working folder are found, as they are by `python -m`; installed packages first."""
-    here = os.getcwd()
-    if not sys.flags.safe_path and not {"", here} & {*sys.path}:
-        sys.path.append(here)
+def _say_import(text: str) -> None:
+    """Tell of a module of the working folder; one process of several does, and standard output may be JSON."""
+    if processes.is_first():
+        print(f"explorl: {clean(text)}", file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> Any:
     """Entry point: what a user can cause is one clear message and exit code 2."""
-    _find_own_modules()
     show_what_can_be_shown()
     try:
-        with terminable():
+        with terminable(), working_folder(_say_import):
             code = app(argv, prog_name="explorl", standalone_mode=False)
     except Interrupted as interrupt:
         if not processes.is_first():

@@ -7,7 +7,6 @@ LoRA adapter of rank 8, on Countdown.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from explorl.core.documents import DocumentError, parse_yaml
+from explorl.core.plugins import offer
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -88,6 +88,9 @@ class ModelSettings(Section):
     """
     lora: LoraSettings | None = LoraSettings()
     """The adapter that is trained; null trains all weights instead."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model, which some architectures need. It runs as you and outside the sandbox:
+    read it first."""
 
     @property
     def training_dtype(self) -> WeightsDtype:
@@ -209,7 +212,8 @@ class LensSettings(Section):
     rate: Annotated[float, Field(ge=0, le=1)] = 0.05
     """The share of such a step's answers that is looked at closely; 0 is none."""
     observers: list[str] = []
-    """Import paths of your own observers, like my_pkg.watching:Lengths; a class is called without arguments."""
+    """Import paths of your own observers, like my_pkg.watching:Lengths: objects with a method `see(self, step)`, or
+    classes of them, which are called without arguments."""
 
 
 class DynamicSamplingSettings(Section):
@@ -382,7 +386,7 @@ class RftSettings(Section):
         "has_answer", "has_digit", "cut_after_answer", {"max_redundancy": {"limit": 0.31}},
     ]  # fmt: skip
     """Rules that every response must pass, in this order: names, a name over its hyperparameters, or the import path
-    of a function of your own, like my_pkg.filters:polite. Those of the paper by default.
+    of a function of your own with `@rft_filter`, like my_pkg.rules:polite. Those of the paper by default.
 
     - `has_answer`: it states an answer in the task's own mark, such as `\\boxed{…}` or `<answer>…</answer>`.
     - `has_digit`: it has at least one digit.
@@ -395,7 +399,8 @@ class RftSettings(Section):
     answer_mark: str | None = None
     """What an answer begins with, for the filters has_answer and cut_after_answer; null is the task's own mark."""
     selector: str | dict[str, Any] = "random"
-    """Which of the right responses are learnt: those that score highest. An import path names one of your own.
+    """Which of the right responses are learnt: those that score highest. An import path names a function of your own
+    with `@rft_selector`.
 
     - `random`: any.
     - `entropy`: those with the highest mean token entropy.
@@ -491,18 +496,18 @@ class Config(Section):
 
     @field_validator("strategies")
     @classmethod
-    def _strategies_exist(cls, specs: list[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    def _strategies_exist(cls, specs: list[str | dict[str, Any]], info: ValidationInfo) -> list[str | dict[str, Any]]:
         from explorl.strategies import build_all
 
-        build_all(specs)
+        build_all(specs, construct=_constructs(info))
         return specs
 
     @model_validator(mode="after")
-    def _strategies_fit(self) -> Config:
+    def _strategies_fit(self, info: ValidationInfo) -> Config:
         from explorl.strategies import build_all
         from explorl.tasks.registry import task_type
 
-        for strategy in build_all(self.strategies):
+        for strategy in build_all(self.strategies, construct=_constructs(info)):
             strategy.check(num_generations=self.training.generations)
             strategy.check_length(max_completion_length=self.rollout.max_tokens)
             if strategy.needs_answers and not getattr(task_type(self.task.name), "has_answers", True):
@@ -531,6 +536,11 @@ class Config(Section):
         return self.model_dump(mode="json")
 
 
+def _constructs(info: ValidationInfo) -> bool:
+    """Return whether strategies of other packages may be built to be checked: not where a file is only shown."""
+    return not info.context or bool(info.context["construct"])
+
+
 def read_yaml(text: str, place: str) -> Any:
     """Return what a YAML document says; `ConfigError` names the place."""
     try:
@@ -550,14 +560,19 @@ def load_config(
     preset: str | None = None,
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
+    construct: bool = True,
 ) -> Config:
-    """The resolved configuration: defaults < preset < file < `overrides` ("training.learning_rate=5e-6") < `values`."""
+    """Return the resolved configuration: defaults < preset < file < `overrides` ("training.steps=60") < `values`.
+
+    ``construct=False`` is for what only shows it: plug-ins that it names by their import paths are found, and not
+    constructed.
+    """
     base: dict[str, Any] = {}
     merged: dict[str, Any] = {}
     origin: list[str] = []
     if preset is not None:
         if preset not in presets():
-            raise ConfigError(f"unknown preset {preset!r}; {_nearest(preset, presets())}")
+            raise ConfigError(f"unknown preset {preset!r}; {offer(preset, presets())}")
         text = (resources.files("explorl") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
         base = _mapping(read_yaml(text, f"preset {preset}"), f"preset {preset}")
     if path is not None:
@@ -571,7 +586,8 @@ def load_config(
         merged = overridden(merged, overrides)
         origin.append("--set")
     merged = _merge(merged, values or {})
-    return _validated(_merge(preset_for(base, merged), merged), " and ".join(origin) or "the configuration")
+    place = " and ".join(origin) or "the configuration"
+    return _validated(_merge(preset_for(base, merged), merged), place, construct=construct)
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -588,9 +604,9 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
     return merged
 
 
-def _validated(values: Mapping[str, Any], place: str) -> Config:
+def _validated(values: Mapping[str, Any], place: str, *, construct: bool = True) -> Config:
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context={"construct": construct})
     except ValidationError as error:
         raise ConfigError(_explain(error, place)) from None
 
@@ -637,7 +653,7 @@ def _explain(error: ValidationError, place: str) -> str:
         location = [str(part) for part in finding["loc"]]
         key = ".".join(location)
         if finding["type"] == "extra_forbidden":
-            advice = _ELSEWHERE.get(key) or _nearest(location[-1], _keys_beside(location))
+            advice = _ELSEWHERE.get(key) or offer(location[-1], _keys_beside(location))
             lines.append(f"unknown key {key} in {place}; {advice}")
         elif finding["type"] == "value_error":
             said = str(finding["ctx"]["error"])
@@ -664,6 +680,16 @@ def check_engine(engine: str | None) -> None:
         raise ConfigError(
             "rollout.engine is vllm, which is not installed: pip install explorl[vllm], or use explorl or generate"
         )
+
+
+def unconfined(values: Mapping[str, Any]) -> list[str]:
+    """Return what a configuration lets run outside the sandbox, in lines to be shown before it does."""
+    model, task = values["model"], values["task"]
+    lines = [f"model.trust_remote_code is true: Python code that comes with {model['name']} will run"]
+    lines = lines if model["trust_remote_code"] else []
+    if task.get("unisolated"):
+        lines.append(f"task.unisolated is true: programs that {model['name']} writes will run without isolation")
+    return lines
 
 
 RESUMABLE = {
@@ -769,8 +795,3 @@ def _sample(location: Sequence[str]) -> str:
     section = _section(location)
     name, field = next(iter(section.model_fields.items())) if section is not None else ("", None)
     return f"{{{name}: {field.default}}}" if field is not None else "{}"
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from explorl import processes
 from explorl.config import ConfigError, read_yaml
+from explorl.core.plugins import child_environment
 
 _SIGNS = ("distributed_type", "num_processes", "compute_environment")
 """Keys of which accelerate's files have one at least."""
@@ -71,7 +72,11 @@ def launch(path: Path, module: str, arguments: Sequence[str]) -> None:
     if not said.get("main_process_port") and int(said.get("num_machines") or 1) < 2:
         how += ["--main_process_port", "0"]  # any that is free
     given = launch_command_parser().parse_args(["--config_file", str(path), *how, "--module", module, *arguments])
-    told = {processes.QUIET: str(path), "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+    told = {
+        **child_environment(),
+        processes.QUIET: str(path),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+    }
     if cpus:
         told["ACCELERATE_USE_CPU"] = "true"
     with TemporaryDirectory() as folder:

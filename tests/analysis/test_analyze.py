@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from explorl import cli
 from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, typeset
 from explorl.analysis.lens_table import LensTable, NotRecorded, read_run, table_of
-from explorl.analyze import Outcome, analyze_checkpoint, analyze_run, analyzed, chosen
+from explorl.analyze import Outcome, analyze_checkpoint, analyze_run, analyzed, chosen, run_context
 from explorl.metrics import Table
 from explorl.report.lens_render import file_png, file_svg, page_svg
 from explorl.report.lens_sections import _element, _stored
@@ -207,8 +208,15 @@ def test_names(run: RunStore) -> None:
     assert all(one.lone for one in chosen(lone=True))
     with pytest.raises(ValueError, match="stages needs the steps of a training"):
         chosen(["stages"], lone=True)
-    with pytest.raises(ValueError, match="there is no analysis 'nothing'"):
+    with pytest.raises(ValueError, match="unknown analysis 'nothing'"):
         analyze_run(run.folder, only=["nothing"])
+
+
+def test_the_task_has_the_runs_options(run: RunStore) -> None:
+    values = run.config()
+    values["task"] = {"name": "countdown-mini", "template": "terse", "train_problems": 8, "seed": 7, "data_dir": None}
+    run.config_path.write_text(yaml.safe_dump(values))
+    assert run_context(run.folder).task.seed == 7  # type: ignore[attr-defined]
 
 
 def test_options_that_nobody_asked_for_are_named(run: RunStore) -> None:

@@ -97,7 +97,7 @@ LATE = Analysis("late", "Late", lambda table, context: pytest.fail("computed"), 
 def test_a_module_that_does_not_load_is_named(run: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "halfway_written.py").write_text("def lengths(:\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="cannot load the analysis 'halfway_written:MINE': SyntaxError"):
+    with pytest.raises(ValueError, match=r"analysis 'halfway_written:MINE': .*SyntaxError"):
         analyze_run(run.folder, only=["halfway_written:MINE"])
 
 

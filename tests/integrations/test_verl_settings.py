@@ -54,7 +54,7 @@ def test_a_list_is_read_as_a_config_of_ours() -> None:
 @pytest.mark.parametrize(
     ("places", "told"),
     [
-        ({"explorl__strategies": ["botom_p"]}, "there is no strategy 'botom_p'; did you mean 'bottom_p'"),
+        ({"explorl__strategies": ["botom_p"]}, "unknown strategy 'botom_p'; did you mean 'bottom_p'"),
         ({"explorl__strategies": "bottom_p"}, "must be a list"),
         ({"explorl__strategies": [{"bottom_p": {"q": 1}}]}, "has no hyperparameter 'q'"),
         ({"explorl__stratgies": []}, "explorl.stratgies: there is no such setting; did you mean 'strategies'"),

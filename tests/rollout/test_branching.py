@@ -409,8 +409,8 @@ def test_nothing_branches_behind_a_call_that_is_closed_in_parts() -> None:
         ({"initial": True}, r"initial is True"),
         ({"at": "newline"}, r"at is 'newline'; give a list of markers, such as \['newline'\]"),
         ({"at": []}, r"at is \[\]"),
-        ({"at": ["newline", "Newline"]}, r"unknown marker 'Newline'; did you mean 'newline'\? use output, newline"),
-        ({"at": [3]}, r"unknown marker 3; use output"),
+        ({"at": ["newline", "Newline"]}, r"unknown marker 'Newline'; did you mean 'newline'\?"),
+        ({"at": [3]}, r"unknown marker 3; known: newline, output"),
         ({"at": ["text:"]}, r"unknown marker 'text:'"),
     ],
 )

@@ -237,8 +237,8 @@ def test_calculator_runs() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("pyton", {}, "unknown tool 'pyton'; did you mean 'python'? known: python, calculator"),
-        ("search", {}, "unknown tool 'search'; known: python, calculator"),
+        ("pyton", {}, "unknown tool 'pyton'; did you mean 'python'?"),
+        ("search", {}, "unknown tool 'search'; known: calculator, python"),
         ("python", {"max_calls": 0}, "max_calls=0 of tool 'python': give 1 or more, like 3"),
         ("python", {"max_calls": 2.5}, "max_calls=2.5 of tool 'python': give 1 or more, like 3"),
         ("python", {"max_calls": True}, "max_calls=True of tool 'python': give 1 or more"),

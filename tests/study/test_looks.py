@@ -216,7 +216,7 @@ def test_a_plan_says_what_the_design_can_find(tmp_path: Path) -> None:
         ({"first": 1, "keep": 1}, "sequential.first is 1"),
         ({"first": 2, "keep": 0}, "sequential.keep is 0"),
         ({"first": 2}, "lacks the key sequential.keep"),
-        ({"first": 2, "keep": 1, "meazures": ["pass@1"]}, "unknown key sequential.meazures .*did you mean measures"),
+        ({"first": 2, "keep": 1, "meazures": ["pass@1"]}, "unknown key sequential.meazures .*did you mean 'measures'"),
         ({"first": 2, "keep": 1, "measures": []}, "sequential.measures"),
         (
             {"first": 2, "keep": 1, "measures": ["pass@8"]},

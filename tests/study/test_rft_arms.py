@@ -92,7 +92,10 @@ def test_rft_and_grpo_stand_in_one_table(tmp_path: Path) -> None:
         ),
         ({"arms": {"GRPO": None, "RFT": {"kind": "rft", "strategies": ["egsw"]}}}, "has no strategies"),
         ({"arms": {"GRPO": None, "RFT": {"kind": "rtf"}}}, "arms.RFT.kind is 'rtf'"),
-        ({"arms": {"GRPO": None, "RFT": {"kind": "rft", "set": {"rft.selector": "entropi"}}}}, "did you mean entropy"),
+        (
+            {"arms": {"GRPO": None, "RFT": {"kind": "rft", "set": {"rft.selector": "entropi"}}}},
+            "mean 'entropy'",
+        ),
     ],
 )
 def test_what_an_rft_arm_cannot_be_is_said(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_folder_of_another_study_is_refused(whole_study: Path, study_file: Pat
         run(text, run_folder(whole_study, "plain", 0))
     with pytest.raises(StoreError, match=r"is not empty and holds no study \(other.yaml\)"):
         run(text, tmp_path)
-    with pytest.raises(ConfigError, match="has no arm 'plan'; did you mean plain"):
+    with pytest.raises(ConfigError, match="has no arm 'plan'; did you mean 'plain'"):
         run(text, only=["plan"])
     with pytest.raises(ConfigError, match="jobs is 0"):
         run(text, jobs=0)

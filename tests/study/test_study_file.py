@@ -117,7 +117,7 @@ def test_a_profile_changes_anything(tmp_path: Path) -> None:
     assert warm.warm_start is not None
     assert warm.warm_start["sft"]["examples"] == 5
     assert warm.arm_config(warm.arms[0], 0, tmp_path).model.name.endswith("warm-start/model")
-    with pytest.raises(ConfigError, match=r"no profile 'smal'; did you mean small\?"):
+    with pytest.raises(ConfigError, match=r"no profile 'smal'; did you mean 'small'\?"):
         load_study(path, profile="smal")
     with pytest.raises(ConfigError, match="choose one with --profile: small or warm"):
         load_study(path)
@@ -126,13 +126,13 @@ def test_a_profile_changes_anything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"arm": {}}, ["unknown key arm", "did you mean arms?", "study.yaml"]),
-        ({"arms": {"a": {"sett": {}}}}, ["unknown key arms.a.sett", "did you mean set?"]),
-        ({"evaluation": {"evry": 3}}, ["unknown key evaluation.evry", "did you mean every?"]),
+        ({"arm": {}}, ["unknown key arm", "did you mean 'arms'?", "study.yaml"]),
+        ({"arms": {"a": {"sett": {}}}}, ["unknown key arms.a.sett", "did you mean 'set'?"]),
+        ({"evaluation": {"evry": 3}}, ["unknown key evaluation.evry", "did you mean 'every'?"]),
         ({"arms": {"a": {"set": {"training.learning_rat": 1}}}}, ["arm 'a'", "training.learning_rat", "learning_rate"]),
-        ({"arms": {"a": {"set": {"trainin.steps": 1}}}}, ["arm 'a'", "unknown key trainin", "did you mean training?"]),
+        ({"arms": {"a": {"set": {"trainin.steps": 1}}}}, ["arm 'a'", "unknown key trainin", "did you mean 'training'"]),
         ({"arms": {"a": {"set": {"training.learning_rate": -1}}}}, ["learning_rate is -1", "greater than 0"]),
-        ({"arms": {"a": {"strategies": ["egws"]}}}, ["arm 'a'", "no strategy 'egws'", "egsw"]),
+        ({"arms": {"a": {"strategies": ["egws"]}}}, ["arm 'a'", "unknown strategy 'egws'", "egsw"]),
         ({"arms": {"a": {"strategies": [{"egsw": {"alpa": 1}}]}}}, ["arm 'a'", "hyperparameter 'alpa'", "alpha"]),
         ({"arms": {"a": {"strategies": [{"egsw": {"alpha": "x"}}]}}}, ["arm 'a'", "egsw: alpha is 'x'"]),
         ({"arms": {"a": {"set": {"seed": 3}}}}, ["arm 'a'", "sets seed", "`seeds`"]),
@@ -148,7 +148,7 @@ def test_a_profile_changes_anything(tmp_path: Path) -> None:
         ({"seeds": [0, 1, 0]}, ["the seed 0 is given 2 times"]),
         ({"seeds": []}, ["there are no seeds"]),
         ({"seeds": 0}, ["seeds", "greater than or equal to 1"]),
-        ({"base": {"preset": "tini"}}, ["base.preset is 'tini'", "did you mean tiny?"]),
+        ({"base": {"preset": "tini"}}, ["base.preset is 'tini'", "did you mean 'tiny'?"]),
         ({"base": {"task": {"name": "countdwn"}}}, ["base of", "unknown task 'countdwn'"]),
         ({"base": {"preset": "tiny", "task": {"template": "ters"}}}, ["task.template is 'ters'", "terse"]),
         ({"evaluation": {"protocol": "plan"}}, ["unknown protocol 'plan'"]),

@@ -19,6 +19,7 @@ import yaml
 
 from explorl import cli
 from explorl.config import ConfigError, load_config
+from explorl.core import plugins
 from explorl.evaluation.harness import parse_options, run_evaluation
 from explorl.evaluation.protocols import protocol, task_label
 from explorl.models import load_policy
@@ -119,16 +120,18 @@ class Weighed(Puzzle):
     reward_parts = {"correctness": "1"}
 
 
+class Anything(Deaf):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+
+class Nothing(Puzzle):
+    def __new__(cls):
+        return 7
+
+
 def make(volume=1):
     return Deaf(volume)
-
-
-def nothing():
-    return 7
-
-
-def anything(**options):
-    return Deaf(**options)
 
 
 made = Puzzle()
@@ -163,11 +166,10 @@ def test_by_import_path() -> None:
     assert (task.name, task.templates, task.splits) == ("puzzle", (), ("sft", "train", "holdout"))
     sized = get_task("own_puzzles:Sized", size=3, data_dir="there")
     assert (sized.name, sized.size) == ("sized", 3)  # type: ignore[attr-defined]
-    assert get_task("own_puzzles:make", volume=5).volume == 5  # type: ignore[attr-defined]
-    assert get_task("own_puzzles:anything", volume=6).volume == 6  # type: ignore[attr-defined]
+    assert get_task("own_puzzles:Anything", volume=6).volume == 6  # type: ignore[attr-defined]
     assert task_type("own_puzzles:Sized").__name__ == "Sized"
     assert takes_option("own_puzzles:Sized", "size")
-    assert takes_option("own_puzzles:anything", "whatever")
+    assert takes_option("own_puzzles:Anything", "whatever")
     assert not takes_option("own_puzzles:Puzzle", "size")
 
 
@@ -189,11 +191,11 @@ def test_a_class_has_a_name(here: Path) -> None:
 @pytest.mark.usefixtures("here")
 def test_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
-        EntryPoint("sums", "own_puzzles:Sized", registry.GROUP),
-        EntryPoint("gone", "missing_package:Gone", registry.GROUP),
-        EntryPoint("countdown", "own_puzzles:Sized", registry.GROUP),
+        EntryPoint("sums", "own_puzzles:Sized", registry.KIND.group),
+        EntryPoint("gone", "missing_package:Gone", registry.KIND.group),
+        EntryPoint("countdown", "own_puzzles:Sized", registry.KIND.group),
     ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "explorl.tasks" else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "explorl.tasks" else [])
     assert get_task("sums", size=2).name == "sums"
     assert type(get_task("countdown")).__name__ == "Countdown"
     with pytest.raises(ValueError, match=r"task 'gone' \(missing_package:Gone\): there is no module 'missing_package'"):
@@ -206,12 +208,13 @@ def test_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
 BAD = [
     ("own_puzzle:Puzzle", "there is no module 'own_puzzle'; start in the folder that holds it"),
     ("own_puzzles.deep:Puzzle", "there is no module 'own_puzzles.deep'"),
-    ("own_puzzles:Puzle", "own_puzzles has no 'Puzle'; its tasks: Puzzle, Sized"),
+    ("own_puzzles:Puzle", "own_puzzles has no 'Puzle' to use; it has Puzzle, Sized"),
     ("own_puzzles:Puzzle.deeper", r"own_puzzles has no 'Puzzle\.deeper'"),
     ("own_puzzles:NoTask", r"is no task; write class NoTask\(Task\), with Task from explorl\.tasks"),
     ("own_puzzles:Half", "lacks prompt and verify; a task has problems, prompt and verify"),
     ("own_puzzles:Short", r"verify does not take what it is called with; write verify\(self, completion, problem, \*,"),
-    ("own_puzzles:made", "is made already; name a subclass"),
+    ("own_puzzles:made", "is a task that is made already; name its class"),
+    ("own_puzzles:make", r"is a function, .*; name a class: class Make\(Task\)"),
     ("own_puzzles:number", "is 7; name a subclass"),
     ("own_puzzles:Sized", r"needs size; set task\.size"),
     ("own_syntax:Puzzle", r"importing own_syntax failed: SyntaxError: .* \(own_syntax\.py, line 1\)"),
@@ -253,7 +256,7 @@ def test_the_command_prints_no_traceback(name: str, message: str, capsys: pytest
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_puzzles:nothing", "gave 7; the function must return an instance of explorl.tasks.Task"),
+        ("own_puzzles:Nothing", "gave 7; its class must make an instance of explorl.tasks.Task"),
         ("own_puzzles:Broken", r"could not be made: KeyError: 'missing' \(own_puzzles\.py, line"),
         ("own_puzzles:Listed", "templates is 'chat'; give names"),
         ("own_puzzles:Weighed", "reward_parts has '1' for 'correctness'; give its weight, like 1.0"),

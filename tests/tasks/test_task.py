@@ -39,7 +39,7 @@ def test_registry_knows_the_nearest_name() -> None:
         get_task("countdwn")
     with pytest.raises(
         ValueError,
-        match="unknown task 'chess'; known: choice, code, countdown, countdown-mini, gym:<name>, jsonl, math",
+        match="unknown task 'chess'; known: choice, code, countdown, countdown-mini, jsonl, math",
     ):
         get_task("chess")
     with pytest.raises(ValueError, match="'sed'; did you mean 'seed'"):

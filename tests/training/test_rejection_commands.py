@@ -156,8 +156,8 @@ BEFORE_WEIGHTS = {
         "has has_answer, and the task 'even' does not say how an answer is marked",
     ),
     "no mark to cut after": (["rft.filters=[has_answer,cut_after_answer]"], "leave them out"),
-    "unknown filter": (["rft.filters=[has_digitt]"], "there is no filter 'has_digitt'; did you mean has_digit"),
-    "unknown selector": (["rft.selector=brunching"], "there is no selector 'brunching'; did you mean branching"),
+    "unknown filter": (["rft.filters=[has_digitt]"], "unknown filter 'has_digitt'; did you mean 'has_digit'"),
+    "unknown selector": (["rft.selector=brunching"], "unknown selector 'brunching'; did you mean 'branching'"),
     "all noise": (["rft.noise=1.0"], "rft.noise is 1.0"),
     "less than no noise": (["rft.noise=-0.1"], "rft.noise is -0.1"),
     "no samples": (["rft.samples=0"], "rft.samples is 0"),
@@ -174,7 +174,7 @@ def test_bad_input_is_told_before_a_weight_is_loaded(
     case: str, small_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes, words = BEFORE_WEIGHTS[case]
-    monkeypatch.setattr(loop, "load_policy", lambda *_, **__: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(loop, "configured_policy", lambda *_, **__: pytest.fail("weights were loaded"))
     given = [part for change in changes for part in ("--set", change)]
     file, run = written(tmp_path, small_policy), tmp_path / "run"
     code, _, err = command("rft", "--config", file, "--run", run, *given, capsys=capsys)

@@ -267,25 +267,42 @@ def test_a_budget_of_one_is_a_right_response() -> None:
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rules.py").write_text(
+        "from explorl.training.rejection.filters import rft_filter\n"
+        "from explorl.training.rejection.selectors import rft_selector\n"
+        "def plain(samples, rng):\n    return [1.0 for _ in samples]\n"
+        "@rft_filter\n"
         "def polite(samples, *, word='please'):\n"
         "    return [sample for sample in samples if word in sample.text]\n"
+        "@rft_selector\n"
         "def longest(samples, rng):\n"
         "    return [sample.tokens for sample in samples]\n"
+        "@rft_filter\n"
         "def twice(samples):\n    return [*samples, *samples]\n"
+        "@rft_filter\n"
         "def nothing(samples):\n    return None\n"
+        "@rft_selector\n"
         "def short(samples, rng):\n    return [1.0]\n"
+        "@rft_selector\n"
         "def endless(samples, rng):\n    return [float('inf')] * len(samples)\n"
+        "@rft_filter\n"
         "def broken(samples):\n    return [{}[sample.text] for sample in samples]\n"
+        "@rft_selector\n"
         "def torn(samples, rng):\n    return 1 / 0\n"
+        "@rft_selector\n"
         "def huge(samples, rng):\n    return [10**400 for _ in samples]\n"
+        "@rft_selector\n"
         "def tensor(samples, rng):\n    import torch\n"
         "    return torch.ones(len(samples), requires_grad=True).bfloat16()\n"
+        "@rft_filter\n"
         "def wordless(samples):\n    from dataclasses import replace\n"
         "    return [replace(sample, text=None) for sample in samples]\n"
+        "@rft_filter\n"
         "def judging(samples):\n    from dataclasses import replace\n"
         "    return [replace(sample, correct='yes') for sample in samples]\n"
+        "@rft_filter\n"
         "def compared(samples):\n    import numpy as np\n    from dataclasses import replace\n"
         "    return [replace(sample, correct=np.float64(sample.tokens) > 3) for sample in samples]\n"
+        "@rft_filter\n"
         "def misread(samples):\n    return [sample for sample in samples if int(sample.text)]\n"
         "number = 3\n"
     )
@@ -310,10 +327,13 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: build_filters(["has_anser"]), "no filter 'has_anser'; did you mean has_answer"),
-        (lambda: build_filters(["own_rules:none"]), "'own_rules:none' cannot be imported"),
-        (lambda: build_filters(["nowhere.rules:none"]), "'nowhere.rules:none' cannot be imported: No module"),
-        (lambda: build_filters(["own_rules:number"]), "is 3, not a function"),
+        (lambda: build_filters(["has_anser"]), "unknown filter 'has_anser'; did you mean 'has_answer'"),
+        (lambda: build_filters(["own_rules:none"]), "own_rules has no 'none' to use; it has polite, twice"),
+        (lambda: build_filters(["nowhere.rules:none"]), "filter 'nowhere.rules:none': there is no module 'nowhere'"),
+        (lambda: build_filters(["own_rules:number"]), "is 3, not a function with @rft_filter"),
+        (lambda: build_filters(["own_rules:longest"]), "not a function with @rft_filter"),
+        (lambda: build_selector("own_rules:polite"), "not a function with @rft_selector"),
+        (lambda: build_selector("own_rules:plain"), "not a function with @rft_selector"),
         (lambda: build_filters("has_digit"), r"must be a list, such as \[has_answer"),
         (lambda: build_filters([3]), "a filter is a name such as max_redundancy.*got 3"),
         (lambda: build_filters([{"max_redundancy": {"limt": 1}}]), "no hyperparameter 'limt'; it has limit"),
@@ -324,7 +344,7 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
         (lambda: build_filters(["max_length"]), "max_length needs tokens"),
         (lambda: build_filters([{"max_length": 0}]), "tokens of max_length is 0"),
         (lambda: build_filters([{"has_digit": 3}]), "has_digit takes none, not just 3"),
-        (lambda: build_selector("entropi"), "no selector 'entropi'; did you mean entropy"),
+        (lambda: build_selector("entropi"), "unknown selector 'entropi'; did you mean 'entropy'"),
         (lambda: filters.apply(build_filters(["own_rules:twice"]), POOL), "gave a sample twice"),
         (lambda: filters.apply(build_filters(["own_rules:nothing"]), POOL), "gave None; give a list"),
         (

@@ -8,8 +8,6 @@ analysis of your own is an `Analysis` in a module, named to the command by its i
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from explorl.analysis.lens_table import LensTable, NotRecorded
+from explorl.core.plugins import Kind
 from explorl.metrics import Table
 from explorl.models import Policy
 from explorl.tasks import Task
@@ -133,19 +132,13 @@ class Analysis:
 
 
 def find(name: str, known: Sequence[Analysis]) -> Analysis:
-    """The analysis of a name among the known ones, or that of an import path, ``my_package.my_module:MINE``."""
-    for analysis in known:
-        if analysis.name == name:
-            return analysis
-    if ":" not in name:
-        near = difflib.get_close_matches(name, [one.name for one in known], 1)
-        offer = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(one.name for one in known)}"
-        raise ValueError(f"there is no analysis {name!r}; {offer}")
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ValueError(f"cannot load the analysis {name!r}: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Analysis):
-        raise ValueError(f"{name} is {type(found).__name__}; an analysis is explorl.analysis.lens.Analysis(name, …)")
-    return found
+    """Return the analysis of a name among the known ones, or that of an import path, ``my_package.my_module:MINE``."""
+    registry = {analysis.name: analysis for analysis in known}
+    return Kind("analysis", registry, "my_package.my_module:LENGTHS", _refusal).find(name).value
+
+
+def _refusal(value: Any) -> str | None:
+    """Return why an object is no analysis; None where it is one."""
+    if isinstance(value, Analysis):
+        return None
+    return f"is {value!r:.100}; name an explorl.analysis.lens.Analysis(name, …)"

@@ -102,6 +102,7 @@ def run_evaluation(
     task_options: Mapping[str, Any] | None = None,
     tools: ToolUse | ToolSpec | str | None = None,
     engine: Literal["explorl", "vllm"] = "explorl",
+    trust_remote_code: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     on_failure: Callable[[Failed], None] | None = None,
 ) -> list[Evaluated]:
@@ -118,6 +119,7 @@ def run_evaluation(
         tools: A tool, such as "python": every model is evaluated without it and with it, text and code side by side
             (Deng et al. 2025, Figure 2). With it, a model is called ``<model>+<tool>``.
         engine: "vllm" samples with vLLM, which is started for each model; other samples, the same protocol.
+        trust_remote_code: Run Python code that comes with a model.
 
     In several processes, the one that finishes last scores them all; an earlier one reports what is still missing.
     """
@@ -143,7 +145,7 @@ def run_evaluation(
             failed = partial(_failed, on_failure)
             policy = sampler = None
             try:
-                policy, sampler = _opened(label, model, how, batch_size, dtype, engine)
+                policy, sampler = _opened(label, model, how, batch_size, dtype, engine, trust_remote_code)
                 if used is not None:
                     used.check(policy.tokenizer, label)
             except Exception as error:
@@ -212,11 +214,16 @@ def _opened(
     batch_size: int | None,
     dtype: Literal["float32", "bfloat16", "float16"],
     kind: Literal["explorl", "vllm"],
+    trust_remote_code: bool,
 ) -> tuple[Policy, Engine | VllmEngine]:
     """A policy, and an engine that can sample it."""
-    policy = load_policy(model, dtype=dtype, device=_device()) if isinstance(model, str) else model
+    if isinstance(model, str):
+        policy = load_policy(model, dtype=dtype, device=_device(), trust_remote_code=trust_remote_code)
+    else:
+        policy = model
     if kind == "vllm":
         options: dict[str, Any] = {} if batch_size is None else {"max_num_seqs": batch_size}
+        options["trust_remote_code"] = trust_remote_code
         return policy, VllmEngine.colocated(policy.model, policy.tokenizer, source=_source(model), **options)
     engine = Engine(policy.model, policy.tokenizer, batch_size=batch_size)
     try:

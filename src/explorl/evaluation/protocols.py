@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from explorl.core.plugins import unknown
 from explorl.rollout import SamplingParams
 from explorl.tasks import Task
 
@@ -84,7 +85,7 @@ def task_label(task: Task) -> str:
 def protocol(name: str, **changes: Any) -> Protocol:
     """A protocol by name; `samples` and any sampling parameter may be changed."""
     if name not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {name!r}; known are {', '.join(PROTOCOLS)}")
+        raise unknown("protocol", name, PROTOCOLS)
     chosen = PROTOCOLS[name]
     changes = {key: value for key, value in changes.items() if value is not None}
     samples = changes.pop("samples", None)

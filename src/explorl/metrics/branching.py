@@ -8,9 +8,10 @@ was at its beginning is worth going on with more than once.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
+
+from explorl.core.plugins import unknown
 
 MARKERS: Mapping[str, str] = {"output": "", "newline": "\n", "step": "\n\n", "wait": "Wait"}
 """Places by name, and the text behind which each lies; ``output`` lies behind what a tool said."""
@@ -39,6 +40,4 @@ def marker_text(marker: str) -> str:
         return MARKERS[marker]
     if isinstance(marker, str) and marker.startswith(_TEXT) and marker != _TEXT:
         return marker.removeprefix(_TEXT)
-    close = difflib.get_close_matches(str(marker), MARKERS, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ValueError(f"unknown marker {marker!r}; {hint}use {', '.join(MARKERS)}, or a text of your own: 'text:Hmm'")
+    raise ValueError(f"{unknown('marker', marker, MARKERS)} (a text of your own is written 'text:Hmm')")

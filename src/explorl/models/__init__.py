@@ -77,9 +77,16 @@ def resolve_model(name: str) -> str:
 
 
 def load_policy(
-    name: str, *, dtype: Literal["float32", "bfloat16", "float16"] = "float32", device: str | None = None
+    name: str,
+    *,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    device: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Policy:
-    """Loads a model and its tokenizer; a folder with a LoRA adapter is loaded on top of its base model."""
+    """Load a model and its tokenizer; a folder with a LoRA adapter is loaded on top of its base model.
+
+    ``trust_remote_code`` runs Python code that the model's folder or repository brings along, as transformers does.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -92,15 +99,20 @@ def load_policy(
         if adapter:
             from peft import AutoPeftModelForCausalLM
 
-            model = AutoPeftModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+            kind = AutoPeftModelForCausalLM
         else:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(path)
+            kind = AutoModelForCausalLM
+        # said even where it is False: transformers would ask on the terminal
+        model = kind.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file fails in any way: safetensors, torch, pickle and zip have their own
         first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         advice = "" if isinstance(error, OSError | ValueError | ImportError) else "; a damaged file?"
+        if "trust_remote_code" in str(error) and not trust_remote_code:
+            first = "it brings Python code of its own, which is not run"
+            advice = "; if you have read the code and trust it, set model.trust_remote_code=true or --trust-remote-code"
         raise ModelError(f"cannot load the model {name!r}: {first}{advice}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

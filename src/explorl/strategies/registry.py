@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import importlib
 import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
-from importlib.metadata import entry_points
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
+from explorl.core.plugins import Kind, offer
 from explorl.strategies.annealed_temperature import AnnealedTemperature
 from explorl.strategies.base import Strategy, overrides
 from explorl.strategies.bottom_p import BottomP
@@ -47,9 +45,6 @@ from explorl.strategies.tool_progression import ToolProgression
 from explorl.strategies.ucpo import UniformCorrect
 from explorl.strategies.unlikeliness import Unlikeliness
 from explorl.strategies.validate import title
-
-GROUP = "explorl.strategies"
-"""The entry-point group under which other packages offer strategies."""
 
 REGISTRY: dict[str, type[Strategy]] = {
     strategy.name: strategy
@@ -92,41 +87,35 @@ Spec = str | Mapping[str, Any] | Strategy
 
 
 def build(spec: Spec) -> Strategy:
-    """A strategy from an entry of a config. The name may be an import path, ``my_pkg.my_module:MyStrategy``.
+    """Build a strategy from an entry of a config. The name may be an import path, ``my_pkg.my_module:MyStrategy``.
 
     A strategy comes back as a copy with an empty memory: what it learnt in one training stays out of the next.
     """
     if isinstance(spec, Strategy):
         return _fresh(spec)
-    name, given = _split(spec)
-    strategy = find(name)
-    known = {field.name: field for field in fields(strategy) if field.init}
-    for key in given:
-        if key not in known:
-            offer = strategy.moved.get(key) or _nearest(key, known)
-            offer = offer or (f"it has {', '.join(known)}" if known else "it has none")
-            raise ValueError(f"{title(strategy)} has no hyperparameter {key!r}; {offer}")
-    missing = [key for key, field in known.items() if _required(field) and key not in given]
-    if missing:
-        raise ValueError(f"{title(strategy)} needs {' and '.join(missing)}{_example(strategy, missing)}")
-    return strategy(**{key: _convert(strategy, key, value) for key, value in given.items()})
+    strategy, values = _resolved(spec)
+    return strategy(**{key: _convert(strategy, key, value) for key, value in values.items()})
 
 
-def build_all(specs: Iterable[Spec] | None) -> list[Strategy]:
-    """All strategies of a config, in its order; an error names those that cannot stand in one list."""
+def build_all(specs: Iterable[Spec] | None, *, construct: bool = True) -> list[Strategy]:
+    """Build all strategies of a config, in its order; an error names those that cannot stand in one list.
+
+    ``construct=False`` builds Explorl's own, which only check their values. Those of others are found, and the names of
+    their hyperparameters checked, but their code is not called, and they are left out of the list.
+    """
     if isinstance(specs, (str, Mapping, Strategy)):
         raise ValueError(f"strategies must be a list, such as [bottom_p, egsw]; got {specs!r}")
     if specs is not None and not isinstance(specs, Iterable):
         raise ValueError(f"strategies must be a list, such as [bottom_p, egsw]; got {specs!r}")
-    strategies = [build(spec) for spec in specs or ()]
-    names = [title(strategy) for strategy in strategies]
+    listed = [build(spec) if construct or _is_own(spec) else _resolved(spec)[0] for spec in specs or ()]
+    names = [title(strategy) for strategy in listed]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is listed {names.count(name)} times; list it once")
-    replacing = [title(strategy) for strategy in strategies if strategy.replaces_advantage]
+    replacing = [title(strategy) for strategy in listed if strategy.replaces_advantage is True]
     if len(replacing) > 1:
         raise ValueError(f"{' and '.join(replacing)} each replace the base advantage; keep one of them")
-    return strategies
+    return [strategy for strategy in listed if isinstance(strategy, Strategy)]
 
 
 def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
@@ -162,35 +151,49 @@ def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Each known strategy: name, class, effect, paper, hyperparameters with types and defaults, documentation."""
+    """Describe each known strategy: name, class, effect, paper, hyperparameters with defaults, documentation."""
     known = dict(REGISTRY)
-    for point in entry_points(group=GROUP):
+    for name in KIND.points():
         try:
-            known.setdefault(point.name, find(point.name))
+            known.setdefault(name, find(name))
         except ValueError as error:
             warnings.warn(str(error), stacklevel=2)
     return [_description(name, strategy) for name, strategy in known.items()]
 
 
 def find(name: str) -> type[Strategy]:
-    """The class behind a name, an entry point or an import path."""
-    if not isinstance(name, str):
-        raise ValueError(f"a strategy's name must be text, such as bottom_p; got {name!r}")
-    if name in REGISTRY:
-        return REGISTRY[name]
-    points = {point.name: point.value for point in entry_points(group=GROUP)}
-    path = points.get(name, name)
-    if ":" not in path:
-        offer = _nearest(name, [*REGISTRY, *points]) or f"known are {', '.join([*REGISTRY, *points])}"
-        raise ValueError(f"there is no strategy {name!r}; {offer}")
-    module, _, attribute = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"the strategy {name!r} cannot be imported from {path!r}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise ValueError(f"{path!r} is {found!r}, not a subclass of explorl.strategies.Strategy")
-    return found
+    """Return the class behind a name, an entry point or an import path, which is not called for it."""
+    return KIND.find(name).value
+
+
+def _refusal(value: Any) -> str | None:
+    """Return why an object is no class of strategies; None where it is one."""
+    if isinstance(value, type) and issubclass(value, Strategy) and value is not Strategy:
+        return None
+    return f"is {value!r:.100}; name a subclass of explorl.strategies.Strategy"
+
+
+KIND = Kind("strategy", REGISTRY, "my_pkg.concise:Concise", _refusal, "explorl.strategies")
+
+
+def _is_own(spec: Spec) -> bool:
+    """Return whether an entry of a config is a strategy that exists already, or one of Explorl's."""
+    return isinstance(spec, Strategy) or _split(spec)[0] in [*REGISTRY]
+
+
+def _resolved(spec: Any) -> tuple[type[Strategy], Mapping[str, Any]]:
+    """Return the class of an entry of a config and its hyperparameters, whose names are checked."""
+    name, values = _split(spec)
+    strategy = find(name)
+    known = {field.name: field for field in fields(strategy) if field.init}
+    for key in values:
+        if key not in known:
+            advice = strategy.moved.get(key) or (offer(key, known) if known else "it has none")
+            raise ValueError(f"{title(strategy)} has no hyperparameter {key!r}; {advice}")
+    missing = [key for key, field in known.items() if _required(field) and key not in values]
+    if missing:
+        raise ValueError(f"{title(strategy)} needs {' and '.join(missing)}{_example(strategy, missing)}")
+    return strategy, values
 
 
 def _fresh(strategy: Strategy) -> Strategy:
@@ -234,7 +237,7 @@ def _convert(strategy: type[Strategy], key: str, value: Any) -> Any:
     keys = ("from", "to", "start", "steps", "shape")
     for part, content in value.items():
         if part not in keys:
-            raise ValueError(f"{where}: a schedule has no {part!r}; {_nearest(part, keys) or f'write {good}'}")
+            raise ValueError(f"{where}: a schedule has no {part!r}; {offer(part, keys)}")
         kind: type = {"from": Real, "to": Real, "start": Integral, "steps": Integral}.get(part, str)
         if not isinstance(content, kind) or isinstance(content, bool):
             raise ValueError(f"{where}: {part} of the schedule is {content!r}; write {good}")
@@ -264,11 +267,6 @@ def _example(strategy: type[Strategy], missing: list[str]) -> str:
     if not set(missing) <= set(good):
         return ""
     return f", for example {{{title(strategy)}: {{{', '.join(f'{key}: {good[key]}' for key in missing)}}}}}"
-
-
-def _nearest(word: Any, options: Iterable[str]) -> str:
-    close = difflib.get_close_matches(str(word).lower(), list(options), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _description(name: str, strategy: type[Strategy]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from explorl import processes
 from explorl.config import Config, changed_keys
+from explorl.core.plugins import working_folder
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.file import Study
 from explorl.text import clean
@@ -124,16 +125,15 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
     import numpy as np
 
     from explorl.evaluation import evaluate, protocol
-    from explorl.models import load_policy
     from explorl.tasks import get_task
     from explorl.tasks.base import problems_of
-    from explorl.training.common import task_options
+    from explorl.training.common import configured_policy, task_options
     from explorl.training.records import prompt_text
 
     task = get_task(config.task.name, **task_options(config))
     problems = problems_of(task, "train", config.task.train_problems)
     how = protocol(config.evaluation.protocol, samples=samples, **config.rollout.limits())
-    policy = load_policy(config.model.name, dtype=config.model.evaluation_dtype)
+    policy = configured_policy(config)
     result = evaluate(policy, task, problems, how, template=config.task.template, seed=config.seed)
     prompts = [prompt_text(task.prompt(problem, config.task.template)) for problem in problems]
     return dict(zip(prompts, np.mean(result.correct, axis=1).tolist(), strict=True))
@@ -156,11 +156,10 @@ def _evaluate_end(config: Config, store: RunStore) -> None:
     """Scores the trained policy, unless the last step's evaluation is there."""
     if done(store):
         return
-    from explorl.models import load_policy
-    from explorl.training.common import evaluate_holdout
+    from explorl.training.common import configured_policy, evaluate_holdout
 
     step = trained_steps(store)
-    result = evaluate_holdout(config, load_policy(str(store.folder / "model"), dtype=config.model.evaluation_dtype))
+    result = evaluate_holdout(config, configured_policy(config, str(store.folder / "model")))
     scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
     if not any(record.get("kind") == "evaluation" and record["step"] == step for record in store.metrics()):
         store.append_metrics({"step": step, "kind": "evaluation", **scores})
@@ -206,7 +205,8 @@ def main(argv: list[str] | None = None) -> int:
         threading.Thread(target=_die_with_the_study, daemon=True).start()
     place = given.study if given.prepare else run_folder(given.study, given.arm, given.seed)
     try:
-        prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
+        with working_folder(lambda text: print(clean(text), file=sys.stderr)):
+            prepare(given.study) if given.prepare else run_arm(given.study, given.arm, given.seed)
     except processes.EndedElsewhere:
         return 1
     except Exception:

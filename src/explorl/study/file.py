@@ -19,7 +19,6 @@ part of the package, in `explorl/studies`, and are found by name.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections import Counter
@@ -42,6 +41,7 @@ from explorl.config import (
     read_yaml,
     rft_config,
 )
+from explorl.core.plugins import nearest, offer
 from explorl.store import StoreError, cleaned, file_name, read_study
 from explorl.terminal import counted
 
@@ -231,7 +231,7 @@ class Study:
         for arm in self.arms:
             if cleaned(name) in (arm.name, arm.slug):
                 return arm
-        raise ConfigError(f"the study {self.name} has no arm {name!r}; {_nearest(name, [a.name for a in self.arms])}")
+        raise ConfigError(f"the study {self.name} has no arm {name!r}; {offer(name, [a.name for a in self.arms])}")
 
     def starting_config(self, folder: Path) -> Config:
         """The base configuration, with the policy that all arms start from."""
@@ -288,9 +288,9 @@ def find_study(study: str | Path) -> Path:
     elif path.suffix in (".yaml", ".yml") or path.name != str(study):
         advice = "check the path"
     else:
-        near = difflib.get_close_matches(str(study), names, n=1, cutoff=0.5)
+        near = nearest(study, names)
         raise ConfigError(
-            f"there is no study {study!r}{f'; did you mean {near[0]}?' if near else ''}\n"
+            f"there is no study {str(study)!r}{f'; did you mean {near!r}?' if near else ''}\n"
             f"give a name ({', '.join(names)}) or a path to a study file, such as my-study.yaml"
         )
     raise ConfigError(f"cannot read the study file {study}: there is no such file; {advice}")
@@ -302,11 +302,13 @@ def load_study(
     profile: str | None = None,
     seeds: int | Sequence[int] | None = None,
     overrides: Sequence[str] = (),
+    construct: bool = True,
 ) -> Study:
-    """Reads and checks a study, given as a file or by its name.
+    """Read and check a study, given as a file or by its name.
 
     `seeds` replace its own: a count, or themselves. `overrides` ("task.data_dir=problems") change its base, and with it
-    all arms that do not set the key themselves.
+    all arms that do not set the key themselves. ``construct=False`` is for what only shows a study: tasks and the
+    strategies of other packages are found, and not constructed.
     """
     raw = _read(find_study(path))
     profiles = raw.pop("profiles", None) or {}
@@ -315,7 +317,7 @@ def load_study(
     if profile is not None and not profiles:
         raise ConfigError(f"{path} has no profiles, and --profile is {profile!r}; leave it out")
     if profile is not None and profile not in profiles:
-        raise ConfigError(f"{path} has no profile {profile!r}; {_nearest(profile, list(profiles))}")
+        raise ConfigError(f"{path} has no profile {profile!r}; {offer(profile, list(profiles))}")
     if profile is None and profiles:
         raise ConfigError(f"{path} has profiles; choose one with --profile: {' or '.join(map(str, profiles))}")
     place = f"{path}, profile {profile}" if profile else str(path)
@@ -324,7 +326,7 @@ def load_study(
         values, place = {**values, "base": overridden(values.get("base", {}), overrides)}, f"{place} and --set"
     file = _validated(values, place)
     _refuse_inert(flat(overridden({}, overrides)), file)
-    return _resolved(file, profile, seeds, place)
+    return _resolved(file, profile, seeds, place, construct)
 
 
 def _refuse_inert(asked: Mapping[str, Any], file: StudyFile) -> None:
@@ -447,7 +449,7 @@ def _finding(finding: Any, place: str) -> str:
             "arms": ArmSettings, "evaluation": EvaluationPlan, "budget": Budget, "sequential": Sequential,
         }  # fmt: skip
         section = sections.get(location[0], StudyFile) if len(location) > 1 else StudyFile
-        return f"unknown key {key} in {place}; {_nearest(location[-1], [*section.model_fields])}"
+        return f"unknown key {key} in {place}; {offer(location[-1], [*section.model_fields])}"
     if finding["type"] == "value_error":
         return f"{key}: {finding['ctx']['error']} (in {place})"
     if finding["type"] == "missing":
@@ -456,22 +458,24 @@ def _finding(finding: Any, place: str) -> str:
 
 
 # ---------------------------------------------------------------------------- resolving
-def _resolved(file: StudyFile, profile: str | None, seeds: int | Sequence[int] | None, place: str) -> Study:
+def _resolved(
+    file: StudyFile, profile: str | None, seeds: int | Sequence[int] | None, place: str, construct: bool
+) -> Study:
     for name in file.without:
         if name not in file.arms:
-            raise ConfigError(f"without: {place} has no arm {name!r}; {_nearest(name, [*file.arms])}")
+            raise ConfigError(f"without: {place} has no arm {name!r}; {offer(name, [*file.arms])}")
     arms = {name: arm or ArmSettings() for name, arm in file.arms.items() if name not in file.without}
     if file.baseline not in arms:
-        raise ConfigError(f"baseline is {file.baseline!r}, which is no arm of {place}; {_nearest(file.baseline, arms)}")
+        raise ConfigError(f"baseline is {file.baseline!r}, which is no arm of {place}; {offer(file.baseline, arms)}")
     try:
         chosen = checked_seeds(file.seeds if seeds is None else seeds)
     except ValueError as error:
         raise ConfigError(f"{error} (in {'--seeds' if seeds is not None else place})") from None
     base_values = _base_values(file, place)
-    base = _built(base_values, f"base of {place}")
+    base = _built(base_values, f"base of {place}", construct)
     if file.warm_start is not None:
-        warm = _built(merged(base_values, file.warm_start), f"warm_start of {place}").dump()
-    resolved = tuple(_arm(name, arm, file, base, base_values, place) for name, arm in arms.items())
+        warm = _built(merged(base_values, file.warm_start), f"warm_start of {place}", construct).dump()
+    resolved = tuple(_arm(name, arm, file, base, base_values, place, construct) for name, arm in arms.items())
     for name in arms:
         if len(name) > LONGEST_NAME:
             shown = f"{name[:40]}…"
@@ -542,7 +546,7 @@ def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
     given = dict(file.base)
     preset = given.pop("preset", None)
     if preset is not None and preset not in presets():
-        raise ConfigError(f"base.preset is {preset!r} in {place}; {_nearest(str(preset), presets())}")
+        raise ConfigError(f"base.preset is {preset!r} in {place}; {offer(str(preset), presets())}")
     values = merged(preset_for(load_config(preset=preset).dump(), given), given)
     values["evaluation"] = merged(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
     if file.budget is not None and file.budget.steps is not None:
@@ -555,7 +559,13 @@ def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
 
 
 def _arm(
-    name: str, settings: ArmSettings, file: StudyFile, base: Config, base_values: Mapping[str, Any], place: str
+    name: str,
+    settings: ArmSettings,
+    file: StudyFile,
+    base: Config,
+    base_values: Mapping[str, Any],
+    place: str,
+    construct: bool,
 ) -> Arm:
     where = f"arm {name!r} of {place}"
     values, kind = dict(base_values), settings.kind or file.kind
@@ -567,7 +577,7 @@ def _arm(
         values = merged(values, nested)
     if settings.strategies is not None:
         values["strategies"] = settings.strategies
-    config = _built(values, where)
+    config = _built(values, where, construct)
     dump, old = config.dump(), flat(base.dump())
     changes = {key: value for key, value in flat(dump).items() if value != old.get(key) and key != "strategies"}
     if kind != file.kind:
@@ -593,19 +603,20 @@ def _refuse_reserved(key: str, file: StudyFile, where: str) -> None:
             raise ConfigError(f"{where} sets {key}: {why}")
 
 
-def _built(values: Mapping[str, Any], where: str) -> Config:
-    """The configuration, with its strategies, task, template and protocol; errors name the place."""
+def _built(values: Mapping[str, Any], where: str, construct: bool) -> Config:
+    """Return the configuration, with its strategies, task, template and protocol checked; errors name the place."""
     from explorl.evaluation import protocol
-    from explorl.tasks import get_task
+    from explorl.tasks import get_task, task_type
 
     filled = {**values, "strategies": _replaced(values.get("strategies", []), ANY_RATES)}
     try:
-        config = load_config(values=filled)
+        config = load_config(values=filled, construct=construct)
         protocol(config.evaluation.protocol)
-        task = get_task(config.task.name, **config.task.options)
-        if config.task.template is not None and config.task.template not in task.templates:
+        name, template = config.task.name, config.task.template
+        task = get_task(name, **config.task.options) if construct else task_type(name)
+        if template is not None and template not in task.templates:
             has = ", ".join(task.templates) or "none: leave it out"
-            raise ValueError(f"task.template is {config.task.template!r}; {task.name} has {has}")
+            raise ValueError(f"task.template is {template!r}; {task.name} has {has}")
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     return config
@@ -621,8 +632,3 @@ def _replaced(specs: Any, rates: Any) -> Any:
             for key, value in specs.items()
         }
     return specs
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

@@ -9,6 +9,7 @@ from typing import Any
 from explorl.analysis.looks import Looks, looks_of
 from explorl.analysis.statistics import minimum_detectable_effect
 from explorl.analysis.study_results import study_results
+from explorl.config import unconfined
 from explorl.store import StoreError
 from explorl.study.file import Study
 from explorl.terminal import counted
@@ -45,6 +46,12 @@ def effect_words(study: Study, folder: Path) -> str:
         f"Minimum detectable effect: {effect * 100:.1f} points of pass@1 to the baseline, with a chance of 80 % at "
         f"the level 0.05 for one arm; the spread between seeds is {source}."
     )
+
+
+def unconfined_words(study: Study) -> list[str]:
+    """Return what the study's configurations let run outside the sandbox."""
+    configs = [arm.config for arm in study.arms] + ([study.warm_start] if study.warm_start else [])
+    return list(dict.fromkeys(line for config in configs for line in unconfined(config)))
 
 
 def _sequential_words(study: Study, looks: Looks, results: dict[str, Any] | None) -> str:

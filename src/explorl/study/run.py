@@ -30,13 +30,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from explorl.analysis.looks import EFFICACY, FAILED, FUTILITY, ON
 from explorl.analysis.study_results import results_table, study_results
 from explorl.config import ConfigError, check_precision, check_trackers
+from explorl.core.plugins import child_environment
 from explorl.launch import check_file, python_command
 from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, read_study, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.comparable import arm_difference, study_difference
 from explorl.study.file import Arm, Study, inert, load_study
-from explorl.study.plan import changed_words, effect_words, size_words
+from explorl.study.plan import changed_words, effect_words, size_words, unconfined_words
 from explorl.terminal import ProgressLines, duration, literal
 from explorl.text import clean
 
@@ -413,6 +414,7 @@ def environment(jobs: int, slot: int) -> dict[str, str]:
         "GOMP_SPINCOUNT": "20000",
         "TOKENIZERS_PARALLELISM": "false",
         **os.environ,
+        **child_environment(),
         "OMP_NUM_THREADS": str(max(1, threads // jobs)),
     }
     devices = _devices()
@@ -489,6 +491,8 @@ def _show(run: _Run, progress: Progress) -> None:
 def _print_plan(study: Study, folder: Path, console: Console) -> None:
     console.print(literal(f"{study.title}: {size_words(study)}, in {folder}"), soft_wrap=True)
     console.print(literal(effect_words(study, folder)), highlight=False, soft_wrap=True)
+    for line in unconfined_words(study):
+        console.print(literal(line), soft_wrap=True, highlight=False)
     for arm in study.arms:
         for message in inert(arm):
             console.print(literal(f"{arm.name}: {message}"), soft_wrap=True)

@@ -6,14 +6,14 @@ a dataset, a line of a split file or a cell of a table, and come back as they we
 
 from __future__ import annotations
 
-import difflib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from explorl.core.plugins import unknown
 from explorl.text import clean
 
 Message = dict[str, str]
@@ -332,11 +332,3 @@ def completion_text(completion: str | list[Message]) -> str:
     if isinstance(completion, str):
         return completion
     return "".join(message.get("content") or "" for message in completion if message.get("role") == "assistant")
-
-
-def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
-    """An error for a name that is not known, with the nearest one that is."""
-    names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")

@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.choice_files import read_file, read_hub
 from explorl.tasks.choice_letters import LETTERS, chosen
 from explorl.tasks.draws import shuffled

@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from explorl.core.plugins import unknown
 from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
-from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
+from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.code_extract import defines, extract, fences, preamble
 from explorl.tasks.jsonl import Record, by_split, records, shortened, split_files
 from explorl.tasks.tags import read

@@ -19,7 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal
 
-from explorl.tasks.base import Problem, Prompt, Task, Verdict, opens_think, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Problem, Prompt, Task, Verdict, opens_think
 from explorl.tasks.countdown_files import read_folder, read_hub, read_splits
 from explorl.tasks.countdown_generator import (
     MINI,

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.tasks.base import Prompt, opens_think, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Prompt, opens_think
 from explorl.tasks.countdown_generator import PAPER, Key, Puzzle, Space, draw_puzzles
 from explorl.tasks.countdown_prompts import TEMPLATES
 from explorl.tasks.countdown_search import ORDERS, search

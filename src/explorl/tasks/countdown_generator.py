@@ -16,7 +16,7 @@ from functools import lru_cache
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from explorl.tasks.base import unknown
+from explorl.core.plugins import unknown
 from explorl.tasks.countdown_solver import MAX_NUMBERS, reachable
 from explorl.tasks.draws import between, pick, shuffled
 from explorl.tasks.expression import MAX_DIGITS, Rational, compute

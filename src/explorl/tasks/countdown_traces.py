@@ -17,7 +17,7 @@ from fractions import Fraction
 from random import Random
 from typing import TypeAlias
 
-from explorl.tasks.base import unknown
+from explorl.core.plugins import unknown
 from explorl.tasks.countdown_search import ORDERS, search
 from explorl.tasks.countdown_solver import solve_tree
 from explorl.tasks.draws import between, pick, shuffled

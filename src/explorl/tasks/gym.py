@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
-from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.gym_guard import MAX_LENGTH
 from explorl.tasks.gym_probe import weakness
 from explorl.tasks.gym_score import Scorer, shared_scorer

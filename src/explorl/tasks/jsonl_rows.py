@@ -16,7 +16,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from explorl.tasks.base import Message, Problem, Prompt, completion_text, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Message, Problem, Prompt, completion_text
 from explorl.tasks.boxed import last_boxed, last_hash
 from explorl.tasks.choice_letters import LETTERS
 from explorl.tasks.code_extract import defines

@@ -19,7 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal
 
-from explorl.tasks.base import Message, Problem, Prompt, Task, Verdict, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Message, Problem, Prompt, Task, Verdict
 from explorl.tasks.choice import verify as verify_choice
 from explorl.tasks.choice_letters import LETTERS
 from explorl.tasks.code import Code

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.boxed import last_boxed, last_hash
 from explorl.tasks.math_files import SOURCES, Question, read_folder, read_hub
 from explorl.tasks.math_judge import shared_judge

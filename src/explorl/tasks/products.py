@@ -23,7 +23,8 @@ from functools import cached_property
 from random import Random
 from typing import Any, ClassVar
 
-from explorl.tasks.base import Problem, Prompt, Task, Verdict, unknown
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.draws import between, pick, shuffled
 from explorl.tasks.expression import Tree, evaluate, render, steps
 from explorl.tasks.tags import is_well_formed, last_answer, read

@@ -14,7 +14,7 @@ from explorl import processes
 from explorl.config import Config, ConfigError
 from explorl.evaluation import Evaluation, evaluate, protocol
 from explorl.evaluation.core import data_digest
-from explorl.models import Policy
+from explorl.models import Policy, load_policy
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import problems_of
 
@@ -22,6 +22,13 @@ from explorl.tasks.base import problems_of
 def task_options(config: Config) -> dict[str, Any]:
     """Options of `get_task` that a configuration says."""
     return config.task.options
+
+
+def configured_policy(config: Config, name: str | None = None, *, to_train: bool = False) -> Policy:
+    """Load a policy, by default the one that the configuration names, in the type it is evaluated or trained in."""
+    model = config.model
+    dtype = model.training_dtype if to_train else model.evaluation_dtype
+    return load_policy(name or model.name, dtype=dtype, trust_remote_code=model.trust_remote_code)
 
 
 def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = None) -> Evaluation:

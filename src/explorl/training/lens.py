@@ -13,13 +13,14 @@ remembers is part of a checkpoint where it has `state_dict` and `load_state_dict
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import io
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from types import FunctionType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -28,8 +29,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from explorl.analysis.lens_table import NO_ADVANTAGE
+from explorl.core.plugins import Kind, told
 
-GOOD = "my_pkg.watching:Lengths"
 View = TypeVar("View", "StepView", "Sampled")
 
 
@@ -200,32 +201,41 @@ def remembered(observer: Any) -> Any:
 
 
 def build_observers(given: Sequence[ObserverLike]) -> list[Observer]:
-    """The observers, those named by an import path loaded."""
-    return [_imported(one) if isinstance(one, str) else _checked(one, repr(one)) for one in given]
+    """Return the observers; of those named by an import path, a class is called without arguments.
+
+    Nothing is called before all of them have been found and looked at.
+    """
+    observers: list[Any] = []
+    for observer in given:
+        if isinstance(observer, str):
+            observers.append(_KIND.find(observer).value)
+        elif isinstance(observer, type) or not isinstance(observer, Observer) or not callable(observer.see):
+            raise ObserverError(f"the observer {observer!r} {_NO_METHOD}, or its import path like {_KIND.example}")
+        else:
+            observers.append(observer)
+    return [_constructed(observer) if isinstance(observer, type) else observer for observer in observers]
 
 
-def _imported(path: str) -> Observer:
-    """The observer at an import path; a class is called without arguments."""
-    module, separator, attribute = path.partition(":")
-    if not (module and separator and attribute):
-        raise ObserverError(f"the observer {path!r} is no import path; write it like {GOOD}")
+_NO_METHOD = "is no object with a method see(self, step) that returns numbers by name; give such an object"
+
+
+def _refusal(value: Any) -> str | None:
+    """Return why what an import path names is neither an observer nor a class of them; None where it is."""
+    see = inspect.getattr_static(value if isinstance(value, type) else type(value), "see", None)
+    with suppress(TypeError):
+        if isinstance(see, FunctionType) and inspect.signature(see).bind(None, None):
+            return None
+    return f"{_NO_METHOD} or its class"
+
+
+_KIND: Kind[Any] = Kind("observer", {}, "my_pkg.watching:Lengths", _refusal)
+
+
+def _constructed(kind: type[Observer]) -> Observer:
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        found = found() if isinstance(found, type) else found
+        return kind()
     except Exception as error:
-        raise ObserverError(f"the observer {path!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    return _checked(found, repr(path))
-
-
-def _checked(found: Any, said: str) -> Observer:
-    if isinstance(found, type) or not isinstance(found, Observer) or not callable(found.see):
-        raise ObserverError(
-            f"the observer {said} is no object with a method see(step) that returns numbers by name; give an object, "
-            f"or its import path like {GOOD}"
-        )
-    return found
+        raise ObserverError(f"the observer {kind.__name__} cannot be made without arguments: {told(error)}") from error
 
 
 def observed(observers: Sequence[Observer], view: StepView) -> dict[str, float]:

@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from explorl import processes
 from explorl.config import Config, ConfigError, Section, check_engine, check_precision
 from explorl.evaluation.prompts import all_opened, check_prompts
-from explorl.models import Policy, load_policy, lora_config
+from explorl.models import Policy, lora_config
 from explorl.store import RunStore
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import json_text
@@ -23,6 +23,7 @@ from explorl.training.common import (
     accumulated,
     check_holdout,
     check_one_gpu,
+    configured_policy,
     disabled_progress,
     evaluate_holdout,
     quiet,
@@ -55,6 +56,7 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
     task = get_task(config.task.name, **task_options(config))
     return GRPOConfig(
         output_dir=output_dir,
+        trust_remote_code=config.model.trust_remote_code,
         max_steps=training.steps * training.iterations,
         per_device_train_batch_size=training.micro_batch,
         gradient_accumulation_steps=accumulated(
@@ -136,7 +138,7 @@ def run_grpo(
         check_holdout(config, task, [Problem(row["id"], row["data"]) for row in rows])
     for row in rows:  # a table would give all problems the keys of each, and all numbers one type
         row["data"] = json_text(task, row["id"], row["data"])
-    policy = load_policy(config.model.name, dtype=config.model.training_dtype)
+    policy = configured_policy(config, to_train=True)
     prompts = [row["prompt"] for row in rows]
     check_prompts(prompts, policy, task, config.task.template)
     for row, opened in zip(rows, all_opened(policy.tokenizer, prompts), strict=True):

@@ -16,13 +16,14 @@ from trl import SFTConfig
 from explorl import processes
 from explorl.config import Config, ConfigError
 from explorl.evaluation.prompts import check_prompts
-from explorl.models import Policy, load_policy, lora_config, tiny_model, tiny_tokenizer, tiny_tools_model
+from explorl.models import Policy, lora_config, tiny_model, tiny_tokenizer, tiny_tools_model
 from explorl.store import RunStore, write_json
 from explorl.tasks import Task, get_task, takes_option
 from explorl.tasks.base import completion_text
 from explorl.terminal import literal
 from explorl.training.common import (
     check_one_gpu,
+    configured_policy,
     disabled_progress,
     evaluate_holdout,
     quiet,
@@ -86,6 +87,7 @@ def run_sft(
     with disabled_progress(), TemporaryDirectory() as nowhere:
         args = SFTConfig(
             output_dir=nowhere,  # the trainer makes its folder at once
+            trust_remote_code=config.model.trust_remote_code,
             max_steps=math.ceil(steps),
             per_device_train_batch_size=rows_of_process(settings.batch_size),
             learning_rate=settings.learning_rate,
@@ -195,7 +197,7 @@ def write_recipe(config: Config, folder: Path, *, console: Console) -> None:
         recipe["tools"] = config.rollout.tools
     if config.sft.score:
         console.print("scoring the policy on held-out problems")
-        result = evaluate_holdout(config, load_policy(str(folder), dtype=config.model.evaluation_dtype))
+        result = evaluate_holdout(config, configured_policy(config, str(folder)))
         recipe |= {"problems": len(result.problem_ids), "samples": result.samples, "protocol": result.protocol}
         recipe |= {f"pass@{k}": asdict(result.pass_at(k)) for k in (1, result.samples)}
         scores = ", ".join(f"pass@{k} {recipe[f'pass@{k}']['mean']:.1%}" for k in dict.fromkeys((1, result.samples)))
@@ -216,7 +218,7 @@ def trains_its_adapter(model: Any) -> bool:
 def starting_policy(config: Config) -> Policy:
     """The model to fine-tune: the named one, or a tiny policy with random weights."""
     if not config.sft.from_scratch:
-        return load_policy(config.model.name, dtype=config.model.training_dtype)
+        return configured_policy(config, to_train=True)
     made = {"tiny": tiny_model, "tiny-tools": tiny_tools_model}
     name = config.model.name
     if name not in made:

@@ -9,12 +9,12 @@ explorl:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from explorl.core.plugins import offer
 from explorl.strategies import Strategy, build_all
 
 SECTION = "explorl"
@@ -45,9 +45,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
         raise ValueError(f"explorl is {given!r}; write a section with {', '.join(KEYS)}")
     for key in given:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
-            offer = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(KEYS)}"
-            raise ValueError(f"explorl.{key}: there is no such setting; {offer}")
+            raise ValueError(f"explorl.{key}: there is no such setting; {offer(key, KEYS)}")
     try:
         strategies = build_all(given.get("strategies"))
     except ValueError as error:

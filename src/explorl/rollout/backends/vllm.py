@@ -188,7 +188,9 @@ class VllmEngine:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it has a hundred lines to say
         device = next(model.parameters()).device
-        given: dict[str, Any] = {"dtype": str(model.dtype).removeprefix("torch."), "seed": 0}
+        given: dict[str, Any] = {
+            "dtype": str(model.dtype).removeprefix("torch."), "seed": 0, "trust_remote_code": False,
+        }  # fmt: skip
         if device.type == "cuda":  # the model is there too
             free, total = torch.cuda.mem_get_info(device)
             given["gpu_memory_utilization"] = 0.85 * free / total

@@ -13,12 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from explorl.core.plugins import Function, mark
 from explorl.metrics.text import trigram_redundancy
 from explorl.text import normalized
 from explorl.training.rejection.samples import Sample, by_key
 
 Filter = Callable[[Sequence[Sample]], Sequence[Sample]]
 _DIGIT = re.compile(r"\d")
+
+
+def rft_filter(function: Function) -> Function:
+    """Mark a function as a filter, so that a configuration may name it by its import path."""
+    return mark(function, "filter")
 
 
 def has_answer(samples: Sequence[Sample]) -> list[Sample]:

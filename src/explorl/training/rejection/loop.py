@@ -20,12 +20,12 @@ from rich.console import Console
 from explorl.config import Config, ConfigError, check_precision, rft_config
 from explorl.evaluation.core import data_digest
 from explorl.evaluation.prompts import check_prompts
-from explorl.models import Policy, load_policy
+from explorl.models import Policy
 from explorl.store import RunStore, digest_of, read_json, write_json
 from explorl.tasks import Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.terminal import ProgressLines, literal
-from explorl.training.common import check_holdout, evaluate_holdout, task_options
+from explorl.training.common import check_holdout, configured_policy, evaluate_holdout, task_options
 from explorl.training.records import prompt_text
 from explorl.training.rejection import filters as rules
 from explorl.training.rejection.answers import answer_mark
@@ -201,7 +201,7 @@ class _Loop:
         """A policy to sample from; one at a time is held."""
         if self._held is None or self._held.name != name:
             self._held = None
-            self._held = load_policy(name, dtype=self.config.model.evaluation_dtype)
+            self._held = configured_policy(self.config, name)
         return self._held
 
     def _check_policy(self, policy: Policy) -> None:

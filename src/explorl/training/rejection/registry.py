@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter
 from typing import Any
 
+from explorl.core.plugins import Kind, is_marked
 from explorl.training.rejection.filters import FILTERS, Filter
 from explorl.training.rejection.selectors import SELECTORS, Selector
 
@@ -21,7 +20,7 @@ def build_filters(specs: Sequence[Spec]) -> list[tuple[str, Filter]]:
     """The filters of a configuration under their names, in its order."""
     if isinstance(specs, str | Mapping):
         raise ValueError(f"filters must be a list, such as [has_answer, has_digit]; got {specs!r}")
-    built = [build("filter", spec, FILTERS, positional=1) for spec in specs]
+    built = [build(FILTER, spec, positional=1) for spec in specs]
     for (name, keep), spec in zip(built, specs, strict=True):
         if name_of(spec) in FILTERS:
             _try(name, partial(keep, []))  # what is wrong with a hyperparameter is said before anything is sampled
@@ -30,19 +29,29 @@ def build_filters(specs: Sequence[Spec]) -> list[tuple[str, Filter]]:
 
 def build_selector(spec: Spec) -> tuple[str, Selector]:
     """The selector of a configuration, with its name."""
-    return build("selector", spec, SELECTORS, positional=2)
+    return build(SELECTOR, spec, positional=2)
 
 
-def build(
-    kind: str, spec: Spec, known: Mapping[str, Callable[..., Any]], *, positional: int
-) -> tuple[str, Callable[..., Any]]:
-    """A function with its hyperparameters filled in; ``positional`` is how many arguments it is called with."""
+def _must_be_marked(name: str) -> Callable[[Any], str | None]:
+    def refusal(value: Any) -> str | None:
+        """Return why an object is no plug-in of this kind; None where it is one."""
+        if is_marked(value, name):
+            return None
+        return f"is {value!r:.100}, not a function with @rft_{name} from explorl.training.rejection.{name}s above it"
+
+    return refusal
+
+
+FILTER: Kind[Callable[..., Any]] = Kind("filter", FILTERS, "my_pkg.rules:polite", _must_be_marked("filter"))
+SELECTOR: Kind[Callable[..., Any]] = Kind("selector", SELECTORS, "my_pkg.rules:rare", _must_be_marked("selector"))
+
+
+def build(kinds: Kind[Callable[..., Any]], spec: Spec, *, positional: int) -> tuple[str, Callable[..., Any]]:
+    """Return a function with its hyperparameters filled in; it is called with so many ``positional`` arguments."""
+    kind = kinds.name
     name, given = _split(kind, spec)
-    function = _found(kind, name, known)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # made in C, which says nothing
-        return name, partial(function, **(given if isinstance(given, Mapping) else {}))
+    function = kinds.find(name).value
+    parameters = list(inspect.signature(function).parameters.values())
     own = {one.name: one for one in parameters[positional:] if one.kind is not Parameter.VAR_KEYWORD}
     if given is not None and not isinstance(given, Mapping):
         if len(own) != 1:
@@ -75,26 +84,6 @@ def _split(kind: str, spec: Any) -> tuple[str, Any]:
         f"a {kind} is a name such as {'max_redundancy' if kind == 'filter' else 'entropy'}, or a name over its "
         f"hyperparameters such as {{max_redundancy: {{limit: 0.31}}}}; got {spec!r}"
     )
-
-
-def _found(kind: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    if name in known:
-        return known[name]
-    module, separator, attribute = name.partition(":")
-    if not separator:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        offer = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(
-            f"there is no {kind} {name!r}; {offer}known are {', '.join(known)}, and one of your own is written like "
-            f"my_pkg.{kind}s:mine"
-        )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"the {kind} {name!r} cannot be imported: {error}") from error
-    if not callable(found) or isinstance(found, type):
-        raise ValueError(f"the {kind} {name!r} is {found!r}, not a function; see docs/rft.md for how one is written")
-    return found
 
 
 def _try(name: str, call: Callable[[], object]) -> None:

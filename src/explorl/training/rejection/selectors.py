@@ -12,10 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from explorl.core.plugins import Function, mark
 from explorl.training.rejection.filters import said_in_words
 from explorl.training.rejection.samples import Sample
 
 Selector = Callable[[Sequence[Sample], np.random.Generator], Sequence[float]]
+
+
+def rft_selector(function: Function) -> Function:
+    """Mark a function as a selector, so that a configuration may name it by its import path."""
+    return mark(function, "selector")
 
 
 def random(samples: Sequence[Sample], rng: np.random.Generator) -> list[float]:

@@ -1,0 +1,226 @@
+"""Plug-ins by name: built in, offered by an installed package, or named by an import path like my_pkg.puzzles:Puzzle.
+
+    TASK = Kind("task", TASKS, "my_pkg.puzzles:Puzzle", refusal, group="explorl.tasks")
+    TASK.find("countdown").value
+
+A configuration may come from a stranger, and an import path can name any object of any module. So nothing is handed
+back before it has been compared with what a plug-in of its kind has to be, and nothing is called here. Importing a
+module runs it, which cannot be avoided; `working_folder` says when a module of the working folder is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SEARCHES = "EXPLORL_WORKING_FOLDER"
+"""Environment variable that says whether a process that a command starts looks into the working folder, 1 or 0."""
+_MARK = "__explorl_plugin__"
+_listeners: list[Callable[[str], None]] = []
+"""Who is told of modules of the working folder; the last one counts."""
+_added: list[str] = []
+"""Folders that are on Python's path because a module there was named."""
+
+
+class PluginError(ValueError):
+    """A plug-in that cannot be found, or that is none; the message names it and what to write."""
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """A plug-in, and where it comes from: Explorl, an installed package's entry point, or an import path."""
+
+    value: T
+    origin: Literal["registry", "entry point", "path"]
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """A kind of plug-in: how one is found, and what it has to be."""
+
+    name: str
+    """What it is called in errors, such as "task"."""
+    registry: Mapping[str, T]
+    """Those that are part of Explorl."""
+    example: str
+    """A good import path."""
+    refusal: Callable[[Any], str | None]
+    """Why an object is no plug-in of this kind, in words that follow its name; None where it is one. Calls nothing."""
+    group: str = ""
+    """The entry-point group under which other packages offer some."""
+
+    def find(self, name: object, *, hint: str = "") -> Found[T]:
+        """Return the plug-in of a name, an entry point or an import path; ``hint`` ends the error without one."""
+        if not isinstance(name, str):
+            raise PluginError(f"the name of a {self.name} is {name!r}; give text, like {self.example}")
+        if name in self.registry:
+            return Found(self.registry[name], "registry")
+        points = self.points()
+        if name in points:
+            return Found(self._load(points[name], f"{self.name} {name!r} ({points[name]})"), "entry point")
+        if not is_path(name):
+            hint = hint or f"one of your own is written like {self.example}"
+            raise PluginError(f"{unknown(self.name, name, [*self.registry, *points])} ({hint})")
+        return Found(self._load(name, f"{self.name} {name!r}"), "path")
+
+    def points(self) -> dict[str, str]:
+        """Return the import paths that installed packages offer, by name."""
+        return {point.name: point.value for point in entry_points(group=self.group)} if self.group else {}
+
+    def _load(self, path: str, what: str) -> T:
+        module_name, _, attribute = path.partition(":")
+        module = _imported(module_name, what, self.example)
+        value: Any = module
+        for number, part in enumerate(attribute.split(".")):
+            # below the module only classes are entered: anything else could compute what it hands out
+            try:
+                value = getattr(value, part) if not number or isinstance(value, type) else None
+            except AttributeError:
+                value = None
+            except Exception as error:  # of a module's own __getattr__
+                raise PluginError(f"{what}: {module_name} failed: {told(error)}") from error
+            if value is None:
+                fitting = ", ".join(key for key, value in vars(module).items() if self.refusal(value) is None)
+                raise PluginError(f"{what}: {module_name} has no {attribute!r} to use; it has {fitting or 'none'}")
+        if why := self.refusal(value):
+            raise PluginError(f"{what} {why}")
+        return value
+
+
+def is_path(name: str) -> bool:
+    """Return whether a name is written as an import path, package.module:Class."""
+    module, separator, attribute = name.partition(":")
+    parts = (*module.split("."), *attribute.split("."))
+    return bool(separator) and not module.endswith(".py") and all(part.isidentifier() for part in parts)
+
+
+def mark(function: Function, kind: str) -> Function:
+    """Mark a function as a plug-in of a kind: unlike a class, it has no base that would say so."""
+    setattr(function, _MARK, kind)
+    return function
+
+
+def is_marked(value: object, kind: str) -> bool:
+    """Return whether an object is a function that `mark` has marked as this kind."""
+    return isinstance(value, FunctionType) and vars(value).get(_MARK) == kind
+
+
+# ---------------------------------------------------------------------------- did you mean
+def nearest(word: object, known: Iterable[object]) -> str | None:
+    """Return the known word that is most like another one, if any is."""
+    words = {str(one).lower(): str(one) for one in known}
+    close = difflib.get_close_matches(str(word).lower(), list(words), n=1, cutoff=0.6)
+    return words[close[0]] if close else None
+
+
+def offer(word: object, known: Iterable[object]) -> str:
+    """Return what to write in place of an unknown word: the nearest known one, or all of them."""
+    names = sorted(map(str, known))
+    close = nearest(word, names)
+    return f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+def unknown(kind: str, word: object, known: Iterable[object]) -> ValueError:
+    """Return the error for a word that is not known, with what to write in its place."""
+    return PluginError(f"unknown {kind} {word!r}; {offer(word, known)}")
+
+
+# ---------------------------------------------------------------------------- importing
+@contextmanager
+def working_folder(say: Callable[[str], None]) -> Iterator[None]:
+    """Let import paths name modules of the working folder, as the commands do; ``say`` is told of each one.
+
+    The folder is on Python's path only from the first of them on, and behind everything that is installed. So a module
+    there that nothing names is never imported, whatever it is called. Python's option -P keeps the folder out.
+    """
+    added = len(_added)
+    _listeners.append(say)
+    try:
+        yield
+    finally:
+        _listeners.pop()
+        for folder in _added[added:]:
+            _added.remove(folder)
+            with suppress(ValueError):
+                sys.path.remove(folder)
+
+
+def searches() -> bool:
+    """Return whether commands look for named modules in the working folder: not where Python was started with -P."""
+    return not sys.flags.safe_path if SEARCHES not in os.environ else os.environ[SEARCHES] == "1"
+
+
+def child_environment() -> dict[str, str]:
+    """Return the variables with which ``python -m`` treats the working folder as this process does."""
+    return {"PYTHONSAFEPATH": "1", SEARCHES: str(int(searches()))}
+
+
+def _imported(name: str, what: str, example: str) -> Any:
+    """Return the module of a name; an error in words where there is none, or importing it fails."""
+    _refuse_programs(name, what)
+    try:
+        _look_into_working_folder(name, what)
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise PluginError(f"{what}: {name} needs {error.name!r}, which is not installed") from error
+        raise PluginError(
+            f"{what}: there is no module {error.name!r}; start in the folder that holds it, or name that folder in "
+            f"PYTHONPATH, and write it like {example}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{what}: importing {name} failed: {told(error)}") from error
+
+
+def _refuse_programs(name: str, what: str) -> None:
+    """Refuse modules that no plug-in is in, and of which some act when they are imported."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        raise PluginError(f"{what}: {top} is part of Python's library; name a module of your own")
+    if "__main__" in name.split("."):
+        raise PluginError(f"{what}: {name} is a program; name a module")
+
+
+def _look_into_working_folder(name: str, what: str) -> None:
+    """Put the working folder on Python's path if the module is there and nowhere else, and tell of a module in it."""
+    if not _listeners or name in sys.modules:
+        return
+    folder, top, spec = os.getcwd(), name.partition(".")[0], None
+    with suppress(ValueError):  # a module that was made by hand has no spec
+        spec = importlib.util.find_spec(top)
+    if spec is None and searches() and (spec := PathFinder.find_spec(top, [folder])) is not None:
+        sys.path.append(folder)
+        _added.append(folder)
+    if spec is not None and _folder_of(spec) == os.path.realpath(folder):
+        _listeners[-1](f"importing {name} from the working folder {folder}, as {what} says")
+
+
+def _folder_of(spec: ModuleSpec) -> str | None:
+    """Return the folder that holds a top-level module or package."""
+    packages = list(spec.submodule_search_locations or ())
+    files = packages or ([spec.origin] if spec.has_location and spec.origin else [])
+    return os.path.realpath(os.path.dirname(files[0])) if files else None
+
+
+def told(error: BaseException) -> str:
+    """Return an error of a plug-in's own code in a line, with its place."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename or '?').name}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{place}"
