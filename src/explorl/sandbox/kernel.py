@@ -15,6 +15,7 @@ import sys
 from functools import cache
 
 from explorl.sandbox import calls
+from explorl.sandbox.disk import ENTRIES
 from explorl.sandbox.library import is_below, package_folders, python_paths, without
 
 TYPE_CHECKING = False  # importing typing would take longer than the rest of a run
@@ -60,9 +61,11 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 
 
 def enter_namespaces(
-    disk: int, owner: int | None, extra: Sequence[str] = ()
+    disk: int, owner: int | None, extra: Sequence[str] = (), *, processes: bool = True
 ) -> None:  # pragma: no cover (in the sandbox)
     """Leave the host's network, mounts, IPC and host name; children are born into a process namespace of their own.
+
+    Not so without ``processes``: then this process may have threads.
 
     The new root is a memory file system of ``disk`` bytes with an empty /tmp for ``owner``, and read-only views of what
     Python needs, without installed packages, and of the folders ``extra``. Ordinary users need a user namespace for
@@ -71,7 +74,7 @@ def enter_namespaces(
     Beside /tmp and /dev/shm the root is read-only, and without an owner all of it. An ordinary user's program owns it,
     and could move a folder although the library is mounted below it, and put there what its tests would import.
     """
-    flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+    flags = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | (CLONE_NEWPID if processes else 0)
     uid, gid = os.geteuid(), os.getegid()
     _checked(libc.unshare(flags if uid == 0 else flags | CLONE_NEWUSER), "unshare")
     if uid != 0:
@@ -82,7 +85,7 @@ def enter_namespaces(
     os.umask(0o022)
     mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     root = "/proc"  # there is one on every Linux, and nothing below it is needed any more
-    _mount("tmpfs", root, "tmpfs", MS_NOSUID, f"size={disk},nr_inodes=4096,mode=755")
+    _mount("tmpfs", root, "tmpfs", MS_NOSUID, f"size={disk},nr_inodes={ENTRIES},mode=755")
     _show_python(root, extra, mounts)
     _make_devices(f"{root}/dev")
     for folder in (f"{root}/tmp", f"{root}/dev/shm"):
