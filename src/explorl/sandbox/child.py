@@ -221,7 +221,7 @@ def _shut_in(request: dict[str, Any], others: int | None) -> None:  # pragma: no
     sys.dont_write_bytecode = True
     kernel.limit_resources(request["limits"], others=others)
     if "landlock" in layers:
-        kernel.restrict_files(request["folder"])
+        kernel.restrict_files_further(request["folder"])
     if "seccomp" in layers:
         threads = others is not None or _ask_for_threads()
         kernel.refuse_calls(namespaces=_has_own_processes(request), threads=threads)
@@ -345,6 +345,7 @@ class _Program:  # pragma: no cover (another process)
 
 def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cover (another process)
     """Make the surroundings and have the program begin in them, and its tests in theirs."""
+    restrict_keeper(request)
     given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
     os.write(given, request["stdin"].encode(errors="surrogatepass"))
     os.lseek(given, 0, os.SEEK_SET)
@@ -384,6 +385,12 @@ def _start_tests(request: dict[str, Any], descriptors: dict[int, int]) -> Child:
     for descriptor in (null, *descriptors.values()):
         os.close(descriptor)
     return child
+
+
+def restrict_keeper(request: dict[str, Any]) -> None:  # pragma: no cover (another process)
+    """Restrict the files of this process where namespaces do not, and with it those of all that it starts."""
+    if "landlock" in request["layers"]:
+        kernel.restrict_files(request["folder"], kernel.KEEPERS_FILES)
 
 
 def surround(
@@ -545,8 +552,7 @@ class _Timer:  # pragma: no cover (another process)
         usage, seconds = self._program.usage, self._limits["seconds"]
         rest = min(seconds - usage.time, longest(seconds) - usage.clock)
         rest = min(rest, (self._limits["cpu_seconds"] - usage.processor) / self._cores)
-        most = longest_look(self._program.disk)
-        signal.setitimer(signal.ITIMER_REAL, min(max(rest, 0.005), most), most)
+        signal.setitimer(signal.ITIMER_REAL, min(max(rest, 0.005), longest_look(self._program.disk)))
 
     def _look(self, *_: object) -> None:
         if self._stopped or self.late or self.full:

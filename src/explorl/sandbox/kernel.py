@@ -186,6 +186,8 @@ _FILE_RIGHTS = ((1, 0x1FFF), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15))
 """Rights since each version: the first thirteen, linking across folders, truncating, ioctl on devices."""
 _NETWORK_RIGHTS, _SCOPES = 0b11, 0b11
 """TCP (version 4); abstract Unix sockets and signals (version 6)."""
+KEEPERS_FILES = ("/proc",)
+"""What keepers read beside Python's own files."""
 
 
 def restrict_files(
@@ -195,13 +197,26 @@ def restrict_files(
 
     As far as the kernel knows how, also no TCP, no abstract Unix sockets and no signals to others than its children.
     """
+    _restrict(folder, _rules(tuple(extra)))
+
+
+def restrict_files_further(folder: str) -> None:  # pragma: no cover (in the sandbox's process)
+    """Take ``extra`` away again and leave ``folder``, which lies in the other, and Python's own files, as they were.
+
+    That takes a few rules, where those of `restrict_files`, which name what lies beside installed packages, take time.
+    """
+    read = _READ_FILE | _READ_FOLDER
+    _restrict(folder, [*((path, read) for path in dict.fromkeys(_real_paths().values())), *_devices()])
+
+
+def _restrict(folder: str | None, rules: Sequence[tuple[str, int]]) -> None:  # pragma: no cover (in the sandbox)
     version = _checked(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1), "landlock_create_ruleset")
     rights = sum(right for since, right in _FILE_RIGHTS if version >= since)
     sections = [rights, *([_NETWORK_RIGHTS] if version >= 4 else []), *([_SCOPES] if version >= 6 else [])]
     handled = ctypes.create_string_buffer(struct.pack(f"={len(sections)}Q", *sections), 8 * len(sections))
     size = ctypes.c_size_t(8 * len(sections))
     ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, handled, size, 0), "landlock_create_ruleset")
-    for path, allowed in [*_rules(tuple(extra)), *([] if folder is None else [(folder, rights)])]:
+    for path, allowed in [*rules, *([] if folder is None else [(folder, rights)])]:
         try:
             parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:  # the host's libraries may change
@@ -224,8 +239,11 @@ def _rules(extra: tuple[str, ...]) -> list[tuple[str, int]]:  # pragma: no cover
         if is_folder or os.path.isfile(path):
             rules.append((path, _READ_FILE | _READ_FOLDER if is_folder else _READ_FILE))
     listed = [path for path in map(os.path.realpath, [*extra, *sys.path]) if os.path.isdir(path)]
-    devices = [path for path in ("/dev/urandom",) if os.path.exists(path)]
-    return [*rules, *((path, _READ_FOLDER) for path in listed), *((path, _READ_FILE) for path in devices)]
+    return [*rules, *((path, _READ_FOLDER) for path in listed), *_devices()]
+
+
+def _devices() -> list[tuple[str, int]]:  # pragma: no cover (in the sandbox's process)
+    return [(path, _READ_FILE) for path in ("/dev/urandom",) if os.path.exists(path)]
 
 
 # Identity and limits --------------------------------------------------------------------------------------------------
@@ -368,7 +386,7 @@ def _packed(machine: str, namespaces: bool, threads: bool) -> tuple[bytes, list[
 def prepare() -> None:  # pragma: no cover (runs in the sandbox's process)
     """Find out what is the same for all programs, once and before they are forked."""
     _hidden(())
-    _rules(())
+    _rules(KEEPERS_FILES)
     if (machine := os.uname().machine) in calls.ARCHITECTURES:
         for namespaces, threads in ((True, True), (False, True), (False, False)):
             _packed(machine, namespaces, threads)

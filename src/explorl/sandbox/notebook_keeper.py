@@ -95,6 +95,7 @@ class _Notebook:  # pragma: no cover (another process)
     def __init__(self, request: dict[str, Any], nursery: int) -> None:
         self._limits = request["limits"]
         self._in_namespaces = "namespaces" in request["layers"]
+        program.restrict_keeper(request)
         uid, proc, self._disk = program.surround(request, nursery)
         nothing = os.memfd_create("stdin")
         calls_in, self._calls = os.pipe()
