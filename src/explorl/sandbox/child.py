@@ -375,6 +375,7 @@ def _start_tests(request: dict[str, Any], descriptors: dict[int, int]) -> Child:
     keeper = os.getpid()
 
     def enter() -> int:
+        kernel.die_with(keeper)
         request["tests"] = receive(0).decode(errors="surrogatepass")
         uid, _, _ = surround(request, keeper)
         kernel.drop_privileges(uid)
