@@ -119,10 +119,10 @@ def _read(descriptor: int, length: int) -> bytes:
 
 
 class Child:  # pragma: no cover (another process)
-    """A process that begins to shut itself in; `wait` until it has, and runs its body."""
+    """A child that shuts itself in and then runs a body."""
 
     def __init__(self, request: dict[str, Any], descriptors: dict[int, int], enter: Enter, body: Body) -> None:
-        """Fork it, with these descriptors, by number, and none beside."""
+        """Fork it. The body has these descriptors, by number, and no others."""
         self._ready, ready = os.pipe()
         self._questions: int | None = None
         theirs = {_READY: ready}
@@ -200,7 +200,7 @@ def _wait_as_first(child: int) -> NoReturn:  # pragma: no cover (another process
 
 
 def _has_own_processes(request: dict[str, Any]) -> bool:  # pragma: no cover (another process)
-    """Whether it runs in a process namespace. Tests do not: they may have threads, and seccomp refuses processes."""
+    """Return whether it runs in a process namespace. Tests do not, so as to have threads; seccomp keeps them alone."""
     return "namespaces" in request["layers"] and "tests" not in request
 
 
@@ -371,7 +371,7 @@ def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cov
 
 
 def _start_tests(request: dict[str, Any], descriptors: dict[int, int]) -> Child:  # pragma: no cover (another process)
-    """Have the tests' process begin. It alone reads the tests, so they are never in memory that the program shares."""
+    """Start the process of the tests, which alone reads them: the program is forked from memory that never has them."""
     keeper = os.getpid()
 
     def enter() -> int:
@@ -389,7 +389,7 @@ def _start_tests(request: dict[str, Any], descriptors: dict[int, int]) -> Child:
 
 
 def restrict_keeper(request: dict[str, Any]) -> None:  # pragma: no cover (another process)
-    """Restrict the files of this process where namespaces do not, and with it those of all that it starts."""
+    """Restrict which files this process, and all that it starts, can open where no namespace does so."""
     if "landlock" in request["layers"]:
         kernel.restrict_files(request["folder"], kernel.KEEPERS_FILES)
 
@@ -477,7 +477,7 @@ def _watch(request: dict[str, Any], program: _Program) -> dict[str, Any]:  # pra
 
 
 def _hear(verdict: int, result: dict[str, Any]) -> None:  # pragma: no cover (another process)
-    """Add to the result what the tests say, up to their verdict, and no more when they say what is none."""
+    """Add to the result what the tests say, up to their verdict, or to the first message that cannot be read."""
     try:
         while "status" not in result:
             message = receive_json(verdict)
@@ -527,8 +527,10 @@ def _threads(pid: int) -> int:  # pragma: no cover (another process)
 
 
 class _Timer:  # pragma: no cover (another process)
-    """Ends a program and its tests when they are over a limit. Until it is stopped, their processes must not be waited
-    for: so their numbers are still theirs, and killing them always finds them, if only their remains.
+    """Ends a program and its tests when they are over a limit.
+
+    Until it is stopped, their processes must not be waited for: so their numbers are still theirs, and killing them
+    always finds them, if only their remains.
     """
 
     def __init__(self, limits: dict[str, float], program: _Program) -> None:

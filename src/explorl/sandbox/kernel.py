@@ -65,7 +65,7 @@ def enter_namespaces(
 ) -> None:  # pragma: no cover (in the sandbox)
     """Leave the host's network, mounts, IPC and host name; children are born into a process namespace of their own.
 
-    Not so without ``processes``: then this process may have threads.
+    Without ``processes`` they are born into this process's own, and it may have threads.
 
     The new root is a memory file system of ``disk`` bytes with an empty /tmp for ``owner``, and read-only views of what
     Python needs, without installed packages, and of the folders ``extra``. Ordinary users need a user namespace for
@@ -201,9 +201,9 @@ def restrict_files(
 
 
 def restrict_files_further(folder: str) -> None:  # pragma: no cover (in the sandbox's process)
-    """Take ``extra`` away again and leave ``folder``, which lies in the other, and Python's own files, as they were.
+    """Leave only Python's own files, and of the folder of `restrict_files` this one in it.
 
-    That takes a few rules, where those of `restrict_files`, which name what lies beside installed packages, take time.
+    Takes a tenth of the time: all of Python's folders need a few rules, those without installed packages hundreds.
     """
     read = _READ_FILE | _READ_FOLDER
     _restrict(folder, [*((path, read) for path in dict.fromkeys(_real_paths().values())), *_devices()])
