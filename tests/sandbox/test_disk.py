@@ -108,5 +108,8 @@ def test_an_interpreter_is_ended_that_fills_the_disk(isolated: Guarantees, scrat
     with InterpreterPool(InterpreterLimits(seconds=60), warm=0) as pool:
         python = pool.open()
         assert python.run(FLOOD).status == "killed"
+        for name in "abc":  # cells too short to be looked at while they run
+            status = python.run(f"open('{name}', 'wb').write(bytes(15 << 20)) and None").status
+            assert status == ("killed" if name == "c" else "ok")
         assert python.run("6 * 7").text.endswith("42\n")
     assert list(scratch.iterdir()) == []

@@ -128,14 +128,17 @@ class _Notebook:  # pragma: no cover (another process)
         self._order(_GO_ON)
         token = os.urandom(TOKEN)
         reply = self._talk(len(token + source).to_bytes(8, "big") + token + source, shown, limit)
-        if reply == token + GOOD:
+        is_full = self._disk is not None and self._disk.is_over()  # also after a cell too short to be looked at
+        if reply == token + GOOD and not is_full:
             status = "ok"
-        elif reply == token + BAD:
+        elif reply == token + BAD and not is_full:
             status = "error"
         else:
             status = self.end()
-            if limit.is_over:
-                status = "killed" if limit.is_full else "timeout"
+            if is_full:
+                status = "killed"
+            elif limit.is_over:
+                status = "timeout"
         shown.add(self._left())
         head, tail = shown.parts
         return {"status": status, "head": head, "tail": tail, "cut": shown.cut, "seconds": time.monotonic() - start}
@@ -218,8 +221,7 @@ class Limit:
     """
 
     def __init__(self, usage: Usage, seconds: float, crowd: int, disk: Disk | None = None) -> None:
-        self.is_over = self.is_full = False
-        """Whether more was used, and whether that was of the disk."""
+        self.is_over = False
         self._usage, self._seconds, self._disk = usage, seconds, disk
         self._cores = len(os.sched_getaffinity(0))
         usage.update()
@@ -237,8 +239,7 @@ class Limit:
         """Find out whether a limit is reached, if it may be."""
         if self.rest == 0:
             self._usage.update()
-            self.is_full = self._disk is not None and self._disk.is_over()
-            self.is_over = self.is_full or min(self._left()) <= 0
+            self.is_over = min(self._left()) <= 0 or (self._disk is not None and self._disk.is_over())
             self._plan()
 
     def _left(self) -> tuple[float, float, float]:
