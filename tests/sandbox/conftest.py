@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +32,16 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gua
 def isolated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Guarantees:
     """Each of them that isolates."""
     return use(request.param, monkeypatch)
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where working folders are made, in memory if possible: some disks take milliseconds to remove each folder."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="explorl-", dir=memory) as folder:
+        os.chmod(folder, 0o711)  # programs may be other users
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def test_filter_decides_as_written(machine: str, namespaces: bool, threads: bool
     assert call("read") == call("openat") == call("mmap") == call("rseq") == ALLOW
     assert call("setxattr") == call("listxattr") == ENOTSUP
     assert call("preadv2") == ENOSYS
+    assert call("fallocate") == (ALLOW if namespaces else ENOTSUP)
     # New calls are not there: clone3, openat2, pidfd_open, mount_setattr, setxattrat, file_setattr, and what will come.
     for number in (424, 425, 434, 435, 437, 440, 442, 444, 463, 469, 500, 512, 1 << 30, (1 << 32) - 1):
         assert decide(number) == ENOSYS

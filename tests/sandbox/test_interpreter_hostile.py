@@ -92,7 +92,7 @@ PROGRAMS = {
         {"error", "exited", "memory"},
     ),
     "audit": ("import sys\ndef h(*_): raise SystemExit\nsys.addaudithook(h)", {"ok", "error", "exited"}),
-    "full disk": ("for i in range(99): open(str(i), 'wb').write(bytes(1 << 20))", {"error", "timeout", "ok"}),
+    "full disk": ("for i in range(99): open(str(i), 'wb').write(bytes(1 << 20))", {"error", "timeout", "killed"}),
     "nice": ("import os; os.nice(19)", {"error"}),
     "network": ("import socket; socket.create_connection(('127.0.0.1', 9), 1)", {"error"}),
     "files": ("open('/etc/passwd').read()", {"error"}),

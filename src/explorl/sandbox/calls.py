@@ -65,6 +65,8 @@ _UNSUPPORTED = {
     *("fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
 }
 """Fail as on a file system that has none of it: copying files goes on without."""
+_UNSUPPORTED_OUTSIDE = {"fallocate"}
+"""Takes gigabytes of the host's disk before the keeper can look; libraries write zeros instead."""
 _ABSENT = {"preadv2", "pwritev2"}
 _INSIDE_ONLY = {
     *("fork", "vfork", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "setsid", "setpgid"),
@@ -181,7 +183,7 @@ def _failing(error: int) -> list[Instruction]:
 
 def _decision(name: str, namespaces: bool, threads: bool) -> list[Instruction]:
     """What becomes of a call that the list knows."""
-    if name in _UNSUPPORTED:
+    if name in _UNSUPPORTED or (name in _UNSUPPORTED_OUTSIDE and not namespaces):
         return _failing(ENOTSUP)
     if name in _ABSENT:
         return _failing(ENOSYS)

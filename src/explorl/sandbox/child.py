@@ -4,9 +4,11 @@ Three processes. The *keeper* talks to `programs` and never runs the program. Th
 namespace only waits: when it goes, the kernel kills all that is left in there. The *program* is its child. Where
 namespaces are not permitted the program is the keeper's own child, and the keeper counts its threads.
 
-With an entry point the program only defines functions, and the keeper runs the tests. Its ``candidate`` sends each
-call's arguments to the program and gets a plain value back. The keeper reads the tests after the program's process has
-begun, so they are not in its memory; and it alone decides, so no exit, patched built-in or ``__eq__`` impresses it.
+With an entry point the program only defines functions, and another child of the keeper runs the *tests*, which come
+from a data set: they are trusted to judge the program, and with nothing else. They are shut in like a program, apart
+from the one they test. Their ``candidate`` sends each call's arguments to the program and gets a plain value back. Only
+their process reads the tests and has the descriptor on which the verdict is written, so the program cannot look them
+up, and no exit, patched built-in or ``__eq__`` of its own decides.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ import time
 import types
 
 from explorl.sandbox import kernel
+from explorl.sandbox.disk import ENTRIES, OPEN_FOLDER, Disk
 from explorl.sandbox.plain import BEGUN, decode, encode
-from explorl.sandbox.usage import Usage, longest
+from explorl.sandbox.usage import Usage, longest, longest_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,12 +39,15 @@ if TYPE_CHECKING:
 
     Body = Callable[[dict[str, Any], dict[str, Any]], None]  # of a request, in the namespace of __main__
     First = Callable[[int], NoReturn]  # of the number of the program's process
+    Enter = Callable[[], int]  # leads a process to where it is shut in; the number of its user
 
 MEMORY_EXIT = 86
 """Exit status of a program that ran out of memory."""
 MAX_FRAME = 1 << 22
-"""Longest reply of a program, in bytes."""
-CALLS, REPLIES, _READY, _QUESTIONS = 3, 4, 5, 6  # the program's descriptors, beside the standard three
+"""Longest message of a program or of its tests, in bytes."""
+CALLS, REPLIES, _READY, _QUESTIONS, _VERDICT = 3, 4, 5, 6, 7  # of a program or its tests, beside the standard three
+FULL = f"the files were more than {ENTRIES}, or larger than allowed together"
+"""Why a program was ended that wrote too much to the host's disk."""
 
 
 class Ended(BaseException):
@@ -94,7 +100,7 @@ def send_json(descriptor: int, message: Any) -> None:
 
 
 def receive_json(descriptor: int) -> Any:
-    """A message from the program, which may be anything."""
+    """A message from the program or its tests, which may be anything."""
     return json.loads(receive(descriptor, MAX_FRAME))
 
 
@@ -112,6 +118,31 @@ def _read(descriptor: int, length: int) -> bytes:
 # The program ----------------------------------------------------------------------------------------------------------
 
 
+class Child:  # pragma: no cover (another process)
+    """A child that shuts itself in and then runs a body."""
+
+    def __init__(self, request: dict[str, Any], descriptors: dict[int, int], enter: Enter, body: Body) -> None:
+        """Fork it. The body has these descriptors, by number, and no others."""
+        self._ready, ready = os.pipe()
+        self._questions: int | None = None
+        theirs = {_READY: ready}
+        if "namespaces" not in request["layers"]:
+            self._questions, theirs[_QUESTIONS] = _socket_pair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _begin(request, descriptors | theirs, enter, body)
+        for descriptor in theirs.values():
+            os.close(descriptor)
+
+    def wait(self) -> int | None:
+        """Return the descriptor on which it asks for threads, if it has to; RuntimeError if it could not begin."""
+        if (state := os.read(self._ready, 1000)) != b"ready":
+            os.waitpid(self.pid, 0)
+            raise RuntimeError(state.decode(errors="replace") or "the first process is gone")
+        os.close(self._ready)
+        return None if self._questions is None else _received(self._questions)
+
+
 def launch(
     request: dict[str, Any], descriptors: dict[int, int], uid: int, body: Body, first: First
 ) -> tuple[int, int | None]:  # pragma: no cover (another process)
@@ -119,32 +150,8 @@ def launch(
 
     Its process, or in namespaces that which is ``first`` there, and where it asks for threads, if it has to.
     """
-    ready_in, ready_out = os.pipe()
-    own = [ready_out]
-    descriptors = {**descriptors, _READY: ready_out}
-    if "namespaces" not in request["layers"]:
-        questions, descriptors[_QUESTIONS] = _socket_pair()
-        own.append(descriptors[_QUESTIONS])
-    child = os.fork()
-    if child == 0:
-        _begin(request, descriptors, uid, body, first)
-    for descriptor in own:
-        os.close(descriptor)
-    if (state := os.read(ready_in, 1000)) != b"ready":
-        os.waitpid(child, 0)
-        raise RuntimeError(state.decode(errors="replace") or "the first process is gone")
-    os.close(ready_in)
-    return child, None if "namespaces" in request["layers"] else _received(questions)
 
-
-def _begin(
-    request: dict[str, Any], descriptors: dict[int, int], uid: int, body: Body, first: First
-) -> NoReturn:  # pragma: no cover (another process)
-    """Become the program, or its parent in namespaces. Whatever goes wrong, the keeper's code is not come back to."""
-    ready = descriptors[_READY]
-    try:
-        os.setsid()
-        was_root = os.geteuid() == 0
+    def enter() -> int:
         kernel.drop_privileges(uid)
         if "namespaces" in request["layers"]:
             child = os.fork()
@@ -152,6 +159,21 @@ def _begin(
                 first(child)
             os.setsid()
             kernel.drop_privileges(uid)
+        return uid
+
+    child = Child(request, descriptors, enter, body)
+    return child.pid, child.wait()
+
+
+def _begin(
+    request: dict[str, Any], descriptors: dict[int, int], enter: Enter, body: Body
+) -> NoReturn:  # pragma: no cover (another process)
+    """Become the program or its tests. Whatever goes wrong, the keeper's code is not come back to."""
+    ready = descriptors[_READY]
+    try:
+        os.setsid()
+        was_root = os.geteuid() == 0
+        uid = enter()
         arrange(descriptors)
         ready = _READY
         _shut_in(request, _others(request, was_root and os.geteuid() == uid >= kernel.FIRST_UID))
@@ -177,12 +199,18 @@ def _wait_as_first(child: int) -> NoReturn:  # pragma: no cover (another process
             os._exit(status if status >= 0 else 128 - status)
 
 
+def _has_own_processes(request: dict[str, Any]) -> bool:  # pragma: no cover (another process)
+    """Return whether it runs in a process namespace. Tests do not, so as to have threads; seccomp keeps them alone."""
+    return "namespaces" in request["layers"] and "tests" not in request
+
+
 def _others(request: dict[str, Any], is_spare_user: bool) -> int | None:  # pragma: no cover (another process)
-    """How many processes of its user there are beside the program's own: parents of it. None: nobody knows."""
-    namespaces = "namespaces" in request["layers"]
-    if is_spare_user:  # as which the keeper runs the tests
-        return namespaces + (request["entry_point"] is not None)
-    return 2 if namespaces or "seccomp" not in request["layers"] else None
+    """Return how many processes of its user there are beside its own: parents of it. None if that is unknown."""
+    if is_spare_user:
+        return int(_has_own_processes(request))
+    if "namespaces" in request["layers"]:
+        return 2 if _has_own_processes(request) else 0
+    return None if "seccomp" in request["layers"] else 2
 
 
 def _shut_in(request: dict[str, Any], others: int | None) -> None:  # pragma: no cover (another process)
@@ -193,10 +221,10 @@ def _shut_in(request: dict[str, Any], others: int | None) -> None:  # pragma: no
     sys.dont_write_bytecode = True
     kernel.limit_resources(request["limits"], others=others)
     if "landlock" in layers:
-        kernel.restrict_files(request["folder"])
+        kernel.restrict_files_further(request["folder"])
     if "seccomp" in layers:
         threads = others is not None or _ask_for_threads()
-        kernel.refuse_calls(namespaces="namespaces" in layers, threads=threads)
+        kernel.refuse_calls(namespaces=_has_own_processes(request), threads=threads)
     os.closerange(_QUESTIONS, _QUESTIONS + 1)
 
 
@@ -303,55 +331,95 @@ def keep(nursery: int) -> None:  # pragma: no cover (another process)
 
 
 class _Program:  # pragma: no cover (another process)
-    """A program that has begun, as its keeper sees it."""
+    """A program that has begun, and its tests if there are any, as their keeper sees them."""
 
-    def __init__(self, child: int, uid: int, candidate: _Candidate, outputs: dict[str, int], usage: Usage) -> None:
-        self.child, self.uid, self.candidate, self.outputs, self.usage = child, uid, candidate, outputs, usage
-        self.questions: int | None = None
-        """Where it asks for threads, if it has to."""
+    def __init__(self, children: dict[int, int | None], outputs: dict[str, int], usage: Usage) -> None:
+        self.children = children
+        """Process numbers, the program's first, and where each asks for threads, if it has to."""
+        self.outputs, self.usage = outputs, usage
+        self.verdict: int | None = None
+        """Where its tests say what they think of it, if there are any."""
+        self.disk: Disk | None = None
+        """What it can write to of the host's, if it can."""
 
 
 def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cover (another process)
-    """Make the surroundings and have the program begin in them."""
-    uid, proc = surround(request, nursery)
+    """Make the surroundings and have the program begin in them, and its tests in theirs."""
+    restrict_keeper(request)
     given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
     os.write(given, request["stdin"].encode(errors="surrogatepass"))
     os.lseek(given, 0, os.SEEK_SET)
-    calls_in, calls_out = os.pipe()
-    replies_in, replies_out = os.pipe()
     descriptors = {0: given, 1: out, 2: err}
+    body, tests, verdict = _run, None, None
     if request["entry_point"] is not None:
-        descriptors |= {CALLS: calls_in, REPLIES: replies_out}
-    body = _run if request["entry_point"] is None else _answer_calls
+        descriptors[CALLS], calls_out = os.pipe()
+        replies_in, descriptors[REPLIES] = os.pipe()
+        verdict, verdict_out = os.pipe()
+        tests = _start_tests(request, {CALLS: calls_out, REPLIES: replies_in, _VERDICT: verdict_out})
+        body = _answer_calls
+    uid, proc, disk = surround(request, nursery)
     child, questions = launch(request, descriptors, uid, body, _wait_as_first)
-    for descriptor in (given, calls_in, replies_out):
-        os.close(descriptor)
-    candidate = _Candidate(calls_out, replies_in)
-    program = _Program(child, uid, candidate, {"stdout": out, "stderr": err}, Usage(proc, child))
-    program.questions = questions
+    for descriptor in descriptors.values():
+        if descriptor not in (out, err):
+            os.close(descriptor)
+    children = {child: questions}
+    if tests is not None:
+        children[tests.pid] = tests.wait()
+    program = _Program(children, {"stdout": out, "stderr": err}, Usage(proc, *children))
+    program.verdict, program.disk = verdict, disk
     return program
 
 
-def surround(request: dict[str, Any], nursery: int) -> tuple[int, int]:  # pragma: no cover (another process)
-    """Make a program's surroundings, as far as its keeper shares them: its user, and a descriptor of the host's /proc.
+def _start_tests(request: dict[str, Any], descriptors: dict[int, int]) -> Child:  # pragma: no cover (another process)
+    """Start the process of the tests, which alone reads them: the program is forked from memory that never has them."""
+    keeper = os.getpid()
 
-    Where there are namespaces, the folder to run in is found there.
+    def enter() -> int:
+        kernel.die_with(keeper)
+        request["tests"] = receive(0).decode(errors="surrogatepass")
+        uid, _, _ = surround(request, keeper)
+        kernel.drop_privileges(uid)
+        return uid
+
+    null = os.memfd_create("null")  # tests may print
+    child = Child(request, {0: null, 1: null, 2: null, **descriptors}, enter, _judge)
+    for descriptor in (null, *descriptors.values()):
+        os.close(descriptor)
+    return child
+
+
+def restrict_keeper(request: dict[str, Any]) -> None:  # pragma: no cover (another process)
+    """Restrict which files this process, and all that it starts, can open where no namespace does so."""
+    if "landlock" in request["layers"]:
+        kernel.restrict_files(request["folder"], kernel.KEEPERS_FILES)
+
+
+def surround(
+    request: dict[str, Any], parent: int
+) -> tuple[int, int, Disk | None]:  # pragma: no cover (another process)
+    """Make the surroundings of a program, or of its tests, as far as this process shares them, and a folder to run in.
+
+    Return its user, a descriptor of the host's /proc, and what it can write to of the host's disk, if it can.
     """
     uid = kernel.spare_user()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    disk = None
     if "namespaces" in request["layers"]:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or its own /proc, which is to be written to, would be root's
-        kernel.enter_namespaces(request["limits"]["disk"], uid)
+        kernel.enter_namespaces(request["limits"]["disk"], uid, processes=_has_own_processes(request))
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         request["folder"] = "/tmp"
         if os.geteuid() == 0 and not kernel.can_become(uid):
             raise RuntimeError(f"user {uid} cannot read {os.__file__}")
     else:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        disk = Disk(os.open(request["folder"], OPEN_FOLDER), request["limits"]["disk"])
+        request["folder"] = os.path.join(request["folder"], "tests" if "tests" in request else "program")
+        os.mkdir(request["folder"], 0o700)
         if os.geteuid() == 0 and kernel.can_become(uid):
             os.chown(request["folder"], uid, uid)
-    kernel.die_with(nursery)  # again: trying to be another user has undone it
-    return uid, proc
+    kernel.die_with(parent)  # again: trying to be another user has undone it
+    return uid, proc, disk
 
 
 def _socket_pair() -> tuple[int, int]:  # pragma: no cover (another process)
@@ -368,38 +436,56 @@ def _received(descriptor: int) -> int | None:  # pragma: no cover (another proce
 
 
 def _watch(request: dict[str, Any], program: _Program) -> dict[str, Any]:  # pragma: no cover (another process)
-    """Wait until the program or its tests have ended, or its time is up; what became of it."""
+    """Wait until the program or its tests have ended, or are over a limit; what became of it."""
     start = time.monotonic()
     result: dict[str, Any] = {}
     timer = _Timer(request["limits"], program)
-    if request["entry_point"] is None:
-        count_threads(program.child, program.questions, request["limits"]["processes"])
-        os.waitid(os.P_PID, program.child, os.WEXITED | os.WNOWAIT)
-        timer.stop()
+    for child, questions in program.children.items():
+        count_threads(child, questions, request["limits"]["processes"])
+    if program.verdict is None:
+        os.waitid(os.P_PID, next(iter(program.children)), os.WEXITED | os.WNOWAIT)
     else:
         try:
             timer.interrupt = True
             try:
-                _test(request, program, result)
+                _hear(program.verdict, result)
             finally:
                 timer.interrupt = False
         except Ended:
-            program.candidate.gone = True
-        timer.stop()
-        if timer.late or program.candidate.gone:  # also where a test has caught it
-            result["status"] = "timeout" if timer.late else "error"
-            result["error"] = "the program ended before the tests did"
-        os.kill(program.child, signal.SIGKILL)
-    _, code = os.waitpid(program.child, 0)
+            pass
+    timer.stop()
+    codes = []
+    for child in program.children:
+        os.kill(child, signal.SIGKILL)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     if "namespaces" not in request["layers"]:
         kill_orphans()
     result["seconds"] = time.monotonic() - start
-    if request["entry_point"] is None:  # otherwise the tests have decided, however the program has ended
-        result["status"] = _status(os.waitstatus_to_exitcode(code), timer.late)
+    if timer.late or program.verdict is None:
+        result["status"] = _status(codes[0], timer.late)
+    elif timer.full:
+        result |= {"status": "error", "error": FULL}
+    elif "status" not in result:
+        result["status"] = "timeout" if _status(codes[1], False) == "timeout" else "killed"
+        result["error"] = "the tests' process has ended"
     for name, descriptor in program.outputs.items():
         os.lseek(descriptor, 0, os.SEEK_SET)
         result[name] = os.read(descriptor, request["limits"]["output"]).decode(errors="replace")
+    if timer.full:
+        result["stderr"] += f"{FULL}\n"
     return result
+
+
+def _hear(verdict: int, result: dict[str, Any]) -> None:  # pragma: no cover (another process)
+    """Add to the result what the tests say, up to their verdict, or to the first message that cannot be read."""
+    try:
+        while "status" not in result:
+            message = receive_json(verdict)
+            result.update({name: message[name] for name in ("normal", "error") if isinstance(message.get(name), str)})
+            if message.get("status") in ("ok", "failed", "error"):
+                result["status"] = message["status"]
+    except Exception:
+        return
 
 
 def count_threads(child: int, questions: int | None, most: int) -> None:  # pragma: no cover (another process)
@@ -441,14 +527,17 @@ def _threads(pid: int) -> int:  # pragma: no cover (another process)
 
 
 class _Timer:  # pragma: no cover (another process)
-    """Ends a program when its time is up. Until it is stopped, nobody must wait for the program's process.
+    """Ends a program and its tests when they are over a limit.
 
-    So its number is its own, and killing it always finds it, if only its remains.
+    Until it is stopped, their processes must not be waited for: so their numbers are still theirs, and killing them
+    always finds them, if only their remains.
     """
 
     def __init__(self, limits: dict[str, float], program: _Program) -> None:
         self.late = False
         """Whether time was up."""
+        self.full = False
+        """Whether too much was written to the host's disk."""
         self.interrupt = False
         """Whether to raise `Ended` then, once, wherever this process may be."""
         self._limits, self._program = limits, program
@@ -466,20 +555,22 @@ class _Timer:  # pragma: no cover (another process)
         usage, seconds = self._program.usage, self._limits["seconds"]
         rest = min(seconds - usage.time, longest(seconds) - usage.clock)
         rest = min(rest, (self._limits["cpu_seconds"] - usage.processor) / self._cores)
-        signal.setitimer(signal.ITIMER_REAL, min(max(rest, 0.005), 0.25), 0.25)
+        signal.setitimer(signal.ITIMER_REAL, min(max(rest, 0.005), longest_look(self._program.disk)))
 
     def _look(self, *_: object) -> None:
-        if self._stopped or self.late:
+        if self._stopped or self.late or self.full:
             return
-        usage, seconds = self._program.usage, self._limits["seconds"]
+        usage, seconds, disk = self._program.usage, self._limits["seconds"], self._program.disk
         usage.update()
         self.late = (
             usage.time >= seconds or usage.processor >= self._limits["cpu_seconds"] or usage.clock >= longest(seconds)
         )
-        if not self.late:
+        self.full = not self.late and disk is not None and disk.is_over()
+        if not self.late and not self.full:
             self._set()
             return
-        os.kill(self._program.child, signal.SIGKILL)
+        for child in self._program.children:
+            os.kill(child, signal.SIGKILL)
         if self.interrupt:
             raise Ended
 
@@ -537,38 +628,38 @@ class _Candidate:  # pragma: no cover (another process)
             raise Ended from error
 
 
-def _test(request: dict[str, Any], program: _Program, result: dict[str, Any]) -> None:  # pragma: no cover
-    """Run the tests, which come only now, against the program's function, and write what they say into ``result``."""
-    tests = receive(0).decode(errors="surrogatepass")
-    null = os.memfd_create("null")
-    for standard in (0, 1, 2):  # tests may print
-        os.dup2(null, standard)
-    kernel.drop_privileges(program.uid)
-    kernel.limit_resources(request["limits"], others=None)
-    if "seccomp" in request["layers"]:
-        kernel.refuse_calls(namespaces=True)  # the keeper must be able to kill
-    count_threads(program.child, program.questions, request["limits"]["processes"])
+def _judge(request: dict[str, Any], _: dict[str, Any]) -> None:  # pragma: no cover (another process)
+    """Run the tests against the program's function and write what they say to `_VERDICT`."""
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)  # an alarm that a test has set, and no handler for it, ends nothing
+    send_json(_VERDICT, {"normal": normal_form(request["source"])})
+    candidate = _Candidate(CALLS, REPLIES)
+    try:
+        status, error = _tested(request, candidate)
+    except Ended:
+        candidate.gone = True
+    if candidate.gone:  # also where a test has caught it
+        status, error = "error", "the program ended before the tests did"
+    send_json(_VERDICT, {"status": status, "error": error})
 
-    candidate = program.candidate
 
-    result["normal"] = normal_form(request["source"])
+def _tested(request: dict[str, Any], candidate: _Candidate) -> tuple[str, str | None]:  # pragma: no cover
+    """Return what the tests say of the program's function, and the error that says why."""
     loaded = candidate.reply()
     if "value" not in loaded:
-        result.update(status="error", error=str(loaded.get("text"))[:1000])
-        return
+        return "error", str(loaded.get("text"))[:1000]
     module = types.ModuleType("tests")
     sys.modules["tests"] = module  # where dataclasses, pickle and unittest look for what is defined there
     namespace = module.__dict__
     try:
         exec(compile(request["preamble"], "<preamble>", "exec", dont_inherit=True), namespace)
         namespace[request["entry_point"]] = candidate  # some tests call it by its own name
-        exec(compile(tests, "<tests>", "exec", dont_inherit=True), namespace)
+        exec(compile(request["tests"], "<tests>", "exec", dont_inherit=True), namespace)
         namespace["check"](candidate)
-        result["status"] = "ok"
     except Ended:
         raise
     except BaseException as error:
-        result.update(status="failed", error=described(error))
+        return "failed", described(error)
+    return "ok", None
 
 
 def normal_form(source: str) -> str | None:

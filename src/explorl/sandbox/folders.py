@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from explorl.sandbox.disk import OPEN_FOLDER, clear
+
 _PREFIX = "explorl-sandbox-"
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
 def working_folder() -> Iterator[str]:
-    """An empty folder, which is gone afterwards.
+    """Make a folder to make the folders of a program and of its tests in; all of it is gone afterwards.
 
-    It lies in another, which stays this user's when the inner one is given to another, and which is locked as long as
-    it is used: the kernel unlocks it however this process ends.
+    It stays this user's when those in it are given to others, and is locked as long as it is used: the kernel unlocks
+    it however this process ends.
     """
-    outer, lock = _locked_folder()
+    folder, lock = _locked_folder()
     try:
         if os.geteuid() == 0:
-            os.chmod(outer, 0o711)
-        inner = os.path.join(outer, "work")
-        os.mkdir(inner, 0o700)
-        yield inner
+            os.chmod(folder, 0o711)
+        yield folder
     finally:
-        _remove(outer)
+        _remove(folder, lock)
         os.close(lock)
 
 
@@ -45,7 +43,7 @@ def _locked_folder() -> tuple[str, int]:
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
         try:
-            lock = os.open(folder, _OPEN)
+            lock = os.open(folder, OPEN_FOLDER)
         except FileNotFoundError:  # taken for a left one, before it was locked
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,20 +53,17 @@ def _locked_folder() -> tuple[str, int]:
 
 
 def _remove_if_left(folder: str) -> None:
-    descriptor = os.open(folder, _OPEN)
+    descriptor = os.open(folder, OPEN_FOLDER)
     try:
         if os.fstat(descriptor).st_uid == os.geteuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder)
+            _remove(folder, descriptor)
     finally:
         os.close(descriptor)
 
 
-def _remove(folder: str) -> None:
-    """Remove a folder whatever a program has put there: folders without rights, or nested beyond all recursion."""
+def _remove(folder: str, descriptor: int) -> None:
+    """Remove an open folder and what programs have put there; what cannot be removed is left for the next sweep."""
     with suppress(OSError):
-        os.rmdir(os.path.join(folder, "work"))
+        clear(descriptor)
         os.rmdir(folder)
-        return
-    subprocess.run(["chmod", "-R", "u+rwX", folder], stderr=subprocess.DEVNULL, check=False)
-    subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL, check=False)

@@ -25,17 +25,16 @@ from explorl.sandbox import kernel
 from explorl.sandbox.child import CALLS, REPLIES
 from explorl.sandbox.notebook import BAD, GOOD, OUTPUT, TOKEN, serve
 from explorl.sandbox.plain import CROWD
-from explorl.sandbox.usage import Usage, longest
+from explorl.sandbox.usage import Usage, longest, longest_look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from explorl.sandbox.disk import Disk
+
 _FIONREAD = 0x541B
 _STOP, _GO_ON = b"s", b"c"
-_LONGEST_LOOK = 0.25
-"""Seconds after which the keeper looks again how much time a call has used."""
-
 _DYING = 1.0
 """Seconds that a notebook which has hung up has to end, before it counts as killed."""
 
@@ -96,7 +95,8 @@ class _Notebook:  # pragma: no cover (another process)
     def __init__(self, request: dict[str, Any], nursery: int) -> None:
         self._limits = request["limits"]
         self._in_namespaces = "namespaces" in request["layers"]
-        uid, proc = program.surround(request, nursery)
+        program.restrict_keeper(request)
+        uid, proc, self._disk = program.surround(request, nursery)
         nothing = os.memfd_create("stdin")
         calls_in, self._calls = os.pipe()
         self._replies, replies_out = os.pipe()
@@ -124,18 +124,21 @@ class _Notebook:  # pragma: no cover (another process)
         """Run a cell: what became of it and what it has shown."""
         start = time.monotonic()
         shown = Shown(self._limits["characters"])
-        limit = Limit(self._usage, self._limits["seconds"], crowd)
+        limit = Limit(self._usage, self._limits["seconds"], crowd, self._disk)
         self._order(_GO_ON)
         token = os.urandom(TOKEN)
         reply = self._talk(len(token + source).to_bytes(8, "big") + token + source, shown, limit)
-        if reply == token + GOOD:
+        is_full = self._disk is not None and self._disk.is_over()  # also after a cell too short to be looked at
+        if reply == token + GOOD and not is_full:
             status = "ok"
-        elif reply == token + BAD:
+        elif reply == token + BAD and not is_full:
             status = "error"
         else:
-            status = "timeout" if limit.is_over else self.end()
-            if limit.is_over:
-                self.end()
+            status = self.end()
+            if is_full:
+                status = "killed"
+            elif limit.is_over:
+                status = "timeout"
         shown.add(self._left())
         head, tail = shown.parts
         return {"status": status, "head": head, "tail": tail, "cut": shown.cut, "seconds": time.monotonic() - start}
@@ -212,14 +215,14 @@ class _Notebook:  # pragma: no cover (another process)
 
 
 class Limit:
-    """The time of one call, counted as `Usage` does.
+    """What one call may use: time, counted as `Usage` does, and a disk where that is the host's.
 
     Where a ``crowd`` shares each processor, a call may wait for one as many times longer; that time is not its own.
     """
 
-    def __init__(self, usage: Usage, seconds: float, crowd: int) -> None:
+    def __init__(self, usage: Usage, seconds: float, crowd: int, disk: Disk | None = None) -> None:
         self.is_over = False
-        self._usage, self._seconds = usage, seconds
+        self._usage, self._seconds, self._disk = usage, seconds, disk
         self._cores = len(os.sched_getaffinity(0))
         usage.update()
         self._time, self._clock, self._processor = usage.time, usage.clock, usage.processor
@@ -233,10 +236,10 @@ class Limit:
         return max(0.0, self._next - time.monotonic())
 
     def look(self) -> None:
-        """Find out whether time is up, if it may be."""
+        """Find out whether a limit is reached, if it may be."""
         if self.rest == 0:
             self._usage.update()
-            self.is_over = min(self._left()) <= 0
+            self.is_over = min(self._left()) <= 0 or (self._disk is not None and self._disk.is_over())
             self._plan()
 
     def _left(self) -> tuple[float, float, float]:
@@ -248,7 +251,7 @@ class Limit:
     def _plan(self) -> None:
         own, processor, clock = self._left()
         rest = min(own, processor / self._cores, clock)
-        self._next = time.monotonic() + min(max(rest, 0.005), _LONGEST_LOOK)
+        self._next = time.monotonic() + min(max(rest, 0.005), longest_look(self._disk))
 
 
 def _written(descriptor: int, data: memoryview) -> int:  # pragma: no cover (another process)

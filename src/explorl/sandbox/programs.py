@@ -55,7 +55,8 @@ class Limits:
     file_bytes: int = 16 << 20
     """Size of one file, standard output included."""
     disk: int = 32 << 20
-    """Bytes of all files together; only with namespaces."""
+    """Bytes of all files together, with those of its tests where there are no namespaces. There it is looked at 20
+    times a second, and ends what has more; in namespaces nothing more can be written."""
     open_files: int = 64
     output: int = 64 << 10
     """Bytes that are kept of standard output, and of standard error."""
@@ -78,7 +79,7 @@ class Outcome:
 
     status: Status
     """"ok": it ended with exit status 0, which any program can bring about; "error": with another one; "timeout",
-    "memory": beyond a limit; "killed": by a signal."""
+    "memory": beyond a limit; "killed": by a signal, or for too much on the disk, which `stderr` says."""
     stdout: str = ""
     stderr: str = ""
     """Both `clean`."""
@@ -92,7 +93,8 @@ class Tested:
 
     status: Status
     """"ok": all tests ran and passed, which only the tests themselves can say; "failed": a test raised; "error": the
-    program raised before them, or ended during them; "timeout"; "killed": the tests themselves crashed."""
+    program raised before them, ended during them, or wrote too much; "timeout"; "killed": the tests themselves crashed.
+    """
     error: str | None = None
     normal: str | None = None
     """The source without comments, docstrings, imports and ways of writing; None if it is no Python."""
@@ -163,7 +165,8 @@ def run_tests(
 
     Program and tests run in two processes. The function gets its arguments as copies, and what it returns comes back as
     a plain value (numbers, text, bytes, None, and lists, tuples, sets and dicts of them). The program sees neither the
-    tests nor what they expect. ``preamble`` is defined for both, before them. Isolated as in `run_python`.
+    tests nor what they expect. ``preamble`` is defined for both, before them. Both are isolated as in `run_python`,
+    also from each other; the tests can start threads but no processes.
     """
     request = _request(source, limits=limits, entry_point=entry_point, preamble=preamble)
     answer = _run(request, tests, isolating_layers(unisolated))

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import chain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from explorl.sandbox.disk import Disk
 
 
 def longest(seconds: float) -> float:
@@ -18,10 +21,15 @@ def longest(seconds: float) -> float:
     return 4 * seconds + 2
 
 
-class Usage:
-    """What a child with all its descendants, and this process with them, have used since this was made."""
+def longest_look(disk: Disk | None) -> float:
+    """Return the seconds after which a keeper looks again at what has been used: more often where that is a disk."""
+    return 0.25 if disk is None else 0.05
 
-    def __init__(self, proc: int, child: int) -> None:
+
+class Usage:
+    """What children with all their descendants, and this process with them, have used since this was made."""
+
+    def __init__(self, proc: int, *children: int) -> None:
         """``proc``: a descriptor of /proc."""
         self.processor = 0.0
         """Seconds, of all processes together."""
@@ -29,7 +37,7 @@ class Usage:
         """Seconds on the clock, less those in which a process waited for a processor while none of them had one."""
         self.clock = 0.0
         """Seconds on the clock."""
-        self._proc, self._child = proc, child
+        self._proc, self._children = proc, children
         self._begun, self._processor_before = time.monotonic(), time.process_time()
         self._processor_of: dict[int, float] = {}  # by process; of those that are gone what was seen last
         self._waited_of: dict[int, float] = {}  # by thread
@@ -44,7 +52,7 @@ class Usage:
         clock, processor = time.monotonic() - self._begun, time.process_time() - self._processor_before
         waited_before = sum(self._waited_of.values())
         alive = 0.0
-        for pid in self._family(self._child):
+        for pid in chain.from_iterable(map(self._family, self._children)):
             own, buried = self._processor_times(pid)
             alive += own + buried
             self._processor_of[pid] = own
