@@ -17,8 +17,10 @@ from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallba
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from explorl import ExplorationTrainer, PassAtK, RunRecorder
+from explorl.analysis.lens import Unavailable
 from explorl.analysis.quality import quality_by_step
 from explorl.analysis.run_results import run_results
+from explorl.analyze import analyze_run
 from explorl.cli import main
 from explorl.config import Config
 from explorl.models import load_policy
@@ -303,6 +305,25 @@ def test_a_plain_script_gets_the_same_page(cls: Any, make_trainer: Callable[...,
     assert "before training" in text
     assert json.loads((store.folder / "provenance.json").read_text())[0]["seed"] == 42
     assert store.config()["trl"]["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, ExplorationTrainer])
+def test_analyses_of_a_recorded_script_advise_what_a_script_has(
+    cls: Any, make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Such as RunRecorder(token_records=4); training.token_records is an option of `explorl train`."""
+    trainer = make_trainer(cls, [], max_steps=1)
+    RunRecorder(tmp_path / "run", token_records=0).watch(trainer)
+    trainer.train()
+    _, outcomes = analyze_run(tmp_path / "run")
+    reasons = {one.analysis.name: one.summary for one in outcomes if isinstance(one.result, Unavailable)}
+    assert "RunRecorder(token_records=4)" in reasons["signs"]
+    (tmp_path / "run" / "rollouts" / "step-000001.parquet").unlink()
+    reasons |= {one.analysis.name: one.summary for one in analyze_run(tmp_path / "run", only=["defects"])[1]}
+    assert "RunRecorder(rollouts_every=1)" in reasons["defects"]
+    with pytest.raises(StoreError, match=r"RunRecorder\(rollouts_every=1\)"):
+        quality_by_step(RunStore(tmp_path / "run"))
+    assert [name for name, reason in reasons.items() if "training." in reason] == []
 
 
 def test_the_example_of_the_docs(small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
