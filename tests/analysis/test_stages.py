@@ -21,7 +21,6 @@ from explorl.analysis.stages import (
     stages_tables,
     two_pieces,
 )
-
 from explorl.report.lens_figures import law_drawings
 from explorl.report.lens_render import file_svg
 

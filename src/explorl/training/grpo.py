@@ -38,14 +38,14 @@ from explorl.strategies.base import act_on_parts, overrides
 from explorl.strategies.validate import title
 from explorl.training import checkpoints, options
 from explorl.training.answers import AnswerFunction, answers_of, check_answers
-from explorl.training.batch import Recorded, by_engine, by_pass, generation_batch, padded_to, put_back
+from explorl.training.batch import Recorded, by_engine, by_pass, generation_batch, put_back
 from explorl.training.correct import Correct
 from explorl.training.correct import Spec as CorrectSpec
 from explorl.training.dealing import dealt
 from explorl.training.dynamic import DynamicSampling, as_option
 from explorl.training.interpreting import ToolLike, numbers_of, refuse_beside
 from explorl.training.lens import Lens, ObserverLike, build_observers
-from explorl.training.records import counted_tokens, prompt_text
+from explorl.training.records import prompt_text
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.refilling import RefillingTrainer, refuse
 from explorl.training.shaping import shape
@@ -335,14 +335,10 @@ class ExplorationTrainer(RefillingTrainer):
         needed = self._needed(batch).cpu()
         if needed.sum() < parts:  # every micro-batch gets a row, and all processes one at a time
             needed.fill_(True)
-        if not needed.all():
-            assert self._records is not None
-            tokens = counted_tokens(batch)[~needed]
-            entropy = padded_to(self._records.entropy, tokens.size(1))[~needed]
-            batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
         # A callback may have lowered it since the batch was planned.
         most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
-        found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
+        entropy = None if self._records is None else self._records.entropy
+        found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most, entropy=entropy)
         if windows > 1 and self.has_penalties:
             for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
                 with self.without_gradient():
@@ -359,7 +355,8 @@ class ExplorationTrainer(RefillingTrainer):
         advantages = batch["advantages"]
         reused = self.num_iterations > 1 or self.args.steps_per_generation > self.args.gradient_accumulation_steps
         recorded = self._records is not None and self.temperature == 1.0 and self._row_temperature is None
-        if reused or not recorded or self.beta != 0.0 or self.has_penalties:
+        weighed = self.loss_type == "vespo"  # which logs a weight of every row
+        if reused or not recorded or self.beta != 0.0 or self.has_penalties or weighed:
             return torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
         if advantages.dim() == 1:
             return advantages != 0
