@@ -24,8 +24,10 @@ from explorl.models import Policy
 from explorl.rollout import SamplingParams
 from explorl.store import RunStore, StoreError, cleaned
 from explorl.tasks import Problem, Task, Verdict
+from explorl.training.construction import check_prompts
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.records import logged_columns
+from explorl.training.rewards import checked_rewards
 from explorl.training.stopping import stops_of
 from explorl.training.trl_trainer import logs_of
 
@@ -300,18 +302,12 @@ class _Rows(Task):
                 f"the reward function of PassAtK cannot be called with {', '.join(arguments)}: {error}; the data set "
                 "needs a column for each of its arguments"
             ) from None
-        given = self._reward(**arguments)
-        try:
-            values = [None if value is None else float(value) for value in given]
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"the reward function gave {given!r:.80}; give a number, or None, for each answer"
-            ) from None
+        values = checked_rewards(getattr(self._reward, "__name__", "reward"), self._reward(**arguments))
         if len(values) != len(texts):
             raise ValueError(
                 f"the reward function gave {len(values)} numbers for {len(texts)} answers; give one for each"
             )
-        return [Verdict(value is not None and value >= self._least, answer=text.strip()[:200])
+        return [Verdict(value is not None and bool(value >= self._least), answer=text.strip()[:200])
                 for value, text in zip(values, texts, strict=True)]  # fmt: skip
 
 
@@ -362,22 +358,12 @@ def _rows(dataset: Any) -> list[dict[str, Any]]:
     rows = [dict(row) for row in dataset]
     if not rows:
         raise ValueError("the data set of PassAtK is empty; give it 1 row or more, such as 100")
-    for place, row in enumerate(rows):
-        if "prompt" not in row:
-            where = "no column" if place == 0 else f"in row {place} no"
-            raise ValueError(f"the data set of PassAtK has {where} 'prompt'; it has {', '.join(row)}")
-        for name in ("prompts", "completions"):
-            if name in row:
-                raise ValueError(
-                    f"the data set of PassAtK has a column {name!r}, by which name the reward function is given what "
-                    "was sampled; rename it"
-                )
-        asked = row["prompt"]
-        if not isinstance(asked, str) and not (
-            isinstance(asked, list | tuple) and all(isinstance(one, Mapping) for one in asked)
-        ):
+    check_prompts(rows, "the data set of PassAtK")
+    for name in ("prompts", "completions"):
+        if any(name in row for row in rows):
             raise ValueError(
-                f"the prompt of row {place} of PassAtK's data set is {asked!r:.80}; give a text or a list of messages"
+                f"the data set of PassAtK has a column {name!r}, by which name the reward function is given what "
+                "was sampled; rename it"
             )
     return rows
 

@@ -130,7 +130,7 @@ def test_no_strategy_looks_at_a_tools_tokens(batch: Batch, name: str) -> None:
                 advantages=shaped.advantages, temperature=1.0, step=0,
             )  # fmt: skip
             tensors = [shaped.advantages, shaped.loss_mask, shaped.weights, shaped.kl_weights]
-            tensors += [*(shaped.clip or ()), *shaped.kept.values(), *terms]
+            tensors += [*(shaped.clip or ()), *shaped.kept.values(), *(term for _, term in terms)]
             found.append(([tensor[counted] for tensor in tensors], shaped.metrics, shaped.loss_mask))
         (clean, numbers, mask), (other, other_numbers, other_mask) = found
         assert len(clean) == len(other)

@@ -36,7 +36,8 @@ from explorl.rollout.tool_use import ToolUse
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import act_on_parts, overrides
 from explorl.strategies.validate import title
-from explorl.training import checkpoints, options
+from explorl.training import checkpoints, construction, options
+from explorl.training.activity import Activity
 from explorl.training.answers import AnswerFunction, answers_of, check_answers
 from explorl.training.batch import Recorded, by_engine, by_pass, generation_batch, put_back
 from explorl.training.correct import Correct
@@ -124,6 +125,8 @@ class ExplorationTrainer(RefillingTrainer):
         dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
         skip = as_option(SkipSolved, skip_solved, "skip_solved")
         self._warned: set[str] = set()
+        trl = construction.named_arguments(more, trl)
+        construction.check_class(type(self), ExplorationTrainer, self.strategies)
         self._interpreter = None if interpreter is None else ToolUse.of(interpreter, "interpreter")
         refuse_beside(self._interpreter, trl)
         if args is None:
@@ -142,10 +145,14 @@ class ExplorationTrainer(RefillingTrainer):
             refuse_with_vllm(args, self.strategies)
             if args.vllm_mode == "colocate":
                 keep_weights_in_place()
+        rows = [] if trl.get("environment_factory") else construction.first_rows(train_dataset, args)
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
         refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)
-        super().__init__(model, reward_funcs, args, train_dataset, *more, **trl)
+        path = construction.model_path(model)
+        super().__init__(path, reward_funcs, args=args, train_dataset=train_dataset, **trl)
+        if rows and self.rollout_func is None:
+            construction.check_chat_template(rows[0], self.processing_class)
         self._take_stop_strings()
 
         self.correct = Correct.of(correct, self.reward_func_names)
@@ -162,6 +169,8 @@ class ExplorationTrainer(RefillingTrainer):
         self._check_sharding()
         if any(overrides(strategy, "after_step") for strategy in self.strategies):
             self.add_callback(_AfterStep(self))
+        self.activity = Activity(self)
+        self.add_callback(self.activity)
 
     def _ordered(self, dataset: Any) -> Any:
         """The data set as the strategies want it: which prompts, in which order."""
@@ -223,6 +232,8 @@ class ExplorationTrainer(RefillingTrainer):
 
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A generation batch: sampled, rewarded, and shaped by the strategies."""
+        if self.environment_factories is None:
+            construction.check_prompts(inputs, "a generation batch")
         if self.mode == "train":
             inputs = self.refilled(inputs)
         self._forget_rollout()
@@ -240,15 +251,17 @@ class ExplorationTrainer(RefillingTrainer):
         if self._row_temperature is not None:
             output["row_temperature"] = self._row_temperature
         rewards = self._rewards()
+        changes: Mapping[str, float] = {}
         self._mean_reward = rewards.nanmean().item()
         advantage = output["advantages"]
         if self.strategies:
             recorded = self._recorded(output)
-            self._shape(output, recorded, rewards)
+            changes = self._shape(output, recorded, rewards)
             self._watch(output, recorded, advantage, rewards)
         else:
             known = None if self._records is None else by_engine(self._records, output["completion_ids"].size(1))
             self._watch(output, known, advantage, rewards)
+        self.activity.batch(rewards, changes)
         return output
 
     def _log_calls(self) -> None:
@@ -261,7 +274,8 @@ class ExplorationTrainer(RefillingTrainer):
         assert self.reward_parts is not None
         return self._totals(self.reward_parts)
 
-    def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> None:
+    def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> Mapping[str, float]:
+        """Let the strategies act on the batch; return what each has changed."""
         assert self.reward_parts is not None
         batch = generation_batch(
             self.accelerator,
@@ -285,6 +299,7 @@ class ExplorationTrainer(RefillingTrainer):
         put_back(shaped, output, batch, process=self.accelerator.process_index, penalties=self.has_penalties)
         for name, value in shaped.metrics.items():
             self.record_metric(name, value)
+        return shaped.metrics
 
     def _answers(self) -> list[str | None] | None:
         """What this process's answers say; None where no strategy asks."""

@@ -69,7 +69,7 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             kl = kl * ratio if self.args.use_bias_correction_kl else kl
             token_loss = token_loss + self.beta * kl * batch.get("kl_weights", 1.0)
             values["kl"] = kl
-        for penalty in penalties(
+        for strategy, penalty in penalties(
             self.strategies,
             batch,
             logps=logps,
@@ -80,6 +80,7 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             step=self.now,
         ):
             token_loss = token_loss + penalty
+            self.activity.penalty(strategy, penalty, mask)
 
         loss = self._normalised(token_loss, mask, batch)
         if self.has_entropy_bonus:
