@@ -308,6 +308,32 @@ def test_a_plain_script_gets_the_same_page(cls: Any, make_trainer: Callable[...,
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, ExplorationTrainer])
+def test_scores_reach_every_tracker(
+    cls: Any, make_trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of ``report_to``, with the training's own metrics; TensorBoard's file is read back."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    scores = PassAtK(HELD_OUT, first_is, every=2, samples=8, name="letters")
+    options = {"strategies": ["egsw"]} if cls is ExplorationTrainer else {}
+    trainer = make_trainer(functools.partial(cls, **options), [scores], logging_steps=1, report_to=["tensorboard"])
+    trainer.train()
+    (file,) = (tmp_path / "events").iterdir()  # the last evaluation comes before the writer closes
+    events = accumulator.EventAccumulator(str(file))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/reward")] == [1, 2, 3]
+    for k in (1, 8):
+        expected = {step: result.pass_at(k) for step, result in scores.history.items()}
+        for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
+            logged = {event.step: event.value for event in events.Scalars(f"eval/pass@{k}{name}")}
+            assert logged == pytest.approx({step: getattr(value, end) for step, value in expected.items()}), name
+    text = {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
+    assert [one.tensor_proto.string_val for one in text["eval/task/text_summary"]] == [[b"letters"]]
+    assert ("eval/strategies/text_summary" in text) is (cls is ExplorationTrainer)
+    assert [line["step"] for line in trainer.state.log_history if "eval_pass@8" in line] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, ExplorationTrainer])
 def test_analyses_of_a_recorded_script_advise_what_a_script_has(
     cls: Any, make_trainer: Callable[..., Any], tmp_path: Path
 ) -> None:

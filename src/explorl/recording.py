@@ -24,11 +24,13 @@ from explorl.models import Policy
 from explorl.rollout import SamplingParams
 from explorl.store import RunStore, StoreError, cleaned
 from explorl.tasks import Problem, Task, Verdict
+from explorl.training.activity import Activity
 from explorl.training.construction import check_prompts
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.records import logged_columns
 from explorl.training.rewards import checked_rewards
 from explorl.training.stopping import stops_of
+from explorl.training.tracking import calling_handler, log_scores
 from explorl.training.trl_trainer import logs_of
 
 Reward = Callable[..., Sequence[float | None]]
@@ -51,8 +53,9 @@ class PassAtK(TrainerCallback):
         seed: Of the samples: the same at every evaluation.
         name: What the data set is called on the page.
 
-    ``history`` has the evaluations by step; each is also in the trainer's log history, and in the folder of the
-    `RunRecorder` that watches the trainer. In several processes the main one evaluates while the others wait, which
+    ``history`` has the evaluations by step; each is also in the trainer's log history, in every tracker of its
+    ``report_to`` (as ``eval/pass@8``, with the ends of the interval), and in the folder of the `RunRecorder` that
+    watches the trainer. In several processes the main one evaluates while the others wait, which
     needs the whole model in one process: no FSDP, no DeepSpeed stage 3.
     """
 
@@ -88,16 +91,18 @@ class PassAtK(TrainerCallback):
         for step in [step for step in self.history if step > state.global_step or state.global_step == 0]:
             del self.history[step]  # of another training, or of steps that this one takes again
         if state.global_step == 0:
-            self._score(args, state, **kwargs)
+            self._score(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every and state.global_step % self.every == 0:
-            self._score(args, state, **kwargs)
+        # Trackers end their run in on_train_end, before this callback; but which weights are the last is known then.
+        last = control.should_training_stop and not args.load_best_model_at_end
+        if last or (self.every and state.global_step % self.every == 0):
+            self._score(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._score(args, state, **kwargs)
+        self._score(args, state, control, **kwargs)
 
-    def _score(self, args: Any, state: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
+    def _score(self, args: Any, state: Any, control: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
         step = state.global_step
         if step in self.history or not state.is_world_process_zero:
             return
@@ -120,11 +125,12 @@ class PassAtK(TrainerCallback):
                 )  # fmt: skip
         finally:
             model.train(was_training)
+        handler = calling_handler()
+        facts = {} if self.history else {"task": self.task.name, "strategies": _strategies(handler)}
         self.history[step] = found
-        scores = {f"pass@{k}": found.pass_at(k).mean for k in found.ks}
-        state.log_history.append({"step": step, **{f"eval_{name}": score for name, score in scores.items()}})
+        log_scores(handler, args, state, control, found, facts)
         if self.recorder is not None:
-            self.recorder.evaluated(args, state, found, scores)
+            self.recorder.evaluated(args, state, found, {f"pass@{k}": found.pass_at(k).mean for k in found.ks})
 
 
 class RunRecorder(TrainerCallback):
@@ -333,6 +339,12 @@ def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
             }
         )
     )
+
+
+def _strategies(handler: Any) -> str:
+    """Return the strategies of the trainer that this handler belongs to, as text."""
+    trainers = [one.trainer for one in getattr(handler, "callbacks", ()) if isinstance(one, Activity)]
+    return ", ".join(repr(strategy) for trainer in trainers for strategy in trainer.strategies)
 
 
 def _those_of(args: Any, **names: str) -> dict[str, Any]:

@@ -237,7 +237,7 @@ def test_an_asynchronous_function_is_checked_as_well(make_trainer: Callable[...,
     trainer = ExplorationTrainer(
         whole.model, mine, grpo_config(tmp_path, {}), whole.train_dataset, processing_class=whole.processing_class
     )
-    with pytest.raises(TypeError, match="'mine' gave '1.0' for completion 0"):
+    with pytest.raises(TypeError, match=r"'mine' gave '1\.0' for completion 0"):
         trainer.train()
 
 
@@ -266,7 +266,7 @@ def test_rewards_that_trl_takes(make_trainer: Callable[..., Any], value: Any) ->
 
 def test_scores_name_the_reward_function_as_well() -> None:
     task = PassAtK([{"prompt": "1"}], rewards(lambda texts: ["1.0"] * len(texts))).task
-    with pytest.raises(TypeError, match="'mine' gave '1.0' for completion 0"):
+    with pytest.raises(TypeError, match=r"'mine' gave '1\.0' for completion 0"):
         task.verify_many(["1"], task.problems("holdout"))
 
 

@@ -92,7 +92,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def named_arguments(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what follows ``train_dataset`` by the names of TRL's arguments; a class in between may take names alone."""
+    """Return what follows ``train_dataset`` by name: a base class in between may take its arguments by name alone."""
     names = list(inspect.signature(GRPOTrainer.__init__).parameters)[5:]
     if len(positional) > len(names):
         raise TypeError(
@@ -127,8 +127,8 @@ def first_rows(dataset: Any, args: Any) -> list[Mapping[str, Any]]:
     if rows < needed:
         raise ValueError(
             f"train_dataset has {rows} prompt{'s' * (rows != 1)}, and a generation batch takes {needed} "
-            f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}), so no step "
-            "would be trained; give more prompts, or lower gradient_accumulation_steps"
+            f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}), so no "
+            "step would be trained; give more prompts, or lower gradient_accumulation_steps"
         )
     return [dataset[0]]
 

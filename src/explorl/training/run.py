@@ -43,6 +43,7 @@ from explorl.training.stored import (
     begin,
     save_model,
 )
+from explorl.training.tracking import log_scores
 
 
 class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
@@ -193,8 +194,8 @@ def run_grpo(
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(store.folder / "tensorboard")
         evaluation = _Evaluation(config, store, trainer, policy, console)
-        if config.evaluation.every:
-            trainer.add_callback(Periodically(config.evaluation.every, evaluation, everywhere=True))
+        if evaluation.ends:
+            trainer.add_callback(Periodically(config.evaluation.every, evaluation, everywhere=True, last=True))
         try:
             if checkpoint is None and evaluation.ends:
                 evaluation(0)
@@ -228,6 +229,8 @@ class _Evaluation:
         self, config: Config, store: RunStore, trainer: ExplorationTrainer, policy: Policy, console: Console
     ) -> None:
         self.config, self.store, self.trainer, self.policy, self.console = config, store, trainer, policy, console
+        self._has_named = False
+        """Whether the trackers know the task and the strategies."""
 
     @property
     def ends(self) -> bool:
@@ -258,6 +261,11 @@ class _Evaluation:
         result.save(self.store.folder / "evaluations", f"step-{step:06d}")
         scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
         self.store.append_metrics({"step": step, "kind": "evaluation", **scores})
+        trainer = self.trainer
+        facts = {"task": result.task, "strategies": ", ".join(map(repr, trainer.strategies))}
+        named, self._has_named = self._has_named, True
+        handler = trainer.callback_handler
+        log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
         shown = step // self.config.training.iterations
         self.console.print(
             literal(f"step {shown}: pass@1 {scores['pass@1']:.1%} on {len(result.problem_ids)} held-out problems"),

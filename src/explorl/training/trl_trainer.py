@@ -113,6 +113,7 @@ class NamedGRPOTrainer(GRPOTrainer):
     """`GRPOTrainer` whose moments a subclass overrides by the names above."""
 
     rollout_func: Any
+    reward_funcs: list[Any]
     epsilon_low: float
     epsilon_high: float
     entropy_coef: float
