@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from explorl.training.records import logged_columns
 from explorl.training.rewards import checked_rewards
 from explorl.training.stopping import stops_of
 from explorl.training.tracking import calling_handler, log_scores
-from explorl.training.trl_trainer import logs_of
+from explorl.training.trl_trainer import logs_of, prompt_seen
 
 Reward = Callable[..., Sequence[float | None]]
 """A reward function as TRL calls it: with prompts, completions and the data set's columns, a number for each."""
@@ -219,7 +220,7 @@ class RunRecorder(TrainerCallback):
         if self._logged() is self._latest:  # a batch is learnt again, and an evaluation may have logged its own since
             return
         batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
-        self._keep(state.global_step, logged_columns(logs, batch))
+        self._keep(state.global_step, logged_columns(logs, batch, partial(prompt_seen, self._trainer)))
 
     def _logged(self) -> Any:
         """The last answer's advantage that a trainer has logged, an object of its own for each answer."""

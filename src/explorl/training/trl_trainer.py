@@ -50,6 +50,7 @@ from explorl.rollout import Rollout
 from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
+from explorl.training.records import prompt_text
 from explorl.training.rewards import check_finite, checked_function
 from explorl.training.sharding import gathered_weights, is_spread
 from explorl.training.stopping import (
@@ -107,6 +108,24 @@ def logs_of(trainer: GRPOTrainer) -> Mapping[str, Any]:
     """The prompts, completions and rewards that a trainer has logged of late, by name."""
     logs: Mapping[str, Any] = trainer._logs
     return logs
+
+
+def prompt_seen(trainer: GRPOTrainer, prompt: Any) -> str:
+    """Return a prompt as the model saw it: messages through the chat template, with all that TRL gives it.
+
+    An environment has tools of its own for each prompt, and images have no text: then messages are their contents.
+    """
+    if isinstance(prompt, str) or getattr(trainer, "environment_factories", None) or getattr(trainer, "_is_vlm", False):
+        return prompt_text(prompt)
+    text = trainer.processing_class.apply_chat_template(
+        prompt,
+        tools=getattr(trainer, "tools", None) or None,
+        chat_template=getattr(trainer, "chat_template", None),
+        add_generation_prompt=True,
+        tokenize=False,
+        **getattr(trainer, "chat_template_kwargs", {}),
+    )
+    return str(text)
 
 
 class NamedGRPOTrainer(GRPOTrainer):
