@@ -21,7 +21,7 @@ from explorl.training.loss import LOSSES
 from explorl.training.stopping import strings_in
 
 ARGUMENTS: Mapping[str, str] = {
-    "model": "honoured; names of `explorl models`, such as smollm2-135m, as well",
+    "model": "honoured; a name of ours, such as smollm2-135m, is one as well",
     "reward_funcs": "honoured",
     "args": "honoured",
     "train_dataset": "honoured",
