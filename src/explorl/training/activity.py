@@ -39,16 +39,18 @@ class Activity(TrainerCallback):
         self._penalties: dict[str, Tensor] = {}
         self._places = self._branches = 0.0
 
-    def batch(self, rewards: Tensor, metrics: Mapping[str, float]) -> None:
-        """Count a generation batch: the total rewards of all processes, and what the strategies have changed."""
+    def batch(self, rewards: Tensor) -> None:
+        """Count a generation batch, with the total rewards of all processes."""
         self.batches += 1
         self._scored = self._scored or not bool(rewards.isnan().all())
         self._varied = self._varied or bool(varies(rewards.unsqueeze(1), self.trainer.num_generations).any())
-        for strategy in self.trainer.strategies:
-            if any(metrics.get(f"strategy/{title(strategy)}/{change}") for change in CHANGES):
-                self._acted.add(title(strategy))
         if self.batches == CLEAR and not self._varied:
             self.trainer.warn_once(self._about_rewards())
+
+    def shaped(self, metrics: Mapping[str, float]) -> None:
+        """Count what the strategies have changed in a generation batch."""
+        names = map(title, self.trainer.strategies)
+        self._acted |= {name for name in names if any(metrics.get(f"strategy/{name}/{change}") for change in CHANGES)}
 
     def penalty(self, strategy: Strategy, term: Tensor, mask: Tensor) -> None:
         """Count a strategy's term of the loss; without waiting for the device."""

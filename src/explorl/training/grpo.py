@@ -251,17 +251,16 @@ class ExplorationTrainer(RefillingTrainer):
         if self._row_temperature is not None:
             output["row_temperature"] = self._row_temperature
         rewards = self._rewards()
-        changes: Mapping[str, float] = {}
         self._mean_reward = rewards.nanmean().item()
         advantage = output["advantages"]
         if self.strategies:
             recorded = self._recorded(output)
-            changes = self._shape(output, recorded, rewards)
+            self._shape(output, recorded, rewards)
             self._watch(output, recorded, advantage, rewards)
         else:
             known = None if self._records is None else by_engine(self._records, output["completion_ids"].size(1))
             self._watch(output, known, advantage, rewards)
-        self.activity.batch(rewards, changes)
+        self.activity.batch(rewards)
         return output
 
     def _log_calls(self) -> None:
@@ -274,8 +273,7 @@ class ExplorationTrainer(RefillingTrainer):
         assert self.reward_parts is not None
         return self._totals(self.reward_parts)
 
-    def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> Mapping[str, float]:
-        """Let the strategies act on the batch; return what each has changed."""
+    def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> None:
         assert self.reward_parts is not None
         batch = generation_batch(
             self.accelerator,
@@ -299,7 +297,7 @@ class ExplorationTrainer(RefillingTrainer):
         put_back(shaped, output, batch, process=self.accelerator.process_index, penalties=self.has_penalties)
         for name, value in shaped.metrics.items():
             self.record_metric(name, value)
-        return shaped.metrics
+        self.activity.shaped(shaped.metrics)
 
     def _answers(self) -> list[str | None] | None:
         """What this process's answers say; None where no strategy asks."""
