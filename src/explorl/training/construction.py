@@ -28,6 +28,8 @@ CARRIED_BY: Mapping[str, tuple[str, ...]] = {
     "_generate_and_score_completions": (*_SAMPLING, "rewards", "advantages", *_LOSS),
 }
 """Which hooks of a strategy act through which method of the trainer."""
+_REACHED_THROUGH = {"compute_loss": "_compute_loss", "_generate": "_generate_single_turn"}
+"""What TRL's method calls in turn: to call that is as good."""
 REPLACED = (
     "_compute_loss",
     "_prepare_inputs",
@@ -61,7 +63,7 @@ def check_class(trainer: type, ours: type, strategies: Sequence[Strategy]) -> No
         if whole is None:
             continue
         # Another trainer's loss expects one advantage per completion, and strategies give one per token.
-        foreign = issubclass(whole, GRPOTrainer) and not issubclass(whole, ours)
+        foreign = hooks is _LOSS and issubclass(whole, GRPOTrainer) and not issubclass(whole, ours)
         affected = [
             f"{title(strategy)} ({', '.join(acting) or 'advantages'})"
             for strategy in strategies
@@ -83,7 +85,7 @@ def _acting(strategy: Strategy, hooks: Sequence[str]) -> list[str]:
 def _calls(method: Any, name: str) -> bool:
     """Return whether a method names the one it overrides; True where its code cannot be read."""
     code = getattr(inspect.unwrap(method), "__code__", None)
-    return code is None or not _names(code).isdisjoint({name, f"_{name}"})
+    return code is None or not _names(code).isdisjoint({name, _REACHED_THROUGH.get(name, name)})
 
 
 def _names(code: CodeType) -> set[str]:
