@@ -133,6 +133,7 @@ def run_grpo(
     lens = config.training.lens
     observers = [] if lens is None else [*statistics(), *build_observers(lens.observers)]
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
+    _check_steps(config, len(rows))
     if config.evaluation.every or config.evaluation.ends:
         check_holdout(config, task, [Problem(row["id"], row["data"]) for row in rows])
     for row in rows:  # a table would give all problems the keys of each, and all numbers one type
@@ -176,12 +177,7 @@ def run_grpo(
             skip_solved=_settings(config.training.skip_solved),
             callbacks=callbacks,
         )
-        asked, problems = config.training.prompts_per_step, len(trainer.train_dataset)
-        if problems < asked:  # there would be no step at all
-            raise ConfigError(
-                f"training.prompts_per_step is {asked}, and there are {problems} problems to train on; use {problems} "
-                "or fewer"
-            )
+        _check_steps(config, len(trainer.train_dataset))  # a strategy may have left some out
         if config.training.save_rollouts:
             after = None if lens is None else store.write_rollouts
             trainer.listen(store.write_rollouts, config.training.token_records, after=after)
@@ -210,6 +206,16 @@ def run_grpo(
         finally:
             shown.close()
         return save_model(store, trainer, policy.tokenizer)
+
+
+def _check_steps(config: Config, problems: int) -> None:
+    """Raise where so few problems would give no step at all."""
+    asked = config.training.prompts_per_step
+    if problems < asked:
+        raise ConfigError(
+            f"training.prompts_per_step is {asked}, and there are {problems} problems to train on; use {problems} or "
+            "fewer"
+        )
 
 
 def _settings(section: Section | None) -> dict[str, Any] | None:
