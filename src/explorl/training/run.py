@@ -133,7 +133,6 @@ def run_grpo(
     lens = config.training.lens
     observers = [] if lens is None else [*statistics(), *build_observers(lens.observers)]
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
-    _check_steps(config, len(rows))
     if config.evaluation.every or config.evaluation.ends:
         check_holdout(config, task, [Problem(row["id"], row["data"]) for row in rows])
     for row in rows:  # a table would give all problems the keys of each, and all numbers one type
@@ -141,6 +140,7 @@ def run_grpo(
     policy = load_policy(config.model.name, dtype=config.model.training_dtype)
     prompts = [row["prompt"] for row in rows]
     check_prompts(prompts, policy, task, config.task.template)
+    _check_steps(config, len(rows))
     for row, opened in zip(rows, all_opened(policy.tokenizer, prompts), strict=True):
         row["opened"] = opened
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
