@@ -17,8 +17,10 @@ from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallba
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from explorl import ExplorationTrainer, PassAtK, RunRecorder
+from explorl.analysis.lens import Unavailable
 from explorl.analysis.quality import quality_by_step
 from explorl.analysis.run_results import run_results
+from explorl.analyze import analyze_run
 from explorl.cli import main
 from explorl.config import Config
 from explorl.models import load_policy
@@ -305,6 +307,51 @@ def test_a_plain_script_gets_the_same_page(cls: Any, make_trainer: Callable[...,
     assert store.config()["trl"]["learning_rate"] == 1e-3
 
 
+@pytest.mark.parametrize("cls", [GRPOTrainer, ExplorationTrainer])
+def test_scores_reach_every_tracker(
+    cls: Any, make_trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of ``report_to``, with the training's own metrics; TensorBoard's file is read back."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    scores = PassAtK(HELD_OUT, first_is, every=2, samples=8, name="letters")
+    options = {"strategies": ["egsw"]} if cls is ExplorationTrainer else {}
+    trainer = make_trainer(functools.partial(cls, **options), [scores], logging_steps=1, report_to=["tensorboard"])
+    trainer.train()
+    (file,) = (tmp_path / "events").iterdir()  # the last evaluation comes before the writer closes
+    events = accumulator.EventAccumulator(str(file))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/reward")] == [1, 2, 3]
+    for k in (1, 8):
+        expected = {step: result.pass_at(k) for step, result in scores.history.items()}
+        for name, end in (("", "mean"), ("_low", "low"), ("_high", "high")):
+            logged = {event.step: event.value for event in events.Scalars(f"eval/pass@{k}{name}")}
+            assert logged == pytest.approx({step: getattr(value, end) for step, value in expected.items()}), name
+    text = {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
+    assert [one.tensor_proto.string_val for one in text["eval/task/text_summary"]] == [[b"letters"]]
+    assert ("eval/strategies/text_summary" in text) is (cls is ExplorationTrainer)
+    assert [line["step"] for line in trainer.state.log_history if "eval_pass@8" in line] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("cls", [GRPOTrainer, ExplorationTrainer])
+def test_analyses_of_a_recorded_script_advise_what_a_script_has(
+    cls: Any, make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Such as RunRecorder(token_records=4); training.token_records is an option of `explorl train`."""
+    trainer = make_trainer(cls, [], max_steps=1)
+    RunRecorder(tmp_path / "run", token_records=0).watch(trainer)
+    trainer.train()
+    _, outcomes = analyze_run(tmp_path / "run")
+    reasons = {one.analysis.name: one.summary for one in outcomes if isinstance(one.result, Unavailable)}
+    assert "RunRecorder(token_records=4)" in reasons["signs"]
+    (tmp_path / "run" / "rollouts" / "step-000001.parquet").unlink()
+    reasons |= {one.analysis.name: one.summary for one in analyze_run(tmp_path / "run", only=["defects"])[1]}
+    assert "RunRecorder(rollouts_every=1)" in reasons["defects"]
+    with pytest.raises(StoreError, match=r"RunRecorder\(rollouts_every=1\)"):
+        quality_by_step(RunStore(tmp_path / "run"))
+    assert [name for name, reason in reasons.items() if "training." in reason] == []
+
+
 def test_the_example_of_the_docs(small_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "trl.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -500,7 +547,7 @@ def test_what_scores_cannot_use(given: dict[str, Any], error: str) -> None:
 @pytest.mark.parametrize("given", [None, ["right"]])
 def test_a_reward_that_is_no_number_is_named(given: Any) -> None:
     task = PassAtK(HELD_OUT, lambda completions, **columns: given).task
-    with pytest.raises(ValueError, match=r"the reward function gave .*; give a number, or None, for each answer"):
+    with pytest.raises(TypeError, match=r"the reward function .* gave .*; give a list with one finite number"):
         task.verify_many(["1"], task.problems("holdout")[:1])
 
 

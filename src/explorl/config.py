@@ -306,7 +306,8 @@ class TrainingSettings(Section):
     lens: LensSettings | None = LensSettings()
     """What is recorded of each step beside its rewards; null records nothing."""
     report_to: list[Tracker] = []
-    """Trackers of the transformers Trainer, such as tensorboard (its files go to RUN/tensorboard) or trackio."""
+    """Trackers of the transformers Trainer, such as tensorboard (its files go to RUN/tensorboard) or trackio. Scores on
+    held-out problems go there as well, as ``eval/pass@8`` with ``eval/pass@8_low`` and ``eval/pass@8_high``."""
 
     @field_validator("dynamic_sampling", "skip_solved", mode="before")
     @classmethod

@@ -47,7 +47,7 @@ training:
   steps: 100
   learning_rate: 1e-5
 strategies:
-  - clip_higher
+  - risk_sensitive
   - egsw: {{alpha: 0.3}}
 ```
 

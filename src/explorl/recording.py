@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,14 @@ from explorl.models import Policy
 from explorl.rollout import SamplingParams
 from explorl.store import RunStore, StoreError, cleaned
 from explorl.tasks import Problem, Task, Verdict
+from explorl.training.activity import Activity
+from explorl.training.construction import check_prompts
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.records import logged_columns
+from explorl.training.rewards import checked_rewards
 from explorl.training.stopping import stops_of
-from explorl.training.trl_trainer import logs_of
+from explorl.training.tracking import calling_handler, log_scores
+from explorl.training.trl_trainer import logs_of, prompt_seen
 
 Reward = Callable[..., Sequence[float | None]]
 """A reward function as TRL calls it: with prompts, completions and the data set's columns, a number for each."""
@@ -49,8 +54,9 @@ class PassAtK(TrainerCallback):
         seed: Of the samples: the same at every evaluation.
         name: What the data set is called on the page.
 
-    ``history`` has the evaluations by step; each is also in the trainer's log history, and in the folder of the
-    `RunRecorder` that watches the trainer. In several processes the main one evaluates while the others wait, which
+    ``history`` has the evaluations by step; each is also in the trainer's log history, in every tracker of its
+    ``report_to`` (as ``eval/pass@8``, with the ends of the interval), and in the folder of the `RunRecorder` that
+    watches the trainer. In several processes the main one evaluates while the others wait, which
     needs the whole model in one process: no FSDP, no DeepSpeed stage 3.
     """
 
@@ -86,16 +92,18 @@ class PassAtK(TrainerCallback):
         for step in [step for step in self.history if step > state.global_step or state.global_step == 0]:
             del self.history[step]  # of another training, or of steps that this one takes again
         if state.global_step == 0:
-            self._score(args, state, **kwargs)
+            self._score(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.every and state.global_step % self.every == 0:
-            self._score(args, state, **kwargs)
+        # Trackers end their run in on_train_end, before this callback; but which weights are the last is known then.
+        last = control.should_training_stop and not args.load_best_model_at_end
+        if last or (self.every and state.global_step % self.every == 0):
+            self._score(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._score(args, state, **kwargs)
+        self._score(args, state, control, **kwargs)
 
-    def _score(self, args: Any, state: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
+    def _score(self, args: Any, state: Any, control: Any, *, model: Any, processing_class: Any, **_: Any) -> None:
         step = state.global_step
         if step in self.history or not state.is_world_process_zero:
             return
@@ -118,11 +126,12 @@ class PassAtK(TrainerCallback):
                 )  # fmt: skip
         finally:
             model.train(was_training)
+        handler = calling_handler()
+        facts = {} if self.history else {"task": self.task.name, "strategies": _strategies(handler)}
         self.history[step] = found
-        scores = {f"pass@{k}": found.pass_at(k).mean for k in found.ks}
-        state.log_history.append({"step": step, **{f"eval_{name}": score for name, score in scores.items()}})
+        log_scores(handler, args, state, control, found, facts)
         if self.recorder is not None:
-            self.recorder.evaluated(args, state, found, scores)
+            self.recorder.evaluated(args, state, found, {f"pass@{k}": found.pass_at(k).mean for k in found.ks})
 
 
 class RunRecorder(TrainerCallback):
@@ -211,7 +220,7 @@ class RunRecorder(TrainerCallback):
         if self._logged() is self._latest:  # a batch is learnt again, and an evaluation may have logged its own since
             return
         batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
-        self._keep(state.global_step, logged_columns(logs, batch))
+        self._keep(state.global_step, logged_columns(logs, batch, partial(prompt_seen, self._trainer)))
 
     def _logged(self) -> Any:
         """The last answer's advantage that a trainer has logged, an object of its own for each answer."""
@@ -300,18 +309,12 @@ class _Rows(Task):
                 f"the reward function of PassAtK cannot be called with {', '.join(arguments)}: {error}; the data set "
                 "needs a column for each of its arguments"
             ) from None
-        given = self._reward(**arguments)
-        try:
-            values = [None if value is None else float(value) for value in given]
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"the reward function gave {given!r:.80}; give a number, or None, for each answer"
-            ) from None
+        values = checked_rewards(getattr(self._reward, "__name__", "reward"), self._reward(**arguments))
         if len(values) != len(texts):
             raise ValueError(
                 f"the reward function gave {len(values)} numbers for {len(texts)} answers; give one for each"
             )
-        return [Verdict(value is not None and value >= self._least, answer=text.strip()[:200])
+        return [Verdict(value is not None and bool(value >= self._least), answer=text.strip()[:200])
                 for value, text in zip(values, texts, strict=True)]  # fmt: skip
 
 
@@ -339,6 +342,12 @@ def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
     )
 
 
+def _strategies(handler: Any) -> str:
+    """Return the strategies of the trainer that this handler belongs to, as text."""
+    trainers = [one.trainer for one in getattr(handler, "callbacks", ()) if isinstance(one, Activity)]
+    return ", ".join(repr(strategy) for trainer in trainers for strategy in trainer.strategies)
+
+
 def _those_of(args: Any, **names: str) -> dict[str, Any]:
     """What a trainer's arguments say under these names; not all trainers have all."""
     return {key: getattr(args, name) for key, name in names.items() if hasattr(args, name)}
@@ -362,22 +371,12 @@ def _rows(dataset: Any) -> list[dict[str, Any]]:
     rows = [dict(row) for row in dataset]
     if not rows:
         raise ValueError("the data set of PassAtK is empty; give it 1 row or more, such as 100")
-    for place, row in enumerate(rows):
-        if "prompt" not in row:
-            where = "no column" if place == 0 else f"in row {place} no"
-            raise ValueError(f"the data set of PassAtK has {where} 'prompt'; it has {', '.join(row)}")
-        for name in ("prompts", "completions"):
-            if name in row:
-                raise ValueError(
-                    f"the data set of PassAtK has a column {name!r}, by which name the reward function is given what "
-                    "was sampled; rename it"
-                )
-        asked = row["prompt"]
-        if not isinstance(asked, str) and not (
-            isinstance(asked, list | tuple) and all(isinstance(one, Mapping) for one in asked)
-        ):
+    check_prompts(rows, "the data set of PassAtK")
+    for name in ("prompts", "completions"):
+        if any(name in row for row in rows):
             raise ValueError(
-                f"the prompt of row {place} of PassAtK's data set is {asked!r:.80}; give a text or a list of messages"
+                f"the data set of PassAtK has a column {name!r}, by which name the reward function is given what "
+                "was sampled; rename it"
             )
     return rows
 

@@ -370,13 +370,13 @@ def test_a_model_that_the_engine_cannot_sample_is_said(policy, monkeypatch):
     assert "no attention" in found.reason
 
 
-def test_prompts_of_several_turns_are_found():
+def test_prompts_of_several_turns_are_found(policy):
     class Chat(Planted):
         def prompt(self, problem, template=None):
             return [{"role": "system", "content": "be brief"}, {"role": "user", "content": super().prompt(problem)}]
 
-    found = problems_by_prompt(Chat(), {"q", "be brief\nqq", "other"})
-    assert {text: problem.id for text, (problem, _) in found.items()} == {"q": "one", "be brief\nqq": "two"}
+    found = problems_by_prompt(Chat(), {"be brief\nq", "be brief\nqq", "other"}, policy.tokenizer)
+    assert {text: problem.id for text, (problem, _) in found.items()} == {"be brief\nq": "one", "be brief\nqq": "two"}
 
 
 def test_stored_prompts_are_used_as_they_were(policy):

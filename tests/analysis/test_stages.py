@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from explorl.analysis.stages import (
     stages_tables,
     two_pieces,
 )
+from explorl.report.lens_figures import law_drawings
+from explorl.report.lens_render import file_svg
 
 from .planted_runs import lines, noise
 
@@ -116,6 +119,23 @@ def test_whole_runs() -> None:
     assert not isinstance(law, Unavailable)
     assert "b = " in law_summary(law)
     assert len(law_tables(law)["law-points"].rows) == 120
+
+
+@pytest.mark.parametrize(("top", "phrase"), [(1.2, "no ceiling below 1"), (0.95, "would be 0.9")])
+def test_no_accuracy_above_1_is_predicted(top: float, phrase: str) -> None:
+    """The fit is a straight line in exp(H); extrapolated to an entropy of 0, it may leave the range of an accuracy."""
+    rng = np.random.default_rng(3)
+    entropy = np.linspace(1.2, 0.5, 120)
+    law = fit_law(T, entropy, top - 0.3 * (np.exp(entropy) - 1) + noise(120, 0.04, rng), measure="training accuracy")
+    text = law_summary(law)
+    assert phrase in text
+    assert max(law.curve.max(), law.high.max()) <= 1
+    ceiling = text[text.index("at an entropy of 0") : text.index("(R²")]
+    assert all(float(number) <= 1 for number in re.findall(r"\d\.\d+", ceiling))
+    assert (law.limit is None) == (top > 1)
+    (drawing,) = law_drawings(law)
+    assert drawing.caption.startswith(text)
+    assert ("ceiling b − a" in file_svg(drawing)) is (top < 1)
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,10 @@ def test_the_tutorials_config_loads_by_import_path(my_pkg: Path) -> None:
 
     (text,) = blocks(TUTORIAL, "yaml")
     settings = Config(**yaml.safe_load(text))
-    concise, clip = xs.build_all(settings.strategies)
+    concise, weights = xs.build_all(settings.strategies)
     assert type(concise).__module__ == "my_pkg.concise"
     assert concise.alpha == xs.Schedule(0.0, 0.2, start=100, steps=200)
-    assert clip == xs.ClipHigher()
+    assert weights == xs.EntropyGuidedWeighting()
     with pytest.raises(ValueError, match=r"concise: alpha is 0\.7"):
         Config(strategies=[{"my_pkg.concise:Concise": {"alpha": 0.7}}])
     points = tomllib.loads(blocks(TUTORIAL, "toml")[0])["project"]["entry-points"]["explorl.strategies"]

@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 
 from explorl.training.grpo import ExplorationTrainer
 from explorl.training.loss import LOSSES
+from tests.training.test_invariance import answers, reward
 
 
 def loss_and_gradients(trainer: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -120,3 +121,37 @@ def test_training_gives_the_same_weights(make_trainer: Callable[..., Any], loss_
 def test_an_unknown_loss_type_is_refused(make_trainer: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="loss_type is 'gspo'; use one of grpo, bnpo"):
         make_trainer(ExplorationTrainer, loss_type="gspo")
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "one-step": {"gradient_accumulation_steps": 6},
+    "reused": {"gradient_accumulation_steps": 6, "num_iterations": 2},
+    "several-steps": {"gradient_accumulation_steps": 2, "steps_per_generation": 6},
+    "several-batches": {"gradient_accumulation_steps": 6, "steps_per_generation": 2},
+    "sequence": {"gradient_accumulation_steps": 6, "num_iterations": 2, "importance_sampling_level": "sequence"},
+    "truncated": {"gradient_accumulation_steps": 6, "num_iterations": 2, "mask_truncated_completions": True},
+    "cispo": {"gradient_accumulation_steps": 6, "num_iterations": 2, "loss_type": "cispo"},
+    "vespo": {"gradient_accumulation_steps": 6, "num_iterations": 2, "loss_type": "vespo"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_logged_is_what_trl_logs(make_trainer: Callable[..., Any], way: str) -> None:
+    """TRL averages over micro-batches of as many rows each, and ours have as many tokens each."""
+    logs = []
+    for cls, options in ((GRPOTrainer, {}), (ExplorationTrainer, {"packed": True})):
+        trainer = make_trainer(
+            cls, beta=0.1, learning_rate=0.5, epsilon=0.02, num_generations=8, max_steps=4, optim="sgd",
+            options={"rollout_func": answers, **options}, **WAYS[way],
+        )  # fmt: skip
+        trainer.reward_funcs = [reward]
+        trainer.train()
+        logs.append([entry for entry in trainer.state.log_history if "kl" in entry])
+    stock, ours = logs
+    assert len(stock) == 4
+    assert max(entry["kl"] for entry in stock) > 1e-3
+    for expected, found in zip(stock, ours, strict=True):
+        assert found.keys() == expected.keys()
+        for name in expected.keys() - {"step_time"}:
+            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name

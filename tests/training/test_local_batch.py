@@ -195,6 +195,7 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
             tokenizer=SimpleNamespace(pad_token_id=0),
             strategies=strategies,
             _answers=lambda: None,
+            activity=SimpleNamespace(shaped=lambda metrics: None),
         )
         grpo.ExplorationTrainer._shape(trainer, {}, None, torch.zeros(1))  # type: ignore[arg-type]
     assert asked == [True, not expected]

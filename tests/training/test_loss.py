@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from explorl.training.loss import clipped_surrogate, importance_ratio, k3, normalised, sums_and_counts
+from explorl.training.loss import LoggedRows, clipped_surrogate, importance_ratio, k3, normalised
 
 MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
 
@@ -60,6 +60,13 @@ def test_normalised(kind: str, expected: float) -> None:
     assert float(found) == pytest.approx(expected)
 
 
-def test_sums_are_over_counted_tokens_or_over_sequences() -> None:
+def test_rows_are_averaged_by_the_micro_batches_of_trl() -> None:
     values = {"token": torch.tensor([[1.0, 2.0, 100.0], [4.0, 100.0, 100.0]]), "sequence": torch.tensor([[3.0], [4.0]])}
-    assert sums_and_counts(values, MASK).tolist() == [[7.0, 7.0], [3.0, 2.0]]
+    rows = LoggedRows.of(values, MASK, torch.tensor([1, 1]))
+    sums, counts = rows.totals(2)
+    assert sums.tolist() == [[0.0, 7.0], [0.0, 7.0]]
+    assert counts.tolist() == [[0.0, 3.0], [0.0, 2.0]]
+    joined = LoggedRows.joined([rows, LoggedRows.of(values, MASK[:, [0]] * 0, torch.tensor([0, 0]))])
+    assert joined.extremes(0, 2, largest=True).tolist() == [-math.inf, 4.0]  # a row without tokens has no mean
+    assert joined.extremes(0, 2, largest=False).tolist() == [math.inf, 1.5]
+    assert joined.extremes(1, 2, largest=False).tolist() == [3.0, 3.0]

@@ -94,6 +94,27 @@ def test_metrics_stream_to_tensorboard(small_policy: Path, tmp_path: Path) -> No
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(written)
 
 
+def test_evaluations_stream_to_tensorboard(small_policy: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = small_config(small_policy, steps=3, report_to=["tensorboard"]).model_copy(deep=True)
+    config.evaluation.every, config.evaluation.problems, config.evaluation.samples = 2, 3, 2
+    store = RunStore.create(tmp_path / "run", config.dump())
+    run_grpo(config, store, console=Console(quiet=True))
+    (file,) = (tmp_path / "run" / "tensorboard").glob("events.*")  # the last evaluation comes before the writer closes
+    events = accumulator.EventAccumulator(str(file))
+    events.Reload()
+    stored = {line["step"]: line for line in store.metrics() if line["kind"] == "evaluation"}
+    assert sorted(stored) == [0, 2, 3]
+    for k in (1, 2):
+        scalars = {event.step: event.value for event in events.Scalars(f"eval/pass@{k}")}
+        assert scalars == pytest.approx({step: line[f"pass@{k}"] for step, line in stored.items()})
+        low, high = (events.Scalars(f"eval/pass@{k}_{end}") for end in ("low", "high"))
+        assert all(a.value <= scalars[a.step] <= b.value for a, b in zip(low, high, strict=True))
+    text = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
+    assert text["eval/task/text_summary"] == config.task.name
+    assert "PerplexityShaping(" in text["eval/strategies/text_summary"]
+
+
 def test_a_tracker_calls_a_run_by_its_place() -> None:
     assert run_name(Path("/x/runs/grpo-1")) == "grpo-1"
     assert run_name(Path("/x/runs/deng-tiny/arms/GRPO/seed-0")) == "deng-tiny/GRPO/seed-0"

@@ -130,7 +130,7 @@ def test_no_strategy_looks_at_a_tools_tokens(batch: Batch, name: str) -> None:
                 advantages=shaped.advantages, temperature=1.0, step=0,
             )  # fmt: skip
             tensors = [shaped.advantages, shaped.loss_mask, shaped.weights, shaped.kl_weights]
-            tensors += [*(shaped.clip or ()), *shaped.kept.values(), *terms]
+            tensors += [*(shaped.clip or ()), *shaped.kept.values(), *(term for _, term in terms)]
             found.append(([tensor[counted] for tensor in tensors], shaped.metrics, shaped.loss_mask))
         (clean, numbers, mask), (other, other_numbers, other_mask) = found
         assert len(clean) == len(other)
@@ -171,22 +171,25 @@ def with_nonsense(trainer: Any, sampled: dict[tuple[int, ...], torch.Tensor]) ->
 @pytest.fixture
 def sampled_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[tuple[int, ...], torch.Tensor]]:
     """What is sampled from now on is sampled again after the call: which rows are decoded together depends on how long
-    tools take, and rounding on that. The call says which tokens of each answer were sampled."""
+    tools take, and rounding on that. The call says which tokens of each answer were sampled. Sampling draws random
+    numbers, and what is logged is averaged over micro-batches that later ones decide: they go on as they did."""
     kept: list[Any] = []
     place = [0]
     generate = tool_use.generate_with_tools
 
     def sampled(*arguments: Any, **options: Any) -> Any:
         if place[0] == len(kept):
-            kept.append(generate(*arguments, **options))
+            kept.append((generate(*arguments, **options), torch.get_rng_state()))
+        rollouts, state = kept[place[0]]
+        torch.set_rng_state(state)
         place[0] += 1
-        return kept[place[0] - 1]
+        return rollouts
 
     monkeypatch.setattr(sampling, "generate_with_tools", sampled)
 
     def again() -> dict[tuple[int, ...], torch.Tensor]:
         place[0] = 0
-        return {tuple(rollout.token_ids): rollout.sampled for rollouts in kept for rollout in rollouts}
+        return {tuple(rollout.token_ids): rollout.sampled for rollouts, _ in kept for rollout in rollouts}
 
     return again
 

@@ -15,7 +15,7 @@ from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.backends import generate as reference
-from explorl.rollout.requests import prompt_token_ids
+from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
 from explorl.tasks import Task
 from explorl.tasks.base import problems_of, verdicts_of
 
@@ -49,9 +49,9 @@ def checkpoint_table(
         [problems[place] for place in places],
         [opened[place] for place in places],
     )
-    asked = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in prompts]
+    seen = [prompt_as_seen(policy.tokenizer, prompt) for prompt in prompts]
     columns: dict[str, list[Any]] = {
-        "prompt": [asked[place] for place in places],
+        "prompt": [seen[place] for place in places],
         "completion": [text for _, text, _, _ in drawn],
         "correct": [float(verdict.correct) for verdict in verdicts],
         "prompt_ids": [prompt for _, _, prompt, _ in drawn],

@@ -73,7 +73,7 @@ def _curves(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
 def _counted(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
     answers = table.answers
     if not len(answers):
-        raise NotRecorded("the run has no rollouts; they are kept where training.save_rollouts is true")
+        raise NotRecorded(f"the run has no rollouts; {table.tokens.advice.rollouts}")
     steps = np.unique(answers.step)
     counts = []
     for step in steps:

@@ -21,7 +21,7 @@ from explorl.analysis.instances import answer_perplexity, perplexity_groups
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import signs
-from explorl.rollout.requests import prompt_token_ids
+from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
 from explorl.text import clean
 
@@ -96,7 +96,7 @@ def candidates_of(table: LensTable, tokenizer: Any, task: Task, settings: Settin
         wanted = list(dict.fromkeys(answer for answer, _ in settings.by_hand))
     else:
         wanted = whole[::-1]
-    problems = problems_by_prompt(task, {answers.prompt[index] for index in wanted})
+    problems = problems_by_prompt(task, {answers.prompt[index] for index in wanted}, tokenizer)
     strange = next((index for index in wanted if answers.prompt[index] not in problems), None)
     if settings.by_hand and strange is not None:
         raise ValueError(
@@ -139,7 +139,7 @@ def _check_by_hand(tokens: Sequence[tuple[int, int]], count: NDArray[np.int64], 
             )
 
 
-def problems_by_prompt(task: Task, wanted: set[str]) -> Mapping[str, tuple[Problem, Prompt]]:
+def problems_by_prompt(task: Task, wanted: set[str], tokenizer: Any) -> Mapping[str, tuple[Problem, Prompt]]:
     """The problem and the prompt behind the recorded texts of prompts, over all splits and templates of a task."""
     found: dict[str, tuple[Problem, Prompt]] = {}
     for split in task.splits:
@@ -152,17 +152,18 @@ def problems_by_prompt(task: Task, wanted: set[str]) -> Mapping[str, tuple[Probl
         for problem in problems:
             for template in task.templates or (None,):
                 prompt = task.prompt(problem, template)
-                for text in _texts(prompt):
+                for text in _texts(prompt, tokenizer):
                     if text in wanted:
                         found.setdefault(text, (problem, prompt))
     return found
 
 
-def _texts(prompt: Prompt) -> list[str]:
-    """A prompt as it may have been recorded: itself, all its turns, or its last turn."""
+def _texts(prompt: Prompt, tokenizer: Any) -> list[str]:
+    """Return a prompt as it may have been recorded: as the model saw it, or by the contents of its messages."""
     if isinstance(prompt, str):
         return [clean(prompt)]
-    return [clean("\n".join(turn["content"] for turn in prompt)), clean(prompt[-1]["content"])]
+    seen = [prompt_as_seen(tokenizer, prompt)] if getattr(tokenizer, "chat_template", None) else []
+    return [*map(clean, seen), clean("\n".join(turn["content"] for turn in prompt))]
 
 
 # ---------------------------------------------------------------------------- tokens

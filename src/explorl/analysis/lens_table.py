@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,35 @@ _PLACES = ("tokens", "token_ids", "entropy")
 """Columns that say how many tokens an answer has: the first that a file has."""
 
 
+@dataclass(frozen=True)
+class Advice:
+    """What to set for a run to record more, which depends on what has recorded it."""
+
+    rollouts: str
+    """Keeps the completions of a generation batch."""
+    tokens: str
+    """Keeps their tokens one by one."""
+    close: str
+    """Keeps the records of completions that the lens inspects."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Advice:
+        """Return the advice for a run with this configuration; `RunRecorder` keeps TRL's options under ``trl``."""
+        return RECORDED_SCRIPT if "trl" in config else TRAINED
+
+
+TRAINED = Advice(
+    rollouts="they are kept where training.save_rollouts is true",
+    tokens="set training.token_records, the prompts per step that have them, to 4, say",
+    close="train with training.lens, which inspects some completions closely",
+)
+RECORDED_SCRIPT = Advice(
+    rollouts="a script keeps them with RunRecorder(rollouts_every=1)",
+    tokens="a script records them with an ExplorationTrainer and RunRecorder(token_records=4)",
+    close="an ExplorationTrainer records it where RunRecorder(token_records=4) watches it",
+)
+
+
 class NotRecorded(ValueError):
     """What an analysis needs and the run has not recorded; the message says how to get it."""
 
@@ -61,10 +90,11 @@ class Tokens:
     """How many tokens that answer has."""
     step: Ints
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    advice: Advice = TRAINED
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self.columns:
-            raise NotRecorded(_missing(name, bool(len(self))))
+            raise NotRecorded(self._missing(name))
         return self.columns[name]
 
     def __contains__(self, name: str) -> bool:
@@ -77,6 +107,14 @@ class Tokens:
     def relative_position(self) -> Floats:
         """Place in the answer ÷ its length, in [0, 1)."""
         return self.position / np.maximum(self.length, 1)
+
+    def _missing(self, name: str) -> str:
+        """Return why a column is missing, and how a run gets it."""
+        if not len(self):
+            return f"no token is recorded; {self.advice.tokens}"
+        if name in CLOSE:
+            return f"the tokens have no record of {name!r}; {self.advice.close}"
+        return f"the tokens have no record of {name!r}; {self.advice.tokens}, in this version of Explorl"
 
 
 @dataclass(frozen=True)
@@ -174,6 +212,7 @@ def read_run(folder: str | Path, *, most_tokens: int = MOST_TOKENS) -> LensTable
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             notes.append(f"{path.name} cannot be read and is left out: {why}")
     answers, tokens = _joined(parts, notes)
+    tokens = replace(tokens, advice=Advice.of(store.config()))
     return LensTable(store.folder.name, answers, tokens, lines, scores, tuple(notes))
 
 
@@ -334,14 +373,6 @@ def _any(values: NDArray[Any]) -> bool:
     if values.dtype == object:
         return bool((values != "").any())
     return bool((values >= 0).any() if values.dtype == np.int64 else np.isfinite(values).any())
-
-
-def _missing(name: str, has_tokens: bool) -> str:
-    if not has_tokens:
-        return "no token is recorded; set training.token_records, the prompts per step that have them, to 4, say"
-    if name in CLOSE:
-        return f"the tokens have no record of {name!r}; train with training.lens, which looks at some answers closely"
-    return f"the tokens have no record of {name!r}; train with this version of Explorl and training.token_records ≥ 1"
 
 
 def _is_number(value: Any) -> bool:

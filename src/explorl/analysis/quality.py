@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from explorl.analysis.lens_table import Advice
 from explorl.metrics import Cell, Table
 from explorl.metrics.quality import Quality, response_quality
 from explorl.store import RunStore, StoreError, read_parquet, step_files
@@ -29,7 +30,7 @@ def quality_by_step(store: RunStore, *, mark: str | None = None) -> list[StepQua
     """
     files = step_files(store.rollouts, ".parquet")
     if not files:
-        raise StoreError(f"{store.rollouts} has no rollouts; they are kept where training.save_rollouts is true")
+        raise StoreError(f"{store.rollouts} has no rollouts; {Advice.of(store.config()).rollouts}")
     steps = []
     for step, path in files.items():
         rows = read_parquet(path, ["completion", WRITTEN, FORMAT])

@@ -26,7 +26,8 @@ DRAWS = 999
 """Simulated curves behind the p value and the interval."""
 REWARD = ("rewards/correctness/mean", "rewards/correctness_reward/mean", "reward")
 """Keys of metrics.jsonl that say how well training goes, the best first."""
-NAMES = dict.fromkeys(REWARD[:2], "training accuracy") | {"reward": "reward"}
+ACCURACY = "training accuracy"
+NAMES = dict.fromkeys(REWARD[:2], ACCURACY) | {"reward": "reward"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class EntropyLaw:
     a: Effect
     b: Effect
     ceiling: Effect
-    """b − a: the reward at which an entropy of 0 would end."""
+    """b − a: the fit, extrapolated to an entropy of 0."""
+    limit: Interval | None
+    """The ceiling, within [0, 1] for an accuracy; None where the extrapolation leaves that range."""
     r_squared: float
     grid: Floats
     """Entropies at which the curve and its band are given."""
@@ -109,7 +112,7 @@ def reward_curve(table: LensTable) -> tuple[str, Floats, Floats]:
         marks, at = table.answers["correct"], table.answers.step
         known = np.isfinite(marks)
         steps = np.unique(at[known])
-        return "training accuracy", steps.astype(float), np.array([marks[known & (at == s)].mean() for s in steps])
+        return ACCURACY, steps.astype(float), np.array([marks[known & (at == s)].mean() for s in steps])
     raise NotRecorded("metrics.jsonl has no line with a reward; it needs the lines that training logs")
 
 
@@ -234,11 +237,18 @@ def fit_law(steps: Floats, entropy: Floats, values: Floats, *, measure: str = "r
     grid = np.linspace(0.0, float(entropy.max()), 60)
     rows = np.stack([-np.exp(grid), np.ones_like(grid)], axis=1)
     low, high = fit.band(rows)
+    curve = rows @ fit.coefficients
+    ceiling = fit.effect([-1, 1])
+    limit: Interval | None = ceiling.interval
+    if measure == ACCURACY:
+        curve, low, high = (np.clip(values_on_grid, 0.0, 1.0) for values_on_grid in (curve, low, high))
+        clipped = Interval(ceiling.mean, max(ceiling.low, 0.0), min(ceiling.high, 1.0))
+        limit = clipped if 0 <= ceiling.mean <= 1 else None
     left = float(((values - fit.fitted) ** 2).sum())
     r_squared = 1 - left / float(((values - values.mean()) ** 2).sum())
     return EntropyLaw(
-        measure, steps, entropy, values, fit.effect([1, 0]), fit.effect([0, 1]), fit.effect([-1, 1]), r_squared,
-        grid, rows @ fit.coefficients, low, high,
+        measure, steps, entropy, values, fit.effect([1, 0]), fit.effect([0, 1]), ceiling, limit, r_squared,
+        grid, curve, low, high,
     )  # fmt: skip
 
 
@@ -285,9 +295,15 @@ def stages_tables(result: Stages) -> dict[str, Table]:
 
 def law_summary(result: EntropyLaw) -> str:
     """a, b and the ceiling."""
+    if result.limit is not None:
+        ceiling = f"the {result.measure} would be {result.limit:.3f}"
+    elif result.ceiling.mean > 1:
+        ceiling = f"this fit shows no ceiling below 1 for the {result.measure}"
+    else:
+        ceiling = f"this fit shows no {result.measure} above 0"
     text = (
-        f"R = −a·exp(H) + b with a = {result.a.interval:.3f} and b = {result.b.interval:.3f}; at an entropy of 0 the "
-        f"{result.measure} would be {result.ceiling.interval:.3f} (R² = {result.r_squared:.2f})."
+        f"R = −a·exp(H) + b with a = {result.a.interval:.3f} and b = {result.b.interval:.3f}; at an entropy of 0 "
+        f"{ceiling} (R² = {result.r_squared:.2f})."
     )
     return text if result.a.found else text + " That a is not 0 cannot be told from this run."
 
@@ -296,7 +312,7 @@ def law_tables(result: EntropyLaw) -> dict[str, Table]:
     """The coefficients, and the points."""
     rows: list[list[Cell]] = [
         [name, effect.interval, effect.p]
-        for name, effect in (("a", result.a), ("b", result.b), ("b − a, the ceiling at H = 0", result.ceiling))
+        for name, effect in (("a", result.a), ("b", result.b), ("b − a, the fit at H = 0", result.ceiling))
     ]
     points: list[list[Cell]] = [
         [float(s), float(h), float(r)] for s, h, r in zip(result.steps, result.entropy, result.values, strict=True)

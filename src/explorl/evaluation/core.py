@@ -21,7 +21,7 @@ from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.backends.vllm import VllmEngine
-from explorl.rollout.requests import prompt_token_ids
+from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
 from explorl.store import digest_of, write_json, write_parquet
@@ -239,6 +239,7 @@ def evaluate(
         )
     }  # fmt: skip
     places = [completion.prompt_index for completion in completions]
+    seen = [prompt_as_seen(policy.tokenizer, prompt) for prompt in prompts]
     opened = all_opened(policy.tokenizer, prompts, params.prefix)
     verdicts = iter(
         verdicts_of(
@@ -249,10 +250,10 @@ def evaluate(
         )
     )
     for completion in completions:
-        problem, prompt = problems[completion.prompt_index], prompts[completion.prompt_index]
+        problem = problems[completion.prompt_index]
         verdict = next(verdicts)
         values = (
-            problem.id, completion.sample_index, prompt if isinstance(prompt, str) else prompt[-1]["content"],
+            problem.id, completion.sample_index, seen[completion.prompt_index],
             completion.text, sampled_tokens(completion), completion.finish_reason,
             verdict.correct, verdict.well_formed, verdict.answer, verdict.error,
             mean_of(completion, "entropy"), mean_of(completion, "branching"),

@@ -19,16 +19,15 @@ from explorl.evaluation.completions import (
 from explorl.evaluation.core import data_digest
 from explorl.evaluation.folder import DIGEST, Columns
 from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
-from explorl.evaluation.prompts import opens_think_in
 from explorl.evaluation.protocols import Protocol
 from explorl.metrics import format_violations, language_mixing, trigram_redundancy
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
 from explorl.rollout.backends.vllm import VllmEngine
-from explorl.rollout.requests import prompt_token_ids
+from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.tasks import Problem, Prompt, Task, Verdict
+from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
 from explorl.tasks.base import verdicts_of
 from explorl.tasks.marks import asked_mark
 
@@ -60,13 +59,14 @@ class Job:
         self.tools, self.pool = tools, pool
         self.sampling, self.seed, self.samples = how.sampling, seed, how.samples_for(task)
         self.prompts = [task.prompt(problem, template) for problem in problems]
+        self.seen = [prompt_as_seen(policy.tokenizer, prompt) for prompt in self.prompts]
         self.digests = [data_digest(problem) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
-        self.answer_mark = _answer_mark(task, _shown(self.prompts[0]))
+        self.answer_mark = _answer_mark(task, self.seen[0])
         prefix = self.sampling.prefix
         if not isinstance(prefix, str):
             raise ValueError(f"prefix is {prefix!r}; an evaluation has one text for all prompts, such as '<think>'")
-        self.opened = [opens_think_in(policy.tokenizer, prompt, prefix) for prompt in self.prompts]
+        self.opened = [opens_think(text + prefix) for text in self.seen]
 
     def chunks(self, problems: int) -> list[Chunk]:
         """All chunks, the first samples of all problems first."""
@@ -121,7 +121,7 @@ class Job:
             "problem_index": places,
             "problem": [self.problems[place].id for place in places],
             "sample": numbers,
-            "prompt": [_shown(self.prompts[place]) for place in places],
+            "prompt": [self.seen[place] for place in places],
             "completion": [rollout.text for rollout in kept],
             "tokens": [sampled_tokens(rollout) for rollout in kept],
             "finish_reason": [rollout.finish_reason for rollout in kept],
@@ -180,7 +180,3 @@ def _answer_mark(task: Task, prompt: str) -> str | None:
 def _violations(text: str, mark: str | None, verdict: Verdict) -> int:
     """Marks that are missing or too many; without a mark, 1 where the task says that an answer is not well formed."""
     return format_violations(text, mark) if mark else int(not verdict.well_formed)
-
-
-def _shown(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]

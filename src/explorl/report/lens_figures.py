@@ -69,9 +69,10 @@ def law_drawings(result: EntropyLaw) -> list[Drawing]:
         axes.fill_between(
             result.grid, scale * result.low, scale * result.high, color=palette.arms[0], alpha=0.15, linewidth=0
         )
-        axes.plot([0], [scale * result.ceiling.mean], marker="D", color=palette.arms[1], markersize=6, clip_on=False)
-        axes.annotate("ceiling b − a", (0, scale * result.ceiling.mean), xytext=(8, 4), textcoords="offset points",
-                      fontsize=8.5)  # fmt: skip
+        if result.limit is not None:
+            ceiling = scale * result.limit.mean
+            axes.plot([0], [ceiling], marker="D", color=palette.arms[1], markersize=6, clip_on=False)
+            axes.annotate("ceiling b − a", (0, ceiling), xytext=(8, 4), textcoords="offset points", fontsize=8.5)
         _frame(axes, scale * result.values, scale * np.array([result.curve.min(), result.curve.max()]))
         _labels(axes, "entropy H (nats)", _unit(result.measure))
 

@@ -150,15 +150,21 @@ def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
+def prompt_as_seen(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return a prompt as the model sees it: text as it stands, or messages through the model's chat template."""
+    if isinstance(prompt, str):
+        return prompt
+    if tokenizer is None:
+        raise ValueError("the engine has no tokenizer; give prompts as token ids")
+    return str(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False))
+
+
 def prompt_token_ids(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
     """Token ids of a prompt: text as it stands, or messages through the model's chat template."""
-    if isinstance(prompt, str):
-        ids = _encode(tokenizer, prompt, special=getattr(tokenizer, "bos_token", None) is not None)
-    else:
-        if tokenizer is None:
-            raise ValueError("the engine has no tokenizer; give prompts as token ids")
-        text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
-        ids = _encode(tokenizer, text, special=False)
+    text = prompt_as_seen(tokenizer, prompt)
+    ids = _encode(
+        tokenizer, text, special=isinstance(prompt, str) and getattr(tokenizer, "bos_token", None) is not None
+    )
     if not ids:
         raise ValueError(f"the prompt {prompt!r} has no tokens; give it at least one character")
     return ids

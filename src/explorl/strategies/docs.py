@@ -57,7 +57,7 @@ A run takes any list of strategies. In a config file an entry is a name, or a na
 
 ```yaml
 strategies:
-  - clip_higher
+  - risk_sensitive
   - egsw: {{alpha: 0.3}}
   - entropy_advantage:
       alpha: {{from: 0.4, to: 0.0, start: 100, steps: 200, shape: cosine}}
@@ -69,7 +69,7 @@ In Python it is the same list, or the objects themselves:
 from explorl import strategies as xs
 
 strategies = [
-    xs.ClipHigher(),
+    xs.RiskSensitive(),
     xs.EntropyGuidedWeighting(alpha=0.3),
     xs.EntropyAdvantage(alpha=xs.Schedule(0.4, 0.0, start=100, steps=200, shape="cosine")),
 ]

@@ -197,7 +197,7 @@ def penalties(
     advantages: Tensor,
     temperature: float,
     step: int,
-) -> Iterator[Tensor]:
+) -> Iterator[tuple[Strategy, Tensor]]:
     """The strategies' terms with gradient, for a micro-batch."""
     if "recorded_entropy" not in inputs:
         return
@@ -220,4 +220,4 @@ def penalties(
         kept = {key.removeprefix(prefix): value for key, value in inputs.items() if key.startswith(prefix)}
         term = strategy.penalty(batch, kept)
         if term is not None:
-            yield finite(strategy, "penalty", per_token(strategy, "penalty", term, batch), batch)
+            yield strategy, finite(strategy, "penalty", per_token(strategy, "penalty", term, batch), batch)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WHOLE = ("left_out",)
-"""Tensors of the whole batch, though they have a dimension."""
+from explorl.training.batch import padded_to
+from explorl.training.records import counted_tokens
 
 
 def deal(tokens: Sequence[int], parts: int, most: int | None = None) -> list[range]:
@@ -44,31 +44,47 @@ def deal(tokens: Sequence[int], parts: int, most: int | None = None) -> list[ran
 def rows_of(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     """These rows of all that has rows; what is of the whole batch stays."""
 
-    def chosen(key: str, value: Any) -> Any:
+    def chosen(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value if value.ndim == 0 or key in WHOLE else value[rows.to(value.device)]
+            return value if value.ndim == 0 else value[rows.to(value.device)]
         return None if value is None else [value[row] for row in rows.tolist()]
 
-    return {key: chosen(key, value) for key, value in batch.items()}
+    return {key: chosen(value) for key, value in batch.items()}
 
 
 def dealt(
-    batch: Mapping[str, Any], *, windows: int, parts: int, needed: Tensor, most: int | None = None
+    batch: Mapping[str, Any],
+    *,
+    windows: int,
+    parts: int,
+    needed: Tensor,
+    most: int | None = None,
+    entropy: Tensor | None = None,
 ) -> list[dict[str, Any]]:
     """The micro-batches of a generation batch: for each of `windows` optimizer steps, `parts` of equal tokens.
 
     Where a batch serves several optimizer steps, chance decides which rows each sees. Rows that are not `needed` are
-    left out. `mean_rows` is how many rows a micro-batch of the step has on average, counting those.
+    left out; of each, ``left_out`` has what is logged: its part, its summed ``entropy`` and its tokens. ``mean_rows``
+    is how many rows a micro-batch of the step has on average, counting those. ``trl_part`` is which of the step's
+    ``trl_parts`` micro-batches TRL would have put a row into.
     """
     tokens = batch["completion_mask"].sum(1).cpu()
-    order = torch.randperm(len(tokens))  # drawn in any case, as TRL does: random numbers after it stay the same
-    if windows == 1:
-        order = torch.arange(len(tokens))
+    order = torch.randperm(len(tokens))  # drawn as TRL does, in whose micro-batches the order is this one
+    trl_part = torch.empty_like(order)
+    trl_part[order] = torch.arange(len(order)) * windows * parts // len(order) % parts
+    trl_part = trl_part.to(batch["completion_mask"].device)
+    more = {"trl_parts": torch.tensor(parts)}
+    if not needed.all():
+        assert entropy is not None
+        counted, without = counted_tokens(batch), ~needed.to(trl_part.device)
+        sums = (padded_to(entropy, counted.size(1)) * counted).sum(1)
+        more["left_out"] = torch.stack([trl_part.float(), sums.float(), counted.sum(1).float()])[:, without]
+    batch = {**batch, "trl_part": trl_part}
     found = []
     for window in order.chunk(windows):
         rows = window.sort().values
         kept = rows[needed[rows]]
         for run in deal(tokens[kept].tolist(), parts, most):
             part = rows_of(batch, kept[run.start : run.stop])
-            found.append({**part, "mean_rows": torch.tensor(len(rows) / parts)})
+            found.append({**part, **more, "mean_rows": torch.tensor(len(rows) / parts)})
     return found

@@ -36,16 +36,17 @@ from explorl.rollout.tool_use import ToolUse
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
 from explorl.strategies.base import act_on_parts, overrides
 from explorl.strategies.validate import title
-from explorl.training import checkpoints, options
+from explorl.training import checkpoints, construction, options
+from explorl.training.activity import Activity
 from explorl.training.answers import AnswerFunction, answers_of, check_answers
-from explorl.training.batch import Recorded, by_engine, by_pass, generation_batch, padded_to, put_back
+from explorl.training.batch import Recorded, by_engine, by_pass, generation_batch, put_back
 from explorl.training.correct import Correct
 from explorl.training.correct import Spec as CorrectSpec
 from explorl.training.dealing import dealt
 from explorl.training.dynamic import DynamicSampling, as_option
 from explorl.training.interpreting import ToolLike, numbers_of, refuse_beside
 from explorl.training.lens import Lens, ObserverLike, build_observers
-from explorl.training.records import counted_tokens, prompt_text
+from explorl.training.records import prompt_text
 from explorl.training.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.refilling import RefillingTrainer, refuse
 from explorl.training.shaping import shape
@@ -124,6 +125,8 @@ class ExplorationTrainer(RefillingTrainer):
         dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
         skip = as_option(SkipSolved, skip_solved, "skip_solved")
         self._warned: set[str] = set()
+        trl = construction.named_arguments(more, trl)
+        construction.check_class(type(self), ExplorationTrainer, self.strategies)
         self._interpreter = None if interpreter is None else ToolUse.of(interpreter, "interpreter")
         refuse_beside(self._interpreter, trl)
         if args is None:
@@ -142,10 +145,14 @@ class ExplorationTrainer(RefillingTrainer):
             refuse_with_vllm(args, self.strategies)
             if args.vllm_mode == "colocate":
                 keep_weights_in_place()
+        rows = [] if trl.get("environment_factory") else construction.first_rows(train_dataset, args)
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
         refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)
-        super().__init__(model, reward_funcs, args, train_dataset, *more, **trl)
+        path = construction.model_path(model)
+        super().__init__(path, reward_funcs, args=args, train_dataset=train_dataset, **trl)
+        if rows and self.rollout_func is None:
+            construction.check_chat_template(rows[0], self.processing_class)
         self._take_stop_strings()
 
         self.correct = Correct.of(correct, self.reward_func_names)
@@ -162,6 +169,8 @@ class ExplorationTrainer(RefillingTrainer):
         self._check_sharding()
         if any(overrides(strategy, "after_step") for strategy in self.strategies):
             self.add_callback(_AfterStep(self))
+        self.activity = Activity(self)
+        self.add_callback(self.activity)
 
     def _ordered(self, dataset: Any) -> Any:
         """The data set as the strategies want it: which prompts, in which order."""
@@ -223,6 +232,8 @@ class ExplorationTrainer(RefillingTrainer):
 
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A generation batch: sampled, rewarded, and shaped by the strategies."""
+        if self.environment_factories is None:
+            construction.check_prompts(inputs, "a generation batch")
         if self.mode == "train":
             inputs = self.refilled(inputs)
         self._forget_rollout()
@@ -249,6 +260,7 @@ class ExplorationTrainer(RefillingTrainer):
         else:
             known = None if self._records is None else by_engine(self._records, output["completion_ids"].size(1))
             self._watch(output, known, advantage, rewards)
+        self.activity.batch(rewards)
         return output
 
     def _log_calls(self) -> None:
@@ -285,6 +297,7 @@ class ExplorationTrainer(RefillingTrainer):
         put_back(shaped, output, batch, process=self.accelerator.process_index, penalties=self.has_penalties)
         for name, value in shaped.metrics.items():
             self.record_metric(name, value)
+        self.activity.shaped(shaped.metrics)
 
     def _answers(self) -> list[str | None] | None:
         """What this process's answers say; None where no strategy asks."""
@@ -335,14 +348,10 @@ class ExplorationTrainer(RefillingTrainer):
         needed = self._needed(batch).cpu()
         if needed.sum() < parts:  # every micro-batch gets a row, and all processes one at a time
             needed.fill_(True)
-        if not needed.all():
-            assert self._records is not None
-            tokens = counted_tokens(batch)[~needed]
-            entropy = padded_to(self._records.entropy, tokens.size(1))[~needed]
-            batch["left_out"] = torch.stack([(entropy * tokens).sum(), tokens.sum()]) / parts
         # A callback may have lowered it since the batch was planned.
         most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
-        found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most)
+        entropy = None if self._records is None else self._records.entropy
+        found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most, entropy=entropy)
         if windows > 1 and self.has_penalties:
             for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
                 with self.without_gradient():
@@ -359,7 +368,8 @@ class ExplorationTrainer(RefillingTrainer):
         advantages = batch["advantages"]
         reused = self.num_iterations > 1 or self.args.steps_per_generation > self.args.gradient_accumulation_steps
         recorded = self._records is not None and self.temperature == 1.0 and self._row_temperature is None
-        if reused or not recorded or self.beta != 0.0 or self.has_penalties:
+        weighed = self.loss_type == "vespo"  # which logs a weight of every row
+        if reused or not recorded or self.beta != 0.0 or self.has_penalties or weighed:
             return torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
         if advantages.dim() == 1:
             return advantages != 0

@@ -8,12 +8,12 @@ vespo                              −φ(w)·A·log π, φ a gamma weight of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Tokens = Float[Tensor, "rows tokens"]
@@ -131,23 +131,41 @@ def normalised(
     return total / tokens
 
 
-def sums_and_counts(values: Mapping[str, PerToken], counted: Tokens) -> Float[Tensor, "2 values"]:
-    """Of each value, its sum over counted tokens and their number; of one per sequence, over sequences."""
-    sums, counts = [], []
-    for value in values.values():
-        per_sequence = is_per_sequence(value, counted)
-        sums.append((value.detach() if per_sequence else value.detach() * counted).sum())
-        counts.append(torch.tensor(float(len(value)), device=value.device) if per_sequence else counted.sum().float())
-    return torch.stack([torch.stack(sums), torch.stack(counts)])
+class LoggedRows(NamedTuple):
+    """What the rows of a micro-batch contribute to the metrics."""
 
+    part: Int[Tensor, " rows"]
+    """The micro-batch that TRL would have put each row into, numbered within the optimizer step."""
+    sums: Float[Tensor, "values rows"]
+    counts: Float[Tensor, "values rows"]
 
-def is_per_sequence(value: PerToken, counted: Tokens) -> bool:
-    """Whether there is one value for all tokens of a sequence; where sequences have one token, it is that token's."""
-    return value.size(1) == 1 < counted.size(1)
+    @classmethod
+    def of(cls, values: Mapping[str, PerToken], counted: Tokens, part: Int[Tensor, " rows"]) -> LoggedRows:
+        """Sum each value over the counted tokens of a row; one per sequence counts once, as in TRL."""
+        tokens = counted.sum(1).float()
+        sums, counts = [], []
+        for value in values.values():
+            per_sequence = value.size(1) == 1
+            sums.append((value.detach().squeeze(1) if per_sequence else (value.detach() * counted).sum(1)).float())
+            counts.append(torch.ones_like(tokens) if per_sequence else tokens)
+        return cls(part, torch.stack(sums), torch.stack(counts))
 
+    @classmethod
+    def joined(cls, rows: Sequence[LoggedRows]) -> LoggedRows:
+        """Concatenate the rows of several micro-batches."""
+        return cls(
+            torch.cat([one.part for one in rows]),
+            torch.cat([one.sums for one in rows], dim=1),
+            torch.cat([one.counts for one in rows], dim=1),
+        )
 
-def sequence_means(value: PerToken, counted: Tokens) -> Float[Tensor, " rows"]:
-    """The mean of each sequence over its counted tokens; NaN where it has none."""
-    if value.size(1) == 1:
-        return value.squeeze(1)
-    return (value * counted).sum(-1) / counted.sum(-1)
+    def totals(self, parts: int) -> Float[Tensor, "2 values parts"]:
+        """Return sums and counts of each part."""
+        empty = self.sums.new_zeros(len(self.sums), parts)
+        return torch.stack([empty.index_add(1, self.part, values) for values in (self.sums, self.counts)])
+
+    def extremes(self, value: int, parts: int, *, largest: bool) -> Float[Tensor, " parts"]:
+        """Return the least (or largest) row mean of a value in each part; ±∞ where no row has a counted token."""
+        empty = -torch.inf if largest else torch.inf
+        means = torch.nan_to_num(self.sums[value] / self.counts[value], nan=empty)
+        return means.new_full((parts,), empty).scatter_reduce(0, self.part, means, "amax" if largest else "amin")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,11 @@ from explorl.training.batch import penalties
 from explorl.training.logps import LogProbabilityTrainer
 from explorl.training.loss import (
     Bounds,
+    LoggedRows,
     Surrogate,
     importance_ratio,
-    is_per_sequence,
     k3,
     normalised,
-    sequence_means,
-    sums_and_counts,
     surrogate,
 )
 from explorl.training.records import counted_tokens
@@ -27,6 +25,9 @@ from explorl.training.records import counted_tokens
 
 class ObjectiveTrainer(LogProbabilityTrainer):
     """TRL's loss types, with what the strategies say of each token."""
+
+    _logged_rows: Sequence[LoggedRows] = ()
+    """What is to be logged of the micro-batches that the optimizer step has seen so far."""
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch."""
@@ -68,7 +69,7 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             kl = kl * ratio if self.args.use_bias_correction_kl else kl
             token_loss = token_loss + self.beta * kl * batch.get("kl_weights", 1.0)
             values["kl"] = kl
-        for penalty in penalties(
+        for strategy, penalty in penalties(
             self.strategies,
             batch,
             logps=logps,
@@ -79,6 +80,7 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             step=self.now,
         ):
             token_loss = token_loss + penalty
+            self.activity.penalty(strategy, penalty, mask)
 
         loss = self._normalised(token_loss, mask, batch)
         if self.has_entropy_bonus:
@@ -141,28 +143,48 @@ class ObjectiveTrainer(LogProbabilityTrainer):
         )
 
     def _log(self, found: Surrogate, values: dict[str, Tensor], batch: Mapping[str, Any]) -> None:
-        """Logs means over counted tokens, whether or not a strategy took them out of the loss, of all processes."""
-        counted, gather = counted_tokens(batch), self.accelerator.gather
+        """Log means over counted tokens of all processes, whether or not a strategy took the tokens out of the loss.
+
+        TRL averages the means of its micro-batches. Ours hold other rows (see `dealing`), so rows are collected until
+        an optimizer step has seen all of its micro-batches, and averaged by those that TRL would have made.
+        """
+        counted = counted_tokens(batch)
         if found.low_clipped is not None and found.high_clipped is not None:
-            low, high = found.low_clipped.float(), found.high_clipped.float()
-            region = (found.low_clipped | found.high_clipped).float()
-            values |= {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": region}
-            for name, clipped, most in (("low_min", low, torch.min), ("high_max", high, torch.max)):
-                # One number per process: they may have different numbers of rows.
-                of_rows = sequence_means(clipped, counted)
-                of_rows = of_rows[~of_rows.isnan()]
-                here = most(of_rows) if len(of_rows) else torch.tensor(torch.nan, device=counted.device)
-                everywhere = gather(here)
-                everywhere = everywhere[~everywhere.isnan()]
-                self.record_metric(f"clip_ratio/{name}", most(everywhere).item() if len(everywhere) else math.nan)
-        sums_counts = sums_and_counts(values, counted)
-        if "left_out" in batch:  # rows that need no pass: their entropy is known, and nothing of them is clipped
-            sums, counts = batch["left_out"]
-            per_token = torch.tensor(
-                [not is_per_sequence(value, counted) for value in values.values()], device=sums_counts.device
-            )
-            sums_counts[1] += counts * per_token
-            sums_counts[0, list(values).index("entropy")] += sums
-        total_sums, total_counts = self.accelerator.reduce(sums_counts, "sum")
-        for name, mean in zip(values, (total_sums / total_counts.clamp(min=1.0)).tolist(), strict=True):
-            self.record_metric(name, mean)
+            values["clip_ratio/low_mean"] = found.low_clipped.float()
+            values["clip_ratio/high_mean"] = found.high_clipped.float()
+            values["clip_ratio/region_mean"] = (found.low_clipped | found.high_clipped).float()
+        if "trl_part" not in batch:  # TRL's own micro-batch
+            part = counted.new_zeros(len(counted), dtype=torch.long)
+            self._record(LoggedRows.of(values, counted, part), list(values), 1)
+            return
+        parts = int(batch["trl_parts"])
+        place = self.micro_step % parts
+        before = self._logged_rows if place else ()
+        self._logged_rows = [*before, LoggedRows.of(values, counted, batch["trl_part"])]
+        if place == parts - 1:
+            rows = LoggedRows.joined([*self._logged_rows, *self._left_out(values, batch)])
+            self._record(rows, list(values), parts)
+
+    @staticmethod
+    def _left_out(values: Mapping[str, Tensor], batch: Mapping[str, Any]) -> list[LoggedRows]:
+        """Return the rows that need no pass: their entropy is recorded, and every other value is 0."""
+        if "left_out" not in batch:
+            return []
+        part, entropy, tokens = batch["left_out"]
+        sums = [entropy if name == "entropy" else torch.zeros_like(entropy) for name in values]
+        counts = [torch.ones_like(tokens) if value.size(1) == 1 else tokens for value in values.values()]
+        return [LoggedRows(part.long(), torch.stack(sums), torch.stack(counts))]
+
+    def _record(self, rows: LoggedRows, names: list[str], parts: int) -> None:
+        sums, counts = self.accelerator.reduce(rows.totals(parts), "sum")
+        for name, means in zip(names, (sums / counts.clamp(min=1.0)).tolist(), strict=True):
+            for mean in means:
+                self.record_metric(name, mean)
+        for name, largest in (("low_min", False), ("high_max", True)):
+            source = f"clip_ratio/{name.split('_')[0]}_mean"
+            if source not in names:
+                continue
+            gathered = self.accelerator.gather(rows.extremes(names.index(source), parts, largest=largest))
+            gathered = gathered.view(-1, parts)
+            for extreme in (gathered.amax(0) if largest else gathered.amin(0)).tolist():
+                self.record_metric(f"clip_ratio/{name}", extreme if math.isfinite(extreme) else math.nan)

@@ -21,7 +21,7 @@ from explorl.training.loss import LOSSES
 from explorl.training.stopping import strings_in
 
 ARGUMENTS: Mapping[str, str] = {
-    "model": "honoured",
+    "model": "honoured; a name of ours, such as smollm2-135m, is one as well",
     "reward_funcs": "honoured",
     "args": "honoured",
     "train_dataset": "honoured",
@@ -249,6 +249,15 @@ HONOURED: frozenset[str] = frozenset(
 
 
 REFUSED: Mapping[str, str] = {
+    "a class that derives from another trainer as well": (
+        "where a method of that trainer would not be called, such as the loss of `GMPOTrainer` behind ours"
+    ),
+    "a strategy that acts through a method which a subclass replaces": (
+        "a `_compute_loss`, `_generate` or `_generate_and_score_completions` has to call `super()`'s; advantages alone "
+        "reach a loss of your own, one per token"
+    ),
+    "a data set without prompts, or with fewer than a generation batch takes": "no step would be trained",
+    "prompts in messages, with a tokenizer that has no chat template": "nothing would make a text of them",
     "a strategy that sets sampling per row, with `generate`": "it samples all rows alike; the engine and vLLM do not",
     "with vLLM, beside such a strategy": (
         "answers that branch, tools, images, `vllm_structured_outputs_regex`, and keys of `generation_kwargs` other "
@@ -321,7 +330,8 @@ most weights never move.
 
 Two callbacks give any script of TRL's, with `GRPOTrainer`, `SFTTrainer` or ours, what `explorl train` has: `PassAtK`
 scores held-out rows before training, every so many steps and at the end, by the script's own reward function, and
-`RunRecorder` keeps what is logged, sampled and scored in a run's folder.
+`RunRecorder` keeps what is logged, sampled and scored in a run's folder. The scores also go to every tracker of
+`report_to`, as `eval/pass@8` with `eval/pass@8_low` and `eval/pass@8_high`, the ends of the interval.
 
 ```python
 from explorl import PassAtK, RunRecorder

@@ -11,12 +11,17 @@ from torch import Tensor
 from explorl.training.interpreting import Said
 
 
-def logged_columns(logs: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
-    """The latest ``count`` rows of TRL's logs: prompts, completions, advantages and the parts of the reward."""
+def logged_columns(
+    logs: Mapping[str, Any], count: int, seen: Callable[[Any], str] | None = None
+) -> dict[str, list[Any]]:
+    """The latest ``count`` rows of TRL's logs: prompts, completions, advantages and the parts of the reward.
+
+    ``seen`` makes a text of a prompt; without it, messages are their contents.
+    """
     latest = {key: list(logs[key])[-count:] for key in ("prompt", "completion", "advantages")}
     rewards = {f"reward/{key}": list(values)[-count:] for key, values in logs["rewards"].items()}
     return {
-        "prompt": [prompt_text(prompt) for prompt in latest["prompt"]],
+        "prompt": [(seen or prompt_text)(prompt) for prompt in latest["prompt"]],
         "completion": [prompt_text(completion) for completion in latest["completion"]],
         "advantage": latest["advantages"],
         **rewards,

@@ -44,6 +44,7 @@ from explorl.training.stored import (
     begin,
     save_model,
 )
+from explorl.training.tracking import log_scores
 
 
 class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
@@ -141,6 +142,7 @@ def run_grpo(
     policy = configured_policy(config, to_train=True)
     prompts = [row["prompt"] for row in rows]
     check_prompts(prompts, policy, task, config.task.template)
+    _check_steps(config, len(rows))
     for row, opened in zip(rows, all_opened(policy.tokenizer, prompts), strict=True):
         row["opened"] = opened
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
@@ -177,12 +179,7 @@ def run_grpo(
             skip_solved=_settings(config.training.skip_solved),
             callbacks=callbacks,
         )
-        asked, problems = config.training.prompts_per_step, len(trainer.train_dataset)
-        if problems < asked:  # there would be no step at all
-            raise ConfigError(
-                f"training.prompts_per_step is {asked}, and there are {problems} problems to train on; use {problems} "
-                "or fewer"
-            )
+        _check_steps(config, len(trainer.train_dataset))  # a strategy may have left some out
         if config.training.save_rollouts:
             after = None if lens is None else store.write_rollouts
             trainer.listen(store.write_rollouts, config.training.token_records, after=after)
@@ -195,8 +192,8 @@ def run_grpo(
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(store.folder / "tensorboard")
         evaluation = _Evaluation(config, store, trainer, policy, console)
-        if config.evaluation.every:
-            trainer.add_callback(Periodically(config.evaluation.every, evaluation, everywhere=True))
+        if evaluation.ends:
+            trainer.add_callback(Periodically(config.evaluation.every, evaluation, everywhere=True, last=True))
         try:
             if checkpoint is None and evaluation.ends:
                 evaluation(0)
@@ -211,6 +208,16 @@ def run_grpo(
         finally:
             shown.close()
         return save_model(store, trainer, policy.tokenizer)
+
+
+def _check_steps(config: Config, problems: int) -> None:
+    """Raise where so few problems would give no step at all."""
+    asked = config.training.prompts_per_step
+    if problems < asked:
+        raise ConfigError(
+            f"training.prompts_per_step is {asked}, and there are {problems} problems to train on; use {problems} or "
+            "fewer"
+        )
 
 
 def _settings(section: Section | None) -> dict[str, Any] | None:
@@ -230,6 +237,8 @@ class _Evaluation:
         self, config: Config, store: RunStore, trainer: ExplorationTrainer, policy: Policy, console: Console
     ) -> None:
         self.config, self.store, self.trainer, self.policy, self.console = config, store, trainer, policy, console
+        self._has_named = False
+        """Whether the trackers know the task and the strategies."""
 
     @property
     def ends(self) -> bool:
@@ -260,6 +269,11 @@ class _Evaluation:
         result.save(self.store.folder / "evaluations", f"step-{step:06d}")
         scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
         self.store.append_metrics({"step": step, "kind": "evaluation", **scores})
+        trainer = self.trainer
+        facts = {"task": result.task, "strategies": ", ".join(map(repr, trainer.strategies))}
+        named, self._has_named = self._has_named, True
+        handler = trainer.callback_handler
+        log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
         shown = step // self.config.training.iterations
         self.console.print(
             literal(f"step {shown}: pass@1 {scores['pass@1']:.1%} on {len(result.problem_ids)} held-out problems"),

@@ -21,6 +21,7 @@ from explorl.strategies import Strategy
 from explorl.strategies.base import overrides
 from explorl.strategies.validate import title
 from explorl.training import vllm_rows
+from explorl.training.activity import Activity
 from explorl.training.branches import branch_numbers, branching_of, sets_rows, told
 from explorl.training.conversations import Conversation
 from explorl.training.draws import KNOWN, Draw, beyond_the_engine, by_position, sampling_options
@@ -47,6 +48,7 @@ class SamplingTrainer(NamedGRPOTrainer):
     """Samples through the engine where that computes what the model computes, and keeps what it recorded."""
 
     strategies: list[Strategy]
+    activity: Activity
     _engine: Engine | None = None
     _records: PaddedRollouts | None
     """What the engine recorded of this process's latest generation batch."""
@@ -280,7 +282,9 @@ class SamplingTrainer(NamedGRPOTrainer):
             group = [(first + row) // self.num_generations for row in range(len(prompt_ids))]
             branched = branch_rows(engine, prompt_ids, draw.params, draw.branching, group=group, tools=tools, uses=uses)
             draw.settled(branched.settings)
-            for name, value in branch_numbers(gather_object([told(branched)])).items():
+            numbers = branch_numbers(gather_object([told(branched)]))
+            self.activity.branching(numbers)
+            for name, value in numbers.items():
                 self.record_metric(name, value)
             return branched
         if tools is not None:

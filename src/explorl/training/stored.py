@@ -173,13 +173,19 @@ def progress_bar(console: Console) -> Progress:
 
 
 class Periodically(TrainerCallback):
-    """Calls a function each so many steps, on the main process or on all; where it returns True, training ends."""
+    """Calls a function each so many steps, on the main process or on all; where it returns True, training ends.
 
-    def __init__(self, every: int, function: Callable[[int], bool | None], *, everywhere: bool = False) -> None:
-        self.every, self.function, self.everywhere = every, function, everywhere
+    ``last`` calls it after the last step too, while trackers still take what is logged.
+    """
+
+    def __init__(
+        self, every: int, function: Callable[[int], bool | None], *, everywhere: bool = False, last: bool = False
+    ) -> None:
+        self.every, self.function, self.everywhere, self.last = every, function, everywhere, last
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.every or state.global_step % self.every != 0:
+        due = bool(self.every) and state.global_step % self.every == 0
+        if not due and not (self.last and control.should_training_stop):
             return
         asked = self.everywhere or state.is_world_process_zero
         ends = self.function(state.global_step) if asked else None

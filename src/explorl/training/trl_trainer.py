@@ -6,7 +6,7 @@ What is overridden, and what a subclass finds in its place:
     _tool_call_loop                       conversed(completion_ids)
     _generate                             interprets, said; samples_whole
     _get_per_token_logps_and_entropies    log_probabilities(model, ids, mask, completion, ...)
-    _calculate_rewards                    reward_parts, rewarded; known_rewards()
+    _calculate_rewards                    reward_parts, rewarded; known_rewards(); checks what functions return
     _generate_and_score_completions       scored(inputs)
     _prepare_inputs                       micro_batches(batch)
     _compute_loss                         loss(model, batch)
@@ -50,6 +50,8 @@ from explorl.rollout import Rollout
 from explorl.training.conversations import RowTokens, rows_of
 from explorl.training.interpreting import Said
 from explorl.training.loss import OVER_TOKENS
+from explorl.training.records import prompt_text
+from explorl.training.rewards import check_finite, checked_function
 from explorl.training.sharding import gathered_weights, is_spread
 from explorl.training.stopping import (
     Stopped,
@@ -108,10 +110,29 @@ def logs_of(trainer: GRPOTrainer) -> Mapping[str, Any]:
     return logs
 
 
+def prompt_seen(trainer: GRPOTrainer, prompt: Any) -> str:
+    """Return a prompt as the model saw it: messages through the chat template, with all that TRL gives it.
+
+    An environment has tools of its own for each prompt, and images have no text: then messages are their contents.
+    """
+    if isinstance(prompt, str) or getattr(trainer, "environment_factories", None) or getattr(trainer, "_is_vlm", False):
+        return prompt_text(prompt)
+    text = trainer.processing_class.apply_chat_template(
+        prompt,
+        tools=getattr(trainer, "tools", None) or None,
+        chat_template=getattr(trainer, "chat_template", None),
+        add_generation_prompt=True,
+        tokenize=False,
+        **getattr(trainer, "chat_template_kwargs", {}),
+    )
+    return str(text)
+
+
 class NamedGRPOTrainer(GRPOTrainer):
     """`GRPOTrainer` whose moments a subclass overrides by the names above."""
 
     rollout_func: Any
+    reward_funcs: list[Any]
     epsilon_low: float
     epsilon_high: float
     entropy_coef: float
@@ -151,12 +172,18 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     @property
     def has_own_loss(self) -> bool:
-        """Whether somebody has written another version of what TRL computes a loss by, in a subclass or on the trainer.
+        """Return whether a subclass, another base class or the trainer itself overrides what a loss is computed by.
 
         It may count on micro-batches as TRL makes them: as many rows in each, with log π_old where TRL has it.
         """
-        methods = (getattr(self, name) for name in _OF_LOSS)
-        return any(method.__module__.partition(".")[0] not in ("explorl", "trl", "transformers") for method in methods)
+
+        def is_own(name: str) -> bool:
+            method = getattr(self, name)
+            packages = ("explorl", "trl", "transformers")
+            patched = method.__module__.partition(".")[0] not in packages
+            return patched or getattr(type(self), name) is not getattr(NamedGRPOTrainer, name)
+
+        return any(map(is_own, _OF_LOSS))
 
     @property
     def micro_step(self) -> int:
@@ -368,7 +395,7 @@ class NamedGRPOTrainer(GRPOTrainer):
         self._metrics[self.mode].update(metrics)
         # The batch is yet to be made of prompts and tokens: a reward function that changes them changes copies.
         said = copy.deepcopy(prompts), self.judged(completions), [list(ids) for ids in completion_ids]
-        parts = self._calculate_rewards(inputs, *said)
+        parts = check_finite(self._calculate_rewards(inputs, *said), self.reward_func_names)
         extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
         return Answered(completion_ids, extra, parts, self.said)
@@ -396,7 +423,8 @@ class NamedGRPOTrainer(GRPOTrainer):
             self.stopped = [isinstance(one, Stopped) for one in ids]
             ids = plain(ids)
             if known is None:
-                self.reward_parts = rewards(inputs, prompts, completions, ids, *more, **options)
+                parts = rewards(inputs, prompts, completions, ids, *more, **options)
+                self.reward_parts = check_finite(parts, self.reward_func_names)
             else:
                 self.reward_parts = known.reward_parts
                 self._pending_extra_logs.update(known.extra)
@@ -413,6 +441,14 @@ class NamedGRPOTrainer(GRPOTrainer):
         # In front of whatever a subclass has: TRL goes by the last word, and so do we.
         with self._with_method("_calculate_rewards", kept), self._with_method("_generate", told):
             return super()._generate_and_score_completions(inputs)
+
+    def _calculate_rewards(self, *given: Any, **options: Any) -> Tensor:
+        functions, names = self.reward_funcs, self.reward_func_names
+        self.reward_funcs = [checked_function(*pair) for pair in zip(functions, names, strict=True)]
+        try:
+            return super()._calculate_rewards(*given, **options)
+        finally:
+            self.reward_funcs = functions
 
     @contextmanager
     def _with_method(self, name: str, method: Any) -> Iterator[None]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ from explorl.training.records import (
     token_lists,
     token_weights,
 )
-from explorl.training.trl_trainer import IMAGES
+from explorl.training.trl_trainer import IMAGES, prompt_seen
 from explorl.training.world import to_main
 
 RolloutListener = Callable[[int, dict[str, list[Any]]], None]
@@ -250,7 +251,7 @@ class WatchingTrainer(ObjectiveTrainer):
         """The latest generation batch as TRL logged it, with token records of some answers of this process."""
         parts = self.reward_parts
         assert parts is not None
-        columns = logged_columns(self.logs, len(parts))
+        columns = logged_columns(self.logs, len(parts), partial(prompt_seen, self))
         if not self.correct.guessed:
             marks, unscored = self.correct.marks(parts).tolist(), self.correct.rewards(parts).isnan().tolist()
             columns["correct"] = [None if no else mark for mark, no in zip(marks, unscored, strict=True)]

@@ -81,7 +81,7 @@ class Carried:
         inputs: dict[str, Any] = {**rows, **kept, "recorded_entropy": self.columns["recorded_entropy"]}
         if ref_logps is not None:
             inputs["ref_per_token_logps"] = ref_logps
-        yield from penalties(
+        terms = penalties(
             self.strategies,
             inputs,
             logps=logps,
@@ -91,6 +91,7 @@ class Carried:
             temperature=1.0,
             step=self.step,
         )
+        yield from (term for _, term in terms)
 
 
 _CARRIED: ContextVar[Carried | None] = ContextVar("carried", default=None)

@@ -1,0 +1,44 @@
+"""Sends the scores of an evaluation to the trackers of ``report_to``, where a training's own metrics go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from transformers.trainer_callback import CallbackHandler
+
+from explorl.evaluation import Evaluation
+
+
+def log_scores(
+    handler: CallbackHandler | None, args: Any, state: Any, control: Any, result: Evaluation, facts: Mapping[str, str]
+) -> None:
+    """Log pass@k with its intervals, and ``facts``, texts such as the task's name, to the history and all trackers.
+
+    The names are TRL's for an evaluation, ``eval_pass@1``; a tracker shows it as eval/pass@1.
+    """
+    scores: dict[str, float] = {}
+    for k in result.ks:
+        interval = result.pass_at(k)
+        ends = {"": interval.mean, "_low": interval.low, "_high": interval.high}
+        scores |= {f"eval_pass@{k}{end}": value for end, value in ends.items()}
+    state.log_history.append({**scores, "step": state.global_step})
+    if handler is None:
+        return
+    due = control.should_log  # the handler takes it back, and the training's own metrics may be due at this step too
+    texts = {f"eval_{name}": text for name, text in facts.items() if text}
+    handler.on_log(args, state, control, {**scores, **texts})
+    control.should_log = due
+
+
+def calling_handler() -> CallbackHandler | None:
+    """Return the handler that is calling the current callback: transformers gives a callback no way to the trackers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, CallbackHandler):
+            return owner
+        frame = frame.f_back
+    return None
