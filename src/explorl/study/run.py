@@ -35,7 +35,7 @@ from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.comparable import arm_difference, study_difference
-from explorl.study.file import Arm, Study, inert, load_study, read_record
+from explorl.study.file import WITHOUT_WARM_START, Arm, Study, inert, load_study, read_record
 from explorl.study.plan import changed_words, effect_words, size_words
 from explorl.terminal import ProgressLines, duration, literal
 from explorl.text import clean
@@ -402,7 +402,9 @@ def _prepare(study: Study, folder: Path, console: Console) -> None:
         if not (folder / "error.txt").exists():
             _write_death(folder, process.returncode)
         last = (folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
-        raise StoreError(f"what all arms share could not be made: {last} (see {folder / 'log.txt'})")
+        warm = study.warm_start
+        advice = "" if warm is None else f"; {WITHOUT_WARM_START.format(model=warm['model']['name'])}"
+        raise StoreError(f"what all arms share could not be made: {last} (see {folder / 'log.txt'}){advice}")
 
 
 def environment(jobs: int, slot: int) -> dict[str, str]:
