@@ -16,6 +16,9 @@ from explorl.text import clean
 LINE_SECONDS = 30.0
 """Time between two lines of progress where the output is not a terminal."""
 
+TELLING_STEPS = 3
+"""Steps that must have been timed before they say how long the others take."""
+
 NOT_FINITE = ("logits are not finite", "probability tensor contains")
 """What the engine and torch say of a policy whose weights are not finite."""
 
@@ -52,6 +55,35 @@ class ProgressLines:
         if self.shown:
             self._last = self.clock()
             self.console.print(literal(text), soft_wrap=True, highlight=False)
+
+
+class Pace:
+    """How long a step takes, from the end of the first one on: that one has loading and warming up in it."""
+
+    def __init__(self, done: int = 0) -> None:
+        self.done = done
+        self._first: tuple[int, float] | None = None
+        self._last: tuple[int, float] | None = None
+
+    def see(self, done: int, now: float) -> None:
+        """Record how many steps are done; fewer than before are a run that went back to its checkpoint."""
+        if done > self.done:
+            self._last = (done, now)
+            self._first = self._first or self._last
+        self.done = done
+
+    @property
+    def first(self) -> float | None:
+        """When the first step ended."""
+        return None if self._first is None else self._first[1]
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds per step; None before `TELLING_STEPS` of them have been timed."""
+        if self._first is None or self._last is None:
+            return None
+        steps, time_taken = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        return time_taken / steps if steps >= TELLING_STEPS else None
 
 
 def duration(seconds: float) -> str:

@@ -518,3 +518,11 @@ def test_the_first_of_many_completions_does_not_tell_how_long_the_others_take() 
         "m on t: 200 of 1,100 completions, 9 min left",
         "m on t: 1,100 of 1,100 completions",
     ]
+
+
+def test_two_completions_of_few_tell_nothing_either() -> None:
+    printed, now = io.StringIO(), [0.0]
+    lines = harness._Lines(Console(file=printed, width=200), harness.Progress("m", "t", 0, 8), clock=lambda: now[0])
+    for now[0], done in ((30.0, 2), (60.0, 4)):
+        lines.show(harness.Progress("m", "t", done, 8))
+    assert printed.getvalue().splitlines() == ["m on t: 2 of 8 completions", "m on t: 4 of 8 completions, 60 s left"]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,19 @@ from explorl.study.arm import (
     trained_steps,
 )
 from explorl.study.file import load_study
-from explorl.study.run import Outcome, environment, locked_study, run_study, study_status, write_results
+from explorl.study.run import (
+    Outcome,
+    _Run,
+    environment,
+    locked_study,
+    run_study,
+    study_status,
+    time_left,
+    write_results,
+)
+from explorl.terminal import Pace
+
+TEN_STEPS = {"steps": 10, "iterations": 1}
 
 RUN = """
 import sys
@@ -275,6 +288,37 @@ def test_a_budget_of_tokens_or_minutes_is_spent_at_its_step(tmp_path: Path) -> N
                 stopped[name] = step
         store.append_metrics({"step": step, "kind": "train", "num_tokens": 100 * step, "step_time": 30.0})
     assert stopped == {"tokens": 4, "minutes": 3}
+
+
+def test_the_time_left_is_told_by_steps_of_the_same_kind(study_file: Path, tmp_path: Path) -> None:
+    """Not by the start-up that comes before them, and not before three steps have been timed."""
+    study = load_study(study_file)
+    study = replace(study, arms=tuple(replace(arm, config={**arm.config, "training": TEN_STEPS}) for arm in study.arms))
+    first, second, third = (_Run(tmp_path, study.arms[0], seed) for seed in range(3))
+    running = [first, second]
+    for run in running:
+        run.begin(0.0)
+        run.folder.mkdir(parents=True)
+    for step, now in ((1, 60.0), (2, 62.0), (3, 64.0), (4, 66.0)):
+        assert time_left(running, [], [third], 2) is None, "the first step also has the start-up in it"
+        for run in running:
+            run.store.append_metrics({"kind": "train", "step": step})
+            run.look(now)
+    assert time_left(running, [], [], 2) == pytest.approx(6 * 2.0)
+    assert time_left(running, [], [third], 2) == pytest.approx(6 * 2.0 + 60 + 9 * 2.0)
+    assert time_left([first], [second], [third], 2) == pytest.approx(60 + 9 * 2.0), "one slot is free at once"
+
+    other = _Run(tmp_path, replace(study.arms[1], kind="rft"), 0)
+    assert time_left(running, [], [other], 2) is None, "steps of another kind tell nothing"
+
+
+def test_a_run_that_goes_back_to_its_checkpoint_counts_from_there() -> None:
+    pace = Pace(43)
+    for steps, now in ((43, 0.0), (40, 10.0), (41, 20.0), (42, 22.0), (43, 24.0)):
+        pace.see(steps, now)
+        assert pace.seconds is None
+    pace.see(44, 26.0)
+    assert (pace.first, pace.seconds) == (20.0, 2.0)
 
 
 def test_threads_and_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.store import file_name, write_json
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
-from explorl.terminal import ProgressLines, duration, literal
+from explorl.terminal import TELLING_STEPS, ProgressLines, duration, literal
 from explorl.text import clean
 
 RECORD_BYTES = 2 << 30
@@ -460,7 +460,7 @@ class _Lines:
         if now.done < now.total and (not drawn or not self.lines.due):
             return
         left = (self.clock() - self.begun) / max(drawn, 1) * (now.total - now.done)
-        tells = now.done < now.total and drawn >= TELLING * asked
+        tells = now.done < now.total and drawn >= max(TELLING_STEPS, TELLING * asked)
         rest = f", {duration(left)} left" if tells else ""
         self.lines.say(f"{now.model} on {now.task}: {now.done:,} of {now.total:,} completions{rest}")
 
