@@ -160,6 +160,9 @@ def test_eval_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path
     assert [entry["model"] for entry in json.loads(file.read_text())] == ["a", "b"]
     folders = [str(tmp_path / "runs" / f"{name}-countdown-mini-plain") for name in "ab"]
     assert f"next: explorl compare {folders[0]} {folders[1]}" in again[1]
+    last = again[1].split("all evaluations")[1]
+    assert [len(re.findall(rf"│ {name} +│ countdown-mini │ +[\d.]+% .*│ +[\d.]+% ", last)) for name in "ab"] == [1, 1]
+    assert re.search(r"┃ +pass@1 ┃ +pass@2 ┃", last)
     code, out, _ = run("compare", *folders, "--out", str(tmp_path / "compared"), capsys=capsys)
     assert code == 0
     assert "pass@1" in out

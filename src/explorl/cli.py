@@ -42,7 +42,7 @@ from explorl.launch import launch as launched
 from explorl.models import NAMED, ModelError
 from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
-from explorl.terminal import counted, indented, literal, show_what_can_be_shown
+from explorl.terminal import counted, indented, literal, print_change, show_what_can_be_shown
 from explorl.text import clean
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def train(
 
     with _going_on(store):
         model = run_grpo(settings, store, console=console, alone=processes.is_first())
-    _say_scores(store)
+    print_change(store.metrics(), console)
     _say_end(model, ["explorl", "report", str(store.folder)], _scoring(settings, model))
 
 
@@ -899,14 +899,6 @@ def _going_on(store: RunStore) -> Iterator[None]:
         raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}{again}") from interrupt
     finally:
         store.unlock()
-
-
-def _say_scores(store: RunStore) -> None:
-    """What the run has changed on held-out problems."""
-    scores = [line["pass@1"] for line in store.metrics() if line.get("kind") == "evaluation"]
-    if len(scores) > 1:
-        text = f"held out: pass@1 {scores[0]:.1%} before training, {scores[-1]:.1%} after"
-        console.print(text, highlight=False)
 
 
 def _scoring(settings: Config, model: Path) -> list[str]:

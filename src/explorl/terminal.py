@@ -6,7 +6,8 @@ import io
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -84,6 +85,26 @@ class Pace:
             return None
         steps, time_taken = self._last[0] - self._first[0], self._last[1] - self._first[1]
         return time_taken / steps if steps >= TELLING_STEPS else None
+
+
+def ends_of_k(scores: Iterable[str]) -> list[str]:
+    """Return pass@k of the smallest and of the largest k among these names of scores."""
+    ks = sorted(int(name.removeprefix("pass@")) for name in scores if name.startswith("pass@"))
+    return [f"pass@{k}" for k in dict.fromkeys((ks[0], ks[-1]))] if ks else []
+
+
+def score_words(scores: Mapping[str, Any]) -> str:
+    """Return an evaluation's scores at both ends of k: pass@1 51.2%, pass@8 81.1%."""
+    return ", ".join(f"{name} {scores[name]:.1%}" for name in ends_of_k(scores))
+
+
+def print_change(metrics: Iterable[Mapping[str, Any]], console: Console) -> None:
+    """Print what a run has changed on held-out problems, at both ends of k; `metrics` are its lines."""
+    lines = [line for line in metrics if line.get("kind") == "evaluation"]
+    if len(lines) > 1:
+        first, last = lines[0], lines[-1]
+        parts = [f"{name} {first[name]:.1%} before training, {last[name]:.1%} after" for name in ends_of_k(last)]
+        console.print(f"held out: {'; '.join(parts)}", highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -129,11 +129,12 @@ def test_a_failed_arm_is_told_and_stops_no_other(killed_study: tuple[Path, int, 
 def test_status_says_where_each_run_is(killed_study: tuple[Path, int, Outcome, str]) -> None:
     folder, _, outcome, _ = killed_study
     table = study_status(folder)
-    assert table.columns == ("arm", "seed", "state", "step", "accuracy", "seconds")
+    assert table.columns == ("arm", "seed", "state", "step", "pass@1", "pass@2", "seconds")
     rows = {row[0]: row for row in table.rows}
     assert rows["plain"][2:4] == ("done", 2)
-    assert rows["plain"][4] == pytest.approx(outcome.results["arms"][0]["measures"]["pass@1"]["mean"])
-    assert rows["broken"][2:5] == ("failed", 0, None)
+    measures = outcome.results["arms"][0]["measures"]
+    assert rows["plain"][4:6] == pytest.approx([measures[key]["mean"] for key in ("pass@1", "pass@2")])
+    assert rows["broken"][2:6] == ("failed", 0, None, None)
     with locked(run_folder(folder, "broken", 0)):
         assert {row[0]: row[2] for row in study_status(folder).rows}["broken"] == "running"
     assert [row["arm"] for row in json.loads(outcome.table.to_json())["rows"]] == ["plain", "Shaped + hot", "broken"]

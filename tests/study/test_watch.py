@@ -33,7 +33,8 @@ def test_a_study_is_shown_with_every_arm(whole_study: Path) -> None:
         "0/4",
         "accuracy",
         "entropy",
-        "held out",
+        "pass@1",
+        "pass@2",
     ):
         assert word in text
     assert "%" in text

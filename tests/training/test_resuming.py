@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -68,6 +69,9 @@ def test_a_finished_run_made_longer_is_the_long_run(
         "before training", f"policy: {short}/model", f"next: explorl report {short}", "next: explorl eval --model",
     ):  # fmt: skip
         assert words in out
+    assert re.search(r"step 4: pass@1 [\d.]+%, pass@2 [\d.]+% on 2 held-out problems", out)
+    change = r"[\d.]+% before training, [\d.]+% after"
+    assert re.search(rf"held out: pass@1 {change}; pass@2 {change}", out)
     assert "\x1b" not in out
     assert RunStore(short).kind == "grpo"
 

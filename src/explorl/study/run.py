@@ -39,7 +39,7 @@ from explorl.study.arm import done, is_locked, locked, prepared, run_folder, tra
 from explorl.study.comparable import arm_difference, study_difference
 from explorl.study.file import WITHOUT_WARM_START, Arm, Study, inert, load_study, read_record
 from explorl.study.plan import changed_words, effect_words, size_words
-from explorl.terminal import Pace, ProgressLines, duration, literal
+from explorl.terminal import Pace, ProgressLines, duration, ends_of_k, literal, score_words
 from explorl.text import clean
 
 POLL = 0.2
@@ -148,20 +148,19 @@ def study_status(folder: str | Path) -> Table:
     study = Study.read(place)
     later = study.seeds[study.sequential["first"] :] if study.sequential else ()
     rows: list[list[Cell]] = []
-    for arm in study.arms:
-        for seed in study.seeds:
-            run = _Run(place, arm, seed)
-            state = "later" if run.state == "waiting" and seed in later else run.state
-            lines = run.store.metrics()
-            scores = [line["pass@1"] for line in lines if line.get("kind") == "evaluation"]
-            seconds = sum(line.get("step_time") or 0.0 for line in lines if line.get("kind") == "train")
-            step = trained_steps(run.store) // arm.config["training"]["iterations"]
-            rows.append([arm.name, seed, state, step, scores[-1] if scores else None, seconds])
+    runs = [_Run(place, arm, seed) for arm in study.arms for seed in study.seeds]
+    metrics = [run.store.metrics() for run in runs]
+    shown = ends_of_k({key for lines in metrics for line in lines if line.get("kind") == "evaluation" for key in line})
+    for run, lines in zip(runs, metrics, strict=True):
+        state = "later" if run.state == "waiting" and run.seed in later else run.state
+        scores: dict[str, Any] = next((line for line in reversed(lines) if line.get("kind") == "evaluation"), {})
+        seconds = sum(line.get("step_time") or 0.0 for line in lines if line.get("kind") == "train")
+        rows.append([run.arm.name, run.seed, state, run.step, *map(scores.get, shown), seconds])
     return Table(
-        ["arm", "seed", "state", "step", "accuracy", "seconds"],
+        ["arm", "seed", "state", "step", *shown, "seconds"],
         rows,
         title=f"{study.title}, {place}",
-        number={"accuracy": ".1%", "seconds": ".0f"},
+        number={**dict.fromkeys(shown, ".1%"), "seconds": ".0f"},
     )
 
 
@@ -385,7 +384,7 @@ class _Runner:
             _write_death(run.folder, code)
         if run.done:
             lines = [line for line in run.store.metrics() if line.get("kind") == "evaluation"]
-            self.console.print(literal(f"{run.label}: pass@1 {lines[-1]['pass@1']:.1%}"))
+            self.console.print(literal(f"{run.label}: {score_words(lines[-1])}"))
         else:
             last = (run.folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
             self.console.print(literal(f"{run.label}: failed: {last}"))

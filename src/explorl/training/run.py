@@ -18,7 +18,7 @@ from explorl.models import Policy, load_policy, lora_config
 from explorl.store import RunStore
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import json_text
-from explorl.terminal import NOT_FINITE, literal
+from explorl.terminal import NOT_FINITE, literal, score_words
 from explorl.training.common import (
     accumulated,
     check_holdout,
@@ -260,7 +260,7 @@ class _Evaluation:
         self.store.append_metrics({"step": step, "kind": "evaluation", **scores})
         shown = step // self.config.training.iterations
         self.console.print(
-            literal(f"step {shown}: pass@1 {scores['pass@1']:.1%} on {len(result.problem_ids)} held-out problems"),
+            literal(f"step {shown}: {score_words(scores)} on {len(result.problem_ids)} held-out problems"),
             highlight=False,
         )
 
