@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table as RichTable
@@ -21,6 +22,8 @@ from explorl.terminal import ends_of_k, literal
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 CURVES = {"accuracy": "rewards/correctness/mean", "entropy": "entropy", "length": "completions/mean_length"}
+LEAST_SPARKLINE = 4
+"""Columns below which a curve is not drawn, and its latest value stands alone."""
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a braille sign: left and right column, from the top."""
 
@@ -59,8 +62,16 @@ def frame(folder: Path, width: int = 80) -> RenderableType:
     title, arms = _study(folder) if (folder / "study.json").is_file() else _run(folder)
     table = RichTable(box=box.SIMPLE, title=literal(title), title_justify="left")
     scores = ends_of_k({name for arm in arms for name in arm.held_out}) or ["held out"]
-    room = max(6, (width - 34 - 10 * len(scores)) // len(CURVES) - 9)
-    table.add_column("arm")
+    values = {
+        name: [f"{arm.curves[name][1][-1]:.3g}" if arm.curves[name][1] else "–" for arm in arms] for name in CURVES
+    }
+    columns = [
+        ["arm", *(arm.name for arm in arms)], ["progress", *(arm.progress for arm in arms)],
+        *([name, *texts] for name, texts in values.items()), *([name, "100.0%"] for name in scores),
+    ]  # fmt: skip
+    left = width - 1 - sum(3 + max(map(cell_len, texts)) for texts in columns)
+    room = left // len(CURVES) - 1
+    table.add_column("arm", overflow="fold")
     table.add_column("progress")
     for name in CURVES:
         table.add_column(name)
@@ -69,8 +80,8 @@ def frame(folder: Path, width: int = 80) -> RenderableType:
     for index, arm in enumerate(arms):
         cells = []
         for name in CURVES:
-            values = arm.curves[name][1]
-            cells.append(Text(f"{sparkline(values, room)} {values[-1]:.3g}" if len(values) else "–"))
+            line = sparkline(arm.curves[name][1], room) if room >= LEAST_SPARKLINE else ""
+            cells.append(Text(f"{line} {values[name][index]}".lstrip()))
         held_out = [f"{arm.held_out[name]:.1%}" if name in arm.held_out else "–" for name in scores]
         table.add_row(literal((arm.name, COLOURS[index % len(COLOURS)])), arm.progress, *cells, *held_out)
     shown = {arm.name: arm.curves["accuracy"] for arm in arms if len(arm.curves["accuracy"][0]) > 1}
