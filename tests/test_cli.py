@@ -208,15 +208,16 @@ def test_the_quickstart_is_a_study(capsys: pytest.CaptureFixture[str], tmp_path:
     assert code == 0
     assert re.search(r"[01] of 2 runs done; .*, seed 0: step [12], reward ", out)
     assert "\x1b" not in out
-    assert "GRPO + PPL" in out
+    assert "│ risk-sensitive GRPO │" in out
+    assert f"explorl study {folder}.yaml --run {folder} --seeds 5" in out
     assert "report.html" in out
     page = (folder / "report.html").read_text()
     assert "Explorl quickstart" in page
-    assert "plain GRPO changed the policy" in page
-    found = json.loads((folder / "quickstart.json").read_text())
-    assert found["gains"].keys() == {"plain GRPO", "GRPO + PPL shaping"}
-    assert found["evaluations"]["start"]["problems"] == 8
+    assert "plain GRPO changed pass@1 by" in page
     results = json.loads((folder / "results.json").read_text())
+    assert [arm["name"] for arm in results["arms"]] == ["plain GRPO", "risk-sensitive GRPO"]
+    assert results["verdict"] in " ".join(out.split())
+    assert results["problems"] == 8
     rollout = next(entry for entry in results["rollouts"] if entry["arm"] == "plain GRPO")["answers"][0]
     assert len(rollout["tokens"]) == len(rollout["entropy"]) == len(rollout["advantage"]) > 1
 

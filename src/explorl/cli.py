@@ -132,14 +132,16 @@ def quickstart(
 ) -> None:
     """Train the embedded policy in two ways and compare them.
 
-    Plain GRPO against GRPO with perplexity shaping, from the same checkpoint. It takes minutes on a CPU.
+    Plain GRPO against GRPO with risk-sensitive advantages, from the same checkpoint. It takes minutes on a CPU.
     """
     from explorl.quickstart import quickstart as run_quickstart
     from explorl.quickstart import table
 
     result = run_quickstart(run, seed=seed, steps=steps, problems=problems, jobs=jobs, console=console)
-    _say_table(table(result), json_file)
+    _say_table(table(result.results), json_file)
+    console.print(literal(result.results["verdict"]))
     console.print(literal(f"{result.seconds:.0f} s; report: ", (result.report, "bold")), soft_wrap=True)
+    _say_more_seeds(["explorl", "study", str(result.study), "--run", str(run)], 1)
 
 
 @app.command()
@@ -504,9 +506,16 @@ def study(
         raise typer.Exit(1)
     if outcome.results["sequential"] is not None:  # its seeds are fixed
         return
-    most = max(len(arm["seeds"]) for arm in outcome.results["arms"])
-    more = shlex.join([*again, "--seeds", str(2 * most)])
-    console.print(literal(f"next, for narrower intervals: {more}"), soft_wrap=True)
+    _say_more_seeds(again, max(len(arm["seeds"]) for arm in outcome.results["arms"]))
+
+
+def _say_more_seeds(command: list[str], seeds: int) -> None:
+    """What more seeds would show, and the command that runs them."""
+    from explorl.study.plan import more_seeds
+
+    why = "to see how much trainings differ, which one seed cannot show" if seeds == 1 else "for narrower intervals"
+    text = f"next, {why}: {shlex.join([*command, '--seeds', str(more_seeds(seeds))])}"
+    console.print(literal(text), soft_wrap=True, highlight=False)
 
 
 def _keep_or_restore(what: list[str], run: Path | None) -> None:

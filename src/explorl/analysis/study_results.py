@@ -271,11 +271,11 @@ def results_table(results: Mapping[str, Any]) -> Table:
         rows.append(
             [
                 arm["name"],
-                *(_cell(arm["measures"].get(key)) for key in scores),
-                *(_cell(differences.get(key), 100) for key in scores),
-                *(_cell(differences.get(key)) for key in tested),
+                *(cell(arm["measures"].get(key)) for key in scores),
+                *(cell(differences.get(key), 100) for key in scores),
+                *(cell(differences.get(key)) for key in tested),
                 *(differences.get(key, {}).get("p_corrected") for key in judged),
-                _cell(arm["measures"].get("entropy")),
+                cell(arm["measures"].get("entropy")),
                 f"{len(arm['seeds'])}, {len(arm['failed'])} failed" if arm["failed"] else str(len(arm["seeds"])),
                 *([look_words(plan["arms"].get(arm["name"]))] if plan else []),
             ]
@@ -555,7 +555,8 @@ def _overlaps(first: Mapping[str, Run], baseline: str, seed: int) -> list[dict[s
     return [{"arms": sorted(names, key=order.index), "count": count} for names, count in upset_counts(sets).items()]
 
 
-def _cell(values: Mapping[str, Any] | None, scale: float = 1.0) -> Cell:
+def cell(values: Mapping[str, Any] | None, scale: float = 1.0) -> Cell:
+    """A measure with its interval as a table has it, times `scale`; None where it was not measured."""
     if not values or values.get("mean") is None:
         return None
     if values.get("low") is None or values.get("high") is None:
