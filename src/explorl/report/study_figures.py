@@ -186,8 +186,9 @@ def lines(
     y: str,
     powers_of_two: bool = False,
     zero: bool = False,
+    named: bool = False,
 ) -> str:
-    """A line per arm with its band; `zero` draws the line of no change."""
+    """A line per arm with its band; `zero` draws the line of no change, `named` writes the arms' names."""
     figure = _figure(PANEL)
     axes = figure.subplots()
     many = len(series) > MANY
@@ -212,6 +213,8 @@ def lines(
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.minorticks_off()
+    for name, curve in series.items() if named else ():
+        _name(axes, name, curve.thinned(), color=arm_looks[name].colour)
     return _finished(figure, axes, identifier, label, x, y)
 
 
@@ -228,10 +231,7 @@ def labelled_lines(series: Mapping[str, Series], *, identifier: str, label: str,
         axes.plot(xs, mean, marker=look.marker, markersize=4, markevery=1 if len(xs) <= MARKED else [-1], **style)
         if len(low) == len(high) == len(xs):
             axes.fill_between(xs, low, high, color=look.colour, alpha=0.12, linewidth=0)
-        if mean:
-            axes.annotate(
-                name, (xs[-1], mean[-1]), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5
-            )
+        _name(axes, name, points)
     axes.margins(x=0.02)
     low, high = axes.get_xlim()
     axes.set_xlim(low, high + 0.17 * (high - low))
@@ -351,6 +351,13 @@ def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look, *, ma
         xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9, marker=look.marker, markersize=5,
         markevery=1 if marked else [len(xs) - 1], gid=look.part("line"), zorder=2.0 if look.place else 2.5,
     )  # fmt: skip
+
+
+def _name(axes: Any, name: str, points: Series, **style: Any) -> None:
+    """A line's name at its end."""
+    if points.mean:
+        end = (_array(points.x)[-1], _array(points.mean)[-1])
+        axes.annotate(name, end, xytext=(7, 0), textcoords="offset points", va="center", fontsize=8.5, **style)
 
 
 def _behind(axes: Any, text: str, x: float, y: float) -> None:
