@@ -169,7 +169,7 @@ def test_commands_in_blocks_are_whole(page: str) -> None:
         assert given.get("protocol") in {None, *PROTOCOLS}, command
         for change in given.get("overrides") or ():
             key = change.partition("=")[0]
-            assert key in KEYS or key.startswith("task."), command
+            assert key in KEYS or key.startswith(("task.", "warm_start")), command
         if found.name == "study" and given["what"][0] in study_names():
             load_study(given["what"][0], profile=given["profile"])
         elif found.name in ("train", "sft", "rft"):

@@ -440,7 +440,11 @@ def study(
     only: Annotated[list[str], typer.Option(metavar="ARM", help="Run only this arm. May be repeated.")] = [],  # noqa: B006
     overrides: Annotated[
         list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of all arms: task.data_dir=data. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of all arms, task.data_dir=data; warm_start=null drops the warm start. May be repeated.",
+        ),
     ] = [],  # noqa: B006
     run: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/NAME-PROFILE.")
