@@ -154,17 +154,17 @@ def test_the_tutorials_config_loads_by_import_path(my_pkg: Path) -> None:
 
     (text,) = blocks(TUTORIAL, "yaml")
     settings = Config(**yaml.safe_load(text))
-    concise, clip = xs.build_all(settings.strategies)
+    concise, other = xs.build_all(settings.strategies)
     assert type(concise).__module__ == "my_pkg.concise"
     assert concise.alpha == xs.Schedule(0.0, 0.2, start=100, steps=200)
-    assert clip == xs.ClipHigher()
+    assert other == xs.MaskTruncated()
     with pytest.raises(ValueError, match=r"concise: alpha is 0\.7"):
         Config(strategies=[{"my_pkg.concise:Concise": {"alpha": 0.7}}])
     points = tomllib.loads(blocks(TUTORIAL, "toml")[0])["project"]["entry-points"]["explorl.strategies"]
     assert xs.find(points["concise"]) is type(concise)
 
 
-@pytest.mark.filterwarnings("ignore:clip_higher does nothing")
+@pytest.mark.filterwarnings("error:.* does nothing")
 @pytest.mark.parametrize("loaded", ["as an object", "by import path"])
 def test_the_tutorials_strategy_trains(my_pkg: Path, small_policy: Path, tmp_path: Path, loaded: str) -> None:
     from datasets import Dataset
