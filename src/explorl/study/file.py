@@ -149,8 +149,8 @@ class StudyFile(Section):
     base: dict[str, Any] = Field(default_factory=dict)
     """The configuration that all arms share: a `preset`, and any keys of the configuration."""
     warm_start: dict[str, Any] | None = None
-    """Keys of the configuration for an SFT run, which is made once: all arms start from its policy. It needs a task with
-    reference solutions; `--set warm_start=null` leaves it out."""
+    """Keys of the configuration for an SFT run, which is made once: all arms start from its policy. It needs a task
+    with reference solutions; `--set warm_start=null` leaves it out."""
     arms: dict[str, ArmSettings | None]
     """What is compared: the name of each arm, over what it changes. `{}` changes nothing."""
     baseline: str
