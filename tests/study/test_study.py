@@ -253,6 +253,18 @@ def test_a_run_of_another_configuration_is_left_alone(whole_study: Path, tmp_pat
     assert "holds a run with another configuration" in (place / "error.txt").read_text()
 
 
+def test_a_warm_start_that_fails_says_how_to_do_without(tmp_path: Path) -> None:
+    """Rows without completions are found when the warm start is made."""
+    rows = [json.dumps({"prompt": f"{number}+4=", "answer": number + 4}) for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    (tmp_path / "warm.yaml").write_text(
+        "name: warm\narms: {a: {}}\nbaseline: a\nbudget: {steps: 1}\nwarm_start: {sft: {from_scratch: false}}\n"
+        f"base: {{preset: tiny, task: {{name: jsonl, path: '{tmp_path / 'rows.jsonl'}'}}}}\n"
+    )
+    with pytest.raises(StoreError, match=r"none has a completion.*from tiny as it is.*--set warm_start=null"):
+        run_study(tmp_path / "warm.yaml", folder=tmp_path / "study", seeds=1, console=Console(quiet=True))
+
+
 def test_the_warm_start_and_the_solve_rates_are_made_once_and_shared(study_file: Path, tmp_path: Path) -> None:
     text = study_file.read_text().replace("steps: 2", "steps: 1").replace("train_problems: 32", "train_problems: 8")
     text = text.replace('["study_broken:Broken"]', "[{curriculum: {mode: easy_first, solve_rates: start}}]")
