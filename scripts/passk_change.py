@@ -1,7 +1,9 @@
 """Draws what training did to pass@k in each arm of a study, as its page does, into a file that stands alone.
 
-explorl quickstart
-python scripts/passk_change.py runs/quickstart docs/images/passk-change.svg
+The README's figure is made by
+
+    explorl study studies/passk.yaml
+    python scripts/passk_change.py runs/passk docs/images/passk-change.svg
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     if len(given) != 2:
-        raise ValueError(f"give the study's folder and the file, such as runs/quickstart change.svg; got {list(given)}")
+        raise ValueError(f"give the study's folder and the file, such as runs/passk change.svg; got {list(given)}")
     results = read_json(Path(given[0]) / "results.json", dict)
     arms = results["arms"]
     pictures = gains(arms, looks([arm["name"] for arm in arms], results["baseline"]), named=True)
