@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import textwrap
 import time
@@ -89,7 +90,7 @@ class Pace:
 
 def ends_of_k(scores: Iterable[str]) -> list[str]:
     """Return pass@k of the smallest and of the largest k among these names of scores."""
-    ks = sorted(int(name.removeprefix("pass@")) for name in scores if name.startswith("pass@"))
+    ks = sorted(int(match[1]) for name in scores if (match := re.fullmatch(r"pass@(\d+)", name)))
     return [f"pass@{k}" for k in dict.fromkeys((ks[0], ks[-1]))] if ks else []
 
 
@@ -103,7 +104,10 @@ def print_change(metrics: Iterable[Mapping[str, Any]], console: Console) -> None
     lines = [line for line in metrics if line.get("kind") == "evaluation"]
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
-        parts = [f"{name} {first[name]:.1%} before training, {last[name]:.1%} after" for name in ends_of_k(last)]
+        parts = [
+            f"{name} {first[name]:.1%} before training, {last[name]:.1%} after"
+            for name in ends_of_k(first.keys() & last.keys())
+        ]
         console.print(f"held out: {'; '.join(parts)}", highlight=False, soft_wrap=True)
 
 

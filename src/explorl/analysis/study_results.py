@@ -176,13 +176,7 @@ def results_of(
     seen = {key: pooled_deviation(paired.get(key, {})) for key in ("pass@1", *(judged or main))}
     deviation = seen["pass@1"]
     spreads = {**seen, "pass@1": deviation or study["seed_deviation"]}
-    detectable = {
-        key: minimum_detectable_effect(spread, len(study["seeds"]))
-        if looks is None
-        else looks.detectable_effect(spread)
-        for key, spread in spreads.items()
-        if spread is not None
-    }
+    detectable = {key: _detectable(spread, study, looks) for key, spread in spreads.items() if spread is not None}
     arms = []
     for arm in study["arms"]:
         name = arm["name"]
