@@ -60,16 +60,20 @@ def test_the_command_runs_the_named_study(capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.mark.parametrize(
-    ("failed", "next_"),
+    ("failed", "seeds", "next_"),
     [
-        (True, "next, to try once more what failed: explorl study rft --run here --seeds 3-5 --only random"),
-        (False, "next, for narrower intervals: explorl study rft --run here --seeds 6"),
+        (True, [3, 4, 5], "next, to try once more what failed: explorl study rft --run here --seeds 3-5 --only random"),
+        (False, [3, 4, 5], "next, for narrower intervals: explorl study rft --run here --seeds 5"),
+        (False, [0, 1, 2, 3, 4], "next, for narrower intervals: explorl study rft --run here --seeds 10"),
+        (False, [0], "next, to see how much trainings differ, which one seed cannot show: explorl study rft --run here "
+         "--seeds 5"),
     ],
-)
-def test_what_failed_is_tried_again_with_its_seeds_and_arms(
-    failed: bool, next_: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+)  # fmt: skip
+def test_what_comes_next(
+    failed: bool, seeds: list[int], next_: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = {"verdict": "", "sequential": None, "arms": [{"seeds": [3, 4, 5]}]}
+    """What failed is tried again with its seeds and arms; two seeds would widen the intervals of one."""
+    results = {"verdict": "", "sequential": None, "arms": [{"seeds": seeds}]}
     outcome = SimpleNamespace(results=results, folder=Path("here"), table=Table([], []), failed=failed)
     monkeypatch.setattr("explorl.study.run.run_study", lambda *_, **__: outcome)
     code, out, _ = study("rft", "--run", "here", "--seeds", "3-5", "--only", "random", capsys=capsys)

@@ -169,7 +169,7 @@ def test_commands_in_blocks_are_whole(page: str) -> None:
         assert given.get("protocol") in {None, *PROTOCOLS}, command
         for change in given.get("overrides") or ():
             key = change.partition("=")[0]
-            assert key in KEYS or key.startswith("task."), command
+            assert key in KEYS or key.startswith(("task.", "warm_start")), command
         if found.name == "study" and given["what"][0] in study_names():
             load_study(given["what"][0], profile=given["profile"])
         elif found.name in ("train", "sft", "rft"):
@@ -364,6 +364,9 @@ def test_bars_in_code_in_tables(hooks: Any) -> None:
 # --- the site -----------------------------------------------------------------------------------------------------
 
 WIDTHS = (400, 1280)
+CUT = """[...document.querySelectorAll("pre > code")].filter(code => code.scrollWidth > code.clientWidth)
+  .map(code => code.textContent.slice(0, 60))"""
+"""Code of which a reader sees only the beginning of a line."""
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 needs_mkdocs = pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: pip install .[docs]")
@@ -444,6 +447,7 @@ def test_pages_fit_and_do_not_complain(site: Path, browser: Any, width: int, sch
         page.wait_for_selector("article h1")
         wide, seen = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert wide <= seen, f"{path.relative_to(site)} is {wide - seen} pixels too wide at {width}"
+        assert page.evaluate(CUT) == [], f"{path.relative_to(site)} cuts code at {width}"
         shown = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
         assert (max(shown[:3]) < 100) == (scheme == "dark"), path
         assert complaints == [], path.relative_to(site)

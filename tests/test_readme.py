@@ -14,7 +14,7 @@ from tests.training.test_every_strategy import SETTINGS, few_answers
 README = Path(__file__).parent.parent / "README.md"
 CODE = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 MODEL = '"Qwen/Qwen2-0.5B-Instruct"'
-STRATEGIES = re.compile(r"    strategies=\[.*\],\n")
+STRATEGIES = re.compile(r"    strategies=\[.*\],.*\n")
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

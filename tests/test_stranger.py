@@ -91,7 +91,8 @@ def test_ten_commands_from_a_file_to_a_page(folder: Path) -> None:
     show, train, report, quality, longer, other, evaluate, compare, study, again = commands
     assert "path: words.jsonl" in run(folder, show)
     said = run(folder, train)
-    assert re.search(r"held out: pass@1 [\d.]+% before training, [\d.]+% after", said)
+    change = r"[\d.]+% before training, [\d.]+% after"
+    assert re.search(rf"held out: pass@1 {change}; pass@2 {change}", said)
     assert f"next: {report}\n" in said, "it says what the page says comes next"
     assert "report: runs/words/report.html" in run(folder, report)
     page = (folder / "runs" / "words" / "report.html").read_text(encoding="utf-8")

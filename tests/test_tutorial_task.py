@@ -118,7 +118,7 @@ def test_a_study_of_two_arms_ends_in_a_page(folder: Path) -> None:
     ((*study,),) = commands(blocks("bash")[2])
     explorl(folder, study)
     results = json.loads((folder / "runs" / "near-arms" / "results.json").read_text())
-    assert [arm["name"] for arm in results["arms"]] == ["GRPO", "PPL shaping"]
+    assert [arm["name"] for arm in results["arms"]] == ["GRPO", "risk-sensitive"]
     assert "<html" in (folder / "runs" / "near-arms" / "report.html").read_text(encoding="utf-8")
 
 

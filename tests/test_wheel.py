@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,7 +50,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     place = tmp_path_factory.mktemp("wheel")
     source = place / "source"
     shutil.copytree(PACKAGE, source / "src" / "explorl", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", "hatch_build.py"):
         shutil.copy(REPOSITORY / name, source)
     alone = {**os.environ, "PIP_NO_INDEX": "1"}
     target = ["--no-compile", "--target", str(place / "site"), "--find-links", str(place)]
@@ -71,6 +73,16 @@ def test_every_file_of_the_package_is_in_the_wheel(installed: Installed) -> None
     packed = {Path(name) for name in zipfile.ZipFile(installed.wheel).namelist()}
     assert files - packed == set(), "missing in the wheel"
     assert {path for path in packed - files if path.parts[0] == "explorl"} == set(), "not of the package"
+
+
+def test_the_page_on_pypi_has_no_relative_link(installed: Installed) -> None:
+    archive = zipfile.ZipFile(installed.wheel)
+    [name] = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = metadata.get_payload()
+    assert page.startswith("# Explorl\n")
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", page) == []
 
 
 def test_what_is_imported_is_the_wheel(installed: Installed) -> None:

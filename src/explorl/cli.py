@@ -45,7 +45,7 @@ from explorl.launch import launch as launched
 from explorl.models import NAMED, ModelError
 from explorl.store import RunStore, file_name, go_on
 from explorl.study.file import Study, find_study, load_study, seeds_in, study_names
-from explorl.terminal import counted, indented, literal, show_what_can_be_shown
+from explorl.terminal import counted, indented, literal, print_change, show_what_can_be_shown
 from explorl.text import clean
 
 if TYPE_CHECKING:
@@ -138,14 +138,16 @@ def quickstart(
 ) -> None:
     """Train the embedded policy in two ways and compare them.
 
-    Plain GRPO against GRPO with perplexity shaping, from the same checkpoint. It takes minutes on a CPU.
+    Plain GRPO against GRPO with risk-sensitive advantages, from the same checkpoint. It takes minutes on a CPU.
     """
     from explorl.quickstart import quickstart as run_quickstart
     from explorl.quickstart import table
 
     result = run_quickstart(run, seed=seed, steps=steps, problems=problems, jobs=jobs, console=console)
-    _say_table(table(result), json_file)
+    _say_table(table(result.results), json_file)
+    console.print(literal(result.results["verdict"]))
     console.print(literal(f"{result.seconds:.0f} s; report: ", (result.report, "bold")), soft_wrap=True)
+    _say_more_seeds(["explorl", "study", str(result.study), "--run", str(run)], 1)
 
 
 @app.command()
@@ -172,7 +174,7 @@ def train(
 
     with _going_on(store):
         model = run_grpo(settings, store, console=console, alone=processes.is_first())
-    _say_scores(store)
+    print_change(store.metrics(), console)
     _say_end(model, ["explorl", "report", str(store.folder)], _scoring(settings, model))
 
 
@@ -446,7 +448,11 @@ def study(
     only: Annotated[list[str], typer.Option(metavar="ARM", help="Run only this arm. May be repeated.")] = [],  # noqa: B006
     overrides: Annotated[
         list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of all arms: task.data_dir=data. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of all arms, task.data_dir=data; warm_start=null drops the warm start. May be repeated.",
+        ),
     ] = [],  # noqa: B006
     run: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of the study; by default runs/NAME-PROFILE.")
@@ -513,9 +519,16 @@ def study(
         raise typer.Exit(1)
     if outcome.results["sequential"] is not None:  # its seeds are fixed
         return
-    most = max(len(arm["seeds"]) for arm in outcome.results["arms"])
-    more = shlex.join([*again, "--seeds", str(2 * most)])
-    console.print(literal(f"next, for narrower intervals: {more}"), soft_wrap=True)
+    _say_more_seeds(again, max(len(arm["seeds"]) for arm in outcome.results["arms"]))
+
+
+def _say_more_seeds(command: list[str], seeds: int) -> None:
+    """What more seeds would show, and the command that runs them."""
+    from explorl.study.plan import more_seeds
+
+    why = "to see how much trainings differ, which one seed cannot show" if seeds == 1 else "for narrower intervals"
+    text = f"next, {why}: {shlex.join([*command, '--seeds', str(more_seeds(seeds))])}"
+    console.print(literal(text), soft_wrap=True, highlight=False)
 
 
 def _keep_or_restore(what: list[str], run: Path | None) -> None:
@@ -914,14 +927,6 @@ def _going_on(store: RunStore) -> Iterator[None]:
         raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}{again}") from interrupt
     finally:
         store.unlock()
-
-
-def _say_scores(store: RunStore) -> None:
-    """What the run has changed on held-out problems."""
-    scores = [line["pass@1"] for line in store.metrics() if line.get("kind") == "evaluation"]
-    if len(scores) > 1:
-        text = f"held out: pass@1 {scores[0]:.1%} before training, {scores[-1]:.1%} after"
-        console.print(text, highlight=False)
 
 
 def _scoring(settings: Config, model: Path) -> list[str]:

@@ -47,8 +47,8 @@ training:
   steps: 100
   learning_rate: 1e-5
 strategies:
-  - risk_sensitive
-  - egsw: {{alpha: 0.3}}
+  - mask_truncated
+  - risk_sensitive: {{beta: 2.0}}
 ```
 
 `explorl config show --preset tiny --set training.steps=100` prints every key with its resolved value. An unknown key

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from explorl.analysis.looks import found_words, plan_words, power_words
-from explorl.analysis.study_results import _cell, results_table
+from explorl.analysis.study_results import cell, results_table
 from explorl.analysis.verdicts import points
 from explorl.metrics import Cell, Table
 from explorl.metrics.table import markdown
@@ -29,9 +29,9 @@ def results_section(results: Mapping[str, Any]) -> str:
     rows: list[list[Cell]] = [list(row) for row in table.rows]
     if results["start"] is not None:
         own = results["start"]["measures"]
-        first = [_cell(own.get(key)) for key in scores]
+        first = [cell(own.get(key)) for key in scores]
         rows.insert(0, ["start", *first, *[None] * (len(table.columns) - 1 - len(first))])
-        rows[0][table.columns.index("entropy (nats)")] = _cell(own.get("entropy"))
+        rows[0][table.columns.index("entropy (nats)")] = cell(own.get("entropy"))
     commit = f", commit `{results['commit'][:7]}`" if re.fullmatch("[0-9a-f]+[+]?", results["commit"] or "") else ""
     head = (
         f"{markdown(results['date'])}{commit}: {len(results['arms'])} arms, {results['problems']} held-out problems × "

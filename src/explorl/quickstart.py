@@ -6,6 +6,7 @@ It is a study of two arms and one seed, in a folder like that of any other.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,25 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from explorl.analysis.study_results import cell
 from explorl.analysis.verdicts import points
 from explorl.config import load_config
-from explorl.evaluation import Evaluation, protocol
-from explorl.metrics import Cell, Interval, Table, paired_difference
+from explorl.metrics import Cell, Table
 from explorl.report.study_page import write_report
-from explorl.store import StoreError, read_parquet, step_files, write_json, write_text
-from explorl.study.arm import run_folder
-from explorl.study.file import Study
+from explorl.store import StoreError, write_json, write_text
 from explorl.study.run import run_study
+from explorl.terminal import ends_of_k
 
-ARMS: dict[str, list[str]] = {"plain GRPO": [], "GRPO + PPL shaping": ["ppl_shaping"]}
+ARMS: dict[str, list[str]] = {"plain GRPO": [], "risk-sensitive GRPO": ["risk_sensitive"]}
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the quickstart found."""
+    """What the quickstart has come to."""
 
-    evaluations: dict[str, Evaluation]
-    gains: dict[str, dict[int, Interval]]
-    """Paired difference to the start, by arm and k."""
+    results: dict[str, Any]
+    study: Path
+    """Its study file."""
     report: Path
     seconds: float
 
@@ -47,7 +47,7 @@ def quickstart(
     jobs: int | None = None,
     console: Console,
 ) -> Result:
-    """Evaluates, trains two arms from the same checkpoint on the same prompts, evaluates both, writes the report.
+    """Train two arms from the same checkpoint on the same prompts, evaluate them before and after, write the report.
 
     An arm that is already in `folder` is not trained again, and one that was interrupted goes on.
     """
@@ -59,43 +59,24 @@ def quickstart(
     outcome = run_study(file, seeds=[seed], folder=folder, jobs=jobs, console=console)
     if outcome.failed:
         raise StoreError(f"{', '.join(outcome.failed)} failed; see error.txt and log.txt under {folder / 'arms'}")
-    study = Study.read(folder)
-    evaluations: dict[str, Evaluation] = {}
-    for arm in study.arms:
-        found = [*step_files(run_folder(folder, arm.slug, seed) / "evaluations", ".parquet").values()]
-        evaluations.setdefault("start", _evaluation(found[0], arm.config))
-        evaluations[arm.name] = _evaluation(found[-1], arm.config)
-    gains = {
-        name: {
-            k: paired_difference(evaluations[name].per_problem(k), evaluations["start"].per_problem(k))
-            for k in (1, samples)
-        }
-        for name in ARMS
-    }
-    first = next(iter(ARMS))
-    gain = gains[first][1]
-    results = {
-        **outcome.results,
-        "verdict": (
-            f"{first} changed the policy's pass@1 on held-out puzzles by {points(gain.mean)} points "
-            f"[{points(gain.low)}, {points(gain.high)}], and its pass@{samples} by "
-            f"{points(gains[first][samples].mean)}."
-        ),
-    }
+    results = {**outcome.results, "verdict": verdict(outcome.results)}
+    write_json(folder / "results.json", results)
     write_report(folder / "report.html", results)
-    seconds = time.monotonic() - began
-    write_json(
-        folder / "quickstart.json",
-        {
-            "seconds": seconds,
-            "evaluations": {name: evaluation.summary() for name, evaluation in evaluations.items()},
-            "gains": {
-                name: {f"pass@{k}": {"mean": i.mean, "low": i.low, "high": i.high} for k, i in by_k.items()}
-                for name, by_k in gains.items()
-            },
-        },
-    )
-    return Result(evaluations, gains, folder / "report.html", seconds)
+    return Result(results, file, folder / "report.html", time.monotonic() - began)
+
+
+def verdict(results: Mapping[str, Any]) -> str:
+    """Return what training did to pass@1 and pass@k of each arm."""
+    arms = []
+    for arm in results["arms"]:
+        gain = arm["gain"]
+        parts = [
+            f"pass@{gain['k'][at]} by {points(gain['mean'][at])}{'' if at else ' points'} "
+            f"[{points(gain['low'][at])}, {points(gain['high'][at])}]"
+            for at in _ends(gain)
+        ]
+        arms.append(f"{arm['name']} changed {' and '.join(parts)}")
+    return f"On held-out puzzles {'; '.join(arms)}. One seed: another training could say otherwise."
 
 
 def study_file(steps: int | None, problems: int, samples: int) -> dict[str, Any]:
@@ -116,27 +97,21 @@ def study_file(steps: int | None, problems: int, samples: int) -> dict[str, Any]
     }
 
 
-def _evaluation(path: Path, config: dict[str, Any]) -> Evaluation:
-    """An evaluation as a run has stored it."""
-    rows = read_parquet(path)
-    samples = config["evaluation"]["samples"]
-    settings = load_config(values=config)
-    how = protocol(settings.evaluation.protocol, samples=samples, max_tokens=settings.rollout.max_tokens)
-    ids = rows["problem"][::samples]
-    return Evaluation(settings.task.name, "tiny", settings.evaluation.protocol, samples, how.sampling, ids, rows)
-
-
-def table(result: Result) -> Table:
+def table(results: Mapping[str, Any]) -> Table:
     """Scores of the start and the arms in percent, with the gains over the start in points."""
-    ks = sorted(next(iter(result.gains.values())))
-    scores, gains = [f"pass@{k}" for k in ks], [f"gain in pass@{k} (points)" for k in ks]
-    rows: list[list[Cell]] = []
-    for name, evaluation in result.evaluations.items():
-        gained = [_in_points(result.gains[name][k]) if name in result.gains else None for k in ks]
-        rows.append([name, *(evaluation.pass_at(k) for k in ks), *gained])
+    scores = ends_of_k(results["start"]["measures"])
+    gains = [f"gain in {name} (points)" for name in scores]
+    rows: list[list[Cell]] = [
+        ["start", *(cell(results["start"]["measures"][name]) for name in scores), *[None] * len(scores)]
+    ]
+    for arm in results["arms"]:
+        gain, measured = arm["gain"], [cell(arm["measures"][name]) for name in scores]
+        ends = [{end: gain[end][at] for end in ("mean", "low", "high")} for at in _ends(gain)]
+        rows.append([arm["name"], *measured, *(cell(change, 100) for change in ends)])
     number = {**dict.fromkeys(scores, ".1%"), **dict.fromkeys(gains, "+.1f")}
     return Table(["", *scores, *gains], rows, title="Countdown with three numbers, tiny policy", number=number)
 
 
-def _in_points(share: Interval) -> Interval:
-    return Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.confidence)
+def _ends(gain: Mapping[str, Any]) -> list[int]:
+    """Where the smallest and the largest k stand."""
+    return list(dict.fromkeys((0, len(gain["k"]) - 1)))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from explorl.config import Config, ConfigError, rft_config
 from explorl.store import RunStore, go_on
-from explorl.terminal import literal
+from explorl.terminal import literal, print_change
 
 
 def rft_command(config: Config, store: RunStore, *, console: Console, alone: bool) -> Path | None:
@@ -31,7 +31,7 @@ def rft_command(config: Config, store: RunStore, *, console: Console, alone: boo
         raise type(interrupt)(f"go on (iteration {at[0]}, {at[1]}) with: {go_on(store.folder)}") from interrupt
     finally:
         store.unlock()
-    _say_scores(store, console)
+    print_change(store.metrics(), console)
     return model
 
 
@@ -43,16 +43,3 @@ def _check_longer(config: Config, store: RunStore) -> None:
         raise ConfigError(
             f"rft.iterations is {config.rft.iterations} in --set and {held} in {store.config_path}; use {held} or more"
         )
-
-
-def _say_scores(store: RunStore, console: Console) -> None:
-    """What the run has changed on held-out problems, at both ends of k."""
-    lines = [line for line in store.metrics() if line.get("kind") == "evaluation"]
-    if len(lines) < 2:
-        return
-    ks = sorted({int(key[5:]) for key in lines[-1] if key.startswith("pass@")})
-    parts = [
-        f"pass@{k} {lines[0][f'pass@{k}']:.1%} before, {lines[-1][f'pass@{k}']:.1%} after"
-        for k in dict.fromkeys((ks[0], ks[-1]))
-    ]
-    console.print(f"held out: {'; '.join(parts)}", highlight=False, soft_wrap=True)

@@ -428,9 +428,11 @@ def test_a_failing_pair_does_not_keep_the_others(tmp_path: Path) -> None:
     assert {(entry["model"], entry["task"]) for entry in written if "error" in entry} == failed
     (score,) = [entry["scores"]["pass@1"]["mean"] for entry in written if "scores" in entry]
     printed = console.export_text()
-    rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "failed │" in line]
-    assert [row[1:3] for row in rows] == [["broken", "failed"], ["tiny", "failed"]]
-    assert rows[1][3].startswith(f"{score:.1%}")
+    cells = [[cell.strip() for cell in line.split("│")[1:4]] for line in printed.splitlines() if "│" in line]
+    assert {
+        (model, task) for model, task, shown in (row for row in cells if len(row) == 3) if shown == "failed"
+    } == failed
+    assert [row[2].startswith(f"{score:.1%}") for row in cells if row[:2] == ["tiny", "countdown-mini"]] == [True]
     assert "failed: tiny on aime24: " in printed
     assert "aime24.jsonl" in printed
 
@@ -518,3 +520,11 @@ def test_the_first_of_many_completions_does_not_tell_how_long_the_others_take() 
         "m on t: 200 of 1,100 completions, 9 min left",
         "m on t: 1,100 of 1,100 completions",
     ]
+
+
+def test_two_completions_of_few_tell_nothing_either() -> None:
+    printed, now = io.StringIO(), [0.0]
+    lines = harness._Lines(Console(file=printed, width=200), harness.Progress("m", "t", 0, 8), clock=lambda: now[0])
+    for now[0], done in ((30.0, 2), (60.0, 4)):
+        lines.show(harness.Progress("m", "t", done, 8))
+    assert printed.getvalue().splitlines() == ["m on t: 2 of 8 completions", "m on t: 4 of 8 completions, 60 s left"]

@@ -51,6 +51,33 @@ def test_prints():
     assert "2.000" in mixed
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_table_too_wide_for_the_terminal_goes_on_below_with_its_names_again(width):
+    """Neither a name nor a number is cut or broken."""
+    names = ["gpt-oss-20b-risk-sensitive", "MaxRL", "risk-sensitive GRPO"]
+    columns = ["arm", "pass@1", "pass@8", "Δ pass@1 (points)", "Δ pass@8 (points)", "p (pass@1)"]
+    table = Table(columns, [[name, INTERVAL, INTERVAL, INTERVAL, 0.25, 1] for name in names], title="study")
+    out = io.StringIO()
+    table.print(Console(file=out, width=width))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    blocks = out.getvalue().count("┏")
+    assert blocks > 1
+    for name in names:
+        assert out.getvalue().count(f"│ {name} ") == blocks
+    assert out.getvalue().count("0.412 [0.300, 0.500]") == 9
+    assert out.getvalue().count("study") == 1
+
+
+def test_a_table_of_one_wide_column_is_folded_and_not_cut():
+    name = "a" * 100
+    out = io.StringIO()
+    Table(["model", "pass@1"], [[name, 0.5]]).print(Console(file=out, width=60))
+    assert out.getvalue().count("a") == 101, "pass@1 has one too"
+    assert "0.500" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 60
+
+
 def test_prints_to_the_terminal(capsys):
     Table(["x"], [[1]]).print()
     assert "x" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,19 @@ from explorl.study.arm import (
     trained_steps,
 )
 from explorl.study.file import load_study
-from explorl.study.run import Outcome, environment, locked_study, run_study, study_status, write_results
+from explorl.study.run import (
+    Outcome,
+    _Run,
+    environment,
+    locked_study,
+    run_study,
+    study_status,
+    time_left,
+    write_results,
+)
+from explorl.terminal import Pace
+
+TEN_STEPS = {"steps": 10, "iterations": 1}
 
 RUN = """
 import sys
@@ -116,11 +129,12 @@ def test_a_failed_arm_is_told_and_stops_no_other(killed_study: tuple[Path, int, 
 def test_status_says_where_each_run_is(killed_study: tuple[Path, int, Outcome, str]) -> None:
     folder, _, outcome, _ = killed_study
     table = study_status(folder)
-    assert table.columns == ("arm", "seed", "state", "step", "accuracy", "seconds")
+    assert table.columns == ("arm", "seed", "state", "step", "pass@1", "pass@2", "seconds")
     rows = {row[0]: row for row in table.rows}
     assert rows["plain"][2:4] == ("done", 2)
-    assert rows["plain"][4] == pytest.approx(outcome.results["arms"][0]["measures"]["pass@1"]["mean"])
-    assert rows["broken"][2:5] == ("failed", 0, None)
+    measures = outcome.results["arms"][0]["measures"]
+    assert rows["plain"][4:6] == pytest.approx([measures[key]["mean"] for key in ("pass@1", "pass@2")])
+    assert rows["broken"][2:6] == ("failed", 0, None, None)
     with locked(run_folder(folder, "broken", 0)):
         assert {row[0]: row[2] for row in study_status(folder).rows}["broken"] == "running"
     assert [row["arm"] for row in json.loads(outcome.table.to_json())["rows"]] == ["plain", "Shaped + hot", "broken"]
@@ -239,6 +253,18 @@ def test_a_run_of_another_configuration_is_left_alone(whole_study: Path, tmp_pat
     assert "holds a run with another configuration" in (place / "error.txt").read_text()
 
 
+def test_a_warm_start_that_fails_says_how_to_do_without(tmp_path: Path) -> None:
+    """Rows without completions are found when the warm start is made."""
+    rows = [json.dumps({"prompt": f"{number}+4=", "answer": number + 4}) for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    (tmp_path / "warm.yaml").write_text(
+        "name: warm\narms: {a: {}}\nbaseline: a\nbudget: {steps: 1}\nwarm_start: {sft: {from_scratch: false}}\n"
+        f"base: {{preset: tiny, task: {{name: jsonl, path: '{tmp_path / 'rows.jsonl'}'}}}}\n"
+    )
+    with pytest.raises(StoreError, match=r"none has a completion.*from tiny as it is.*--set warm_start=null"):
+        run_study(tmp_path / "warm.yaml", folder=tmp_path / "study", seeds=1, console=Console(quiet=True))
+
+
 def test_the_warm_start_and_the_solve_rates_are_made_once_and_shared(study_file: Path, tmp_path: Path) -> None:
     text = study_file.read_text().replace("steps: 2", "steps: 1").replace("train_problems: 32", "train_problems: 8")
     text = text.replace('["study_broken:Broken"]', "[{curriculum: {mode: easy_first, solve_rates: start}}]")
@@ -275,6 +301,37 @@ def test_a_budget_of_tokens_or_minutes_is_spent_at_its_step(tmp_path: Path) -> N
                 stopped[name] = step
         store.append_metrics({"step": step, "kind": "train", "num_tokens": 100 * step, "step_time": 30.0})
     assert stopped == {"tokens": 4, "minutes": 3}
+
+
+def test_the_time_left_is_told_by_steps_of_the_same_kind(study_file: Path, tmp_path: Path) -> None:
+    """Not by the start-up that comes before them, and not before three steps have been timed."""
+    study = load_study(study_file)
+    study = replace(study, arms=tuple(replace(arm, config={**arm.config, "training": TEN_STEPS}) for arm in study.arms))
+    first, second, third = (_Run(tmp_path, study.arms[0], seed) for seed in range(3))
+    running = [first, second]
+    for run in running:
+        run.begin(0.0)
+        run.folder.mkdir(parents=True)
+    for step, now in ((1, 60.0), (2, 62.0), (3, 64.0), (4, 66.0)):
+        assert time_left(running, [], [third], 2) is None, "the first step also has the start-up in it"
+        for run in running:
+            run.store.append_metrics({"kind": "train", "step": step})
+            run.look(now)
+    assert time_left(running, [], [], 2) == pytest.approx(6 * 2.0)
+    assert time_left(running, [], [third], 2) == pytest.approx(6 * 2.0 + 60 + 9 * 2.0)
+    assert time_left([first], [second], [third], 2) == pytest.approx(60 + 9 * 2.0), "one slot is free at once"
+
+    other = _Run(tmp_path, replace(study.arms[1], kind="rft"), 0)
+    assert time_left(running, [], [other], 2) is None, "steps of another kind tell nothing"
+
+
+def test_a_run_that_goes_back_to_its_checkpoint_counts_from_there() -> None:
+    pace = Pace(43)
+    for steps, now in ((43, 0.0), (40, 10.0), (41, 20.0), (42, 22.0), (43, 24.0)):
+        pace.see(steps, now)
+        assert pace.seconds is None
+    pace.see(44, 26.0)
+    assert (pace.first, pace.seconds) == (20.0, 2.0)
 
 
 def test_threads_and_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,26 @@ def test_a_key_of_all_arms_on_the_command_line(tmp_path: Path) -> None:
     assert load_study(bare, overrides=["model.name=tiny", "task.name=countdown-mini"]).base["model"]["name"] == "tiny"
 
 
+def test_the_warm_start_on_the_command_line(tmp_path: Path) -> None:
+    """It is a key of the study, not of its base: it can be dropped or changed."""
+    path = written(tmp_path, {**SOUND, "warm_start": {"sft": {"epochs": 2}}})
+    assert load_study(path, overrides=["warm_start.sft.examples=30"]).warm_start["sft"]["examples"] == 30
+    study = load_study(path, overrides=["warm_start=null"])
+    assert study.warm_start is None
+    assert study.arm_config(study.arms[0], 0, tmp_path).model.name == study.base["model"]["name"]
+    with pytest.raises(ConfigError, match=r"warm_start of .*sft\.epocs"):
+        load_study(path, overrides=["warm_start.sft.epocs=1"])
+
+
+def test_a_warm_start_on_a_task_without_reference_solutions(tmp_path: Path) -> None:
+    """It is refused before anything runs, with what to do instead."""
+    path = written(tmp_path, {**SOUND, "warm_start": {"sft": {"epochs": 2}}})
+    choice = ["task.name=choice", "task.template=null", f"task.data_dir={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"warm_start.*'choice'.*--set warm_start=null"):
+        load_study(path, overrides=choice)
+    assert load_study(path, overrides=[*choice, "warm_start=null"]).warm_start is None
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -265,16 +265,29 @@ def test_verdicts_say_no_more_than_the_intervals() -> None:
     assert difference_in_words("pass@1", unsure, 3, 3).endswith("(p = 0.08 after correction over 3 arms)")
     assert difference_in_words("pass@1", unsure, 3, 1).endswith("(one seed: of the problems only)")
     assert arm_verdict(None, ["pass@1"], arms=1, seeds=3, failed=0) == "the baseline"
-    told = study_verdict({"a": better, "b": nothing, "c": worse}, "pass@1", "GRPO", 0.05, 3)
+    arms = {"a": {"pass@1": nothing, "pass@8": better}, "b": {"pass@1": worse, "pass@8": unsure}}
+    told = study_verdict(arms, ["pass@1", "pass@8"], "GRPO", {"pass@1": 0.05, "pass@8": 0.072}, 3)
     assert told == (
-        "Of 3 arms, above GRPO in pass@1: a (+4.1 points); below GRPO in pass@1: c (−5.0 points); "
-        "with 3 seeds, differences below 5.0 points may be missed."
+        "Of 2 arms, below GRPO in pass@1: b (−5.0 points); above GRPO in pass@8: a (+4.1 points); with 3 seeds, "
+        "differences below 5.0 points of pass@1 and 7.2 points of pass@8 may be missed."
     )
-    assert "Of 2 arms, none is shown to differ" in study_verdict({"a": unsure, "b": unsure}, "pass@1", "GRPO", 0.05, 3)
-    one = [study_verdict({"a": what}, "pass@1", "GRPO", 0.05, 3).split(";")[0] for what in (unsure, better, worse)]
-    assert one == [
-        "a is not shown to differ from GRPO in pass@1",
-        "a is above GRPO in pass@1 (+4.1 points)",
-        "a is below GRPO in pass@1 (−5.0 points)",
+    none = {"a": {"pass@1": unsure, "pass@8": worse}, "b": {"pass@1": nothing, "pass@8": worse}}
+    told = study_verdict(none, ["pass@1", "pass@8"], "GRPO", {"pass@1": 0.05}, 3)
+    assert told == (
+        "Of 2 arms, none is shown to differ from GRPO in pass@1; below GRPO in pass@8: a (−5.0 points), b (−5.0 "
+        "points); with 3 seeds, differences below 5.0 points of pass@1 may be missed."
+    )
+    one = [
+        study_verdict({"a": {"pass@1": first, "pass@8": last}}, ["pass@1", "pass@8"], "GRPO", {}, 3)
+        for first, last in ((unsure, unsure), (better, nothing), (nothing, worse))
     ]
-    assert study_verdict({"a": unsure}, "pass@1", "GRPO", None, 1).endswith("another training could say otherwise.")
+    assert one == [
+        "a is not shown to differ from GRPO in pass@1, nor in pass@8.",
+        "a is above GRPO in pass@1 (+4.1 points), and not shown to differ in pass@8.",
+        "a is not shown to differ from GRPO in pass@1, and below GRPO in pass@8 (−5.0 points).",
+    ]
+    single = study_verdict({"a": {"pass@1": unsure}}, ["pass@1"], "GRPO", {}, 1)
+    assert (
+        single == "a is not shown to differ from GRPO in pass@1; with one seed, another training could say otherwise."
+    )
+    assert study_verdict({"a": {}}, ["pass@1"], "GRPO", {}, 3) == "There is no arm to compare with GRPO yet."

@@ -33,7 +33,8 @@ def test_a_study_is_shown_with_every_arm(whole_study: Path) -> None:
         "0/4",
         "accuracy",
         "entropy",
-        "held out",
+        "pass@1",
+        "pass@2",
     ):
         assert word in text
     assert "%" in text
@@ -59,6 +60,24 @@ def test_a_run_of_one_step_has_a_step_and_no_curve(whole_study: Path, tmp_path: 
     (run / "metrics.jsonl").write_text(next(line for line in lines if json.loads(line)["kind"] == "train"))
     assert "no training step yet" not in shown(run)
     assert "one training step so far" in shown(run)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_names_are_not_cut(width: int, whole_study: Path, tmp_path: Path) -> None:
+    """Where there is little room, it is the curves that go."""
+    folder = tmp_path / "study"
+    shutil.copytree(whole_study, folder)
+    record = json.loads((folder / "study.json").read_text())
+    names = ["gpt-oss-20b-plain", "gpt-oss-20b-egsw", "gpt-oss-20b-fails"]
+    for arm, name in zip(record["arms"], names, strict=True):
+        arm["name"] = name
+    (folder / "study.json").write_text(json.dumps(record))
+    file = io.StringIO()
+    watch(folder, once=True, console=Console(file=file, width=width))
+    for name in names:
+        assert f" {name} " in file.getvalue()
+    assert "…" not in file.getvalue()
+    assert (BLOCKS[-1] in file.getvalue()) == (width == 120)
 
 
 def test_sparkline_by_hand() -> None:

@@ -18,7 +18,7 @@ import yaml
 from numpy.typing import NDArray
 
 from explorl.analysis.differences import Values, corrected, paired_values, pooled_deviation, with_floor
-from explorl.analysis.looks import look_words, looks_of
+from explorl.analysis.looks import Looks, look_words, looks_of
 from explorl.analysis.statistics import area_weights, minimum_detectable_effect, steps_to
 from explorl.analysis.study_answers import error_breakdown, sampled_rollouts
 from explorl.analysis.verdicts import arm_verdict, study_verdict
@@ -171,13 +171,12 @@ def results_of(
     looks = looks_of(study)
     others = [name for name in measured if name != study["baseline"]]
     differences = corrected(paired, others) if looks is None else looks.differences(paired)
-    deviation = pooled_deviation(paired.get("pass@1", {}))
-    spread = deviation or study["seed_deviation"]
-    effect = None if spread is None else minimum_detectable_effect(spread, len(study["seeds"]))
-    if looks is not None:
-        effect = looks.detectable_effect(spread)
     main = ["pass@1"] if len(ks) == 1 else ["pass@1", f"pass@{ks[-1]}"]
     judged = [] if looks is None else [key for key in looks.measures if key.startswith("pass@")]
+    seen = {key: pooled_deviation(paired.get(key, {})) for key in ("pass@1", *(judged or main))}
+    deviation = seen["pass@1"]
+    spreads = {**seen, "pass@1": deviation or study["seed_deviation"]}
+    detectable = {key: _detectable(spread, study, looks) for key, spread in spreads.items() if spread is not None}
     arms = []
     for arm in study["arms"]:
         name = arm["name"]
@@ -207,7 +206,6 @@ def results_of(
         )
     start = None if START in complete else _start(baseline, ks)
     first = {name: found[0] for name, found in complete.items() if found}
-    compared = {name: ones["pass@1"] for name, ones in differences.items() if "pass@1" in ones}
     written = {run.seed for found in complete.values() for run in found if any(run.folder.glob("rollouts/*.parquet"))}
     shown = next((seed for seed in study["seeds"] if seed in written), study["seeds"][0])
     return {
@@ -222,11 +220,15 @@ def results_of(
         "samples": some.final.samples if some else 0,
         "steps": study["base"]["training"]["steps"],
         "target": study["target"],
-        "minimum_detectable_effect": effect,
+        "minimum_detectable_effect": detectable.get("pass@1"),
         "seed_deviation_seen": deviation,
         "sequential": None if looks is None else looks.record(paired, _unfinished(runs, looks.first_seeds)),
         "verdict": study_verdict(
-            compared, "pass@1", study["baseline"], effect, study.get("compared_seeds", len(study["seeds"]))
+            differences,
+            judged or main,
+            study["baseline"],
+            {key: effect for key, effect in detectable.items() if effect is not None},
+            study.get("compared_seeds", len(study["seeds"])),
         ),
         "measures": _measure_list(ks, measured),
         "start": start,
@@ -240,6 +242,11 @@ def results_of(
             iterations={arm["name"]: arm["config"]["training"]["iterations"] for arm in study["arms"]},
         ),
     }
+
+
+def _detectable(spread: float, study: Mapping[str, Any], looks: Looks | None) -> float | None:
+    """The smallest difference that the study's seeds find with a chance of 80 % at this spread between seeds."""
+    return minimum_detectable_effect(spread, len(study["seeds"])) if looks is None else looks.detectable_effect(spread)
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
@@ -258,11 +265,11 @@ def results_table(results: Mapping[str, Any]) -> Table:
         rows.append(
             [
                 arm["name"],
-                *(_cell(arm["measures"].get(key)) for key in scores),
-                *(_cell(differences.get(key), 100) for key in scores),
-                *(_cell(differences.get(key)) for key in tested),
+                *(cell(arm["measures"].get(key)) for key in scores),
+                *(cell(differences.get(key), 100) for key in scores),
+                *(cell(differences.get(key)) for key in tested),
                 *(differences.get(key, {}).get("p_corrected") for key in judged),
-                _cell(arm["measures"].get("entropy")),
+                cell(arm["measures"].get("entropy")),
                 f"{len(arm['seeds'])}, {len(arm['failed'])} failed" if arm["failed"] else str(len(arm["seeds"])),
                 *([look_words(plan["arms"].get(arm["name"]))] if plan else []),
             ]
@@ -535,7 +542,8 @@ def _overlaps(first: Mapping[str, Run], baseline: str, seed: int) -> list[dict[s
     return [{"arms": sorted(names, key=order.index), "count": count} for names, count in upset_counts(sets).items()]
 
 
-def _cell(values: Mapping[str, Any] | None, scale: float = 1.0) -> Cell:
+def cell(values: Mapping[str, Any] | None, scale: float = 1.0) -> Cell:
+    """A measure with its interval as a table has it, times `scale`; None where it was not measured."""
     if not values or values.get("mean") is None:
         return None
     if values.get("low") is None or values.get("high") is None:

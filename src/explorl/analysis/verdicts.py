@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 LEVEL = 0.05
@@ -69,28 +70,51 @@ def arm_verdict(
 
 
 def study_verdict(
-    differences: Mapping[str, Difference], label: str, baseline: str, effect: float | None, seeds: int
+    differences: Mapping[str, Mapping[str, Difference]],
+    labels: Sequence[str],
+    baseline: str,
+    effects: Mapping[str, float],
+    seeds: int,
 ) -> str:
-    """One sentence for the whole study."""
-    if not differences:
+    """Return one sentence for the whole study: which arms differ from the baseline in each of these measures.
+
+    `effects` are the smallest differences that the seeds detect, by measure.
+    """
+    compared = {name: own for name, own in differences.items() if any(label in own for label in labels)}
+    if not compared:
         return f"There is no arm to compare with {baseline} yet."
-    better = [name for name, one in differences.items() if found(one) and one["mean"] > 0]
-    worse = [name for name, one in differences.items() if found(one) and one["mean"] < 0]
-    parts = []
-    for names, word in ((better, "above"), (worse, "below")):
-        if names:
-            told = ", ".join(f"{name} ({points(differences[name]['mean'])} points)" for name in names)
-            parts.append(f"{word} {baseline} in {label}: {told}")
-    if not parts:
-        parts.append(f"none is shown to differ from {baseline} in {label}")
-    text = f"Of {len(differences)} arms, {'; '.join(parts)}"
-    if len(differences) == 1:
-        (name, one), *_ = differences.items()
-        where = "above" if better else "below"
-        text = f"{name} is not shown to differ from {baseline} in {label}"
-        if found(one):
-            text = f"{name} is {where} {baseline} in {label} ({points(one['mean'])} points)"
+    measured = [label for label in labels if any(label in own for own in compared.values())]
+    if len(compared) == 1:
+        (name, own), *_ = compared.items()
+        text = f"{name} is {_standing(own[measured[0]], measured[0], baseline)}"
+        for before, label in pairwise(measured):
+            if found(own[label]):
+                text += f", and {_standing(own[label], label, baseline)}"
+            else:
+                text += f", and not shown to differ in {label}" if found(own[before]) else f", nor in {label}"
+    else:
+        parts = [part for label in measured for part in _standings(compared, label, baseline)]
+        text = f"Of {len(compared)} arms, {'; '.join(parts)}"
     if seeds < 2:
         return f"{text}; with one seed, another training could say otherwise."
-    limit = "" if effect is None else f"; with {seeds} seeds, differences below {effect * 100:.1f} points may be missed"
+    limits = [f"{effects[label] * 100:.1f} points of {label}" for label in measured if label in effects]
+    limit = f"; with {seeds} seeds, differences below {' and '.join(limits)} may be missed" if limits else ""
     return f"{text}{limit}."
+
+
+def _standing(difference: Difference, label: str, baseline: str) -> str:
+    """Where a lone arm stands: above or below the baseline, or not shown to differ."""
+    if not found(difference):
+        return f"not shown to differ from {baseline} in {label}"
+    word = "above" if difference["mean"] > 0 else "below"
+    return f"{word} {baseline} in {label} ({points(difference['mean'])} points)"
+
+
+def _standings(compared: Mapping[str, Mapping[str, Difference]], label: str, baseline: str) -> list[str]:
+    """Which of several arms stand above and below the baseline in a measure."""
+    differing = {name: own[label]["mean"] for name, own in compared.items() if label in own and found(own[label])}
+    parts = []
+    for word, sign in (("above", 1), ("below", -1)):
+        if arms := [f"{name} ({points(mean)} points)" for name, mean in differing.items() if mean * sign > 0]:
+            parts.append(f"{word} {baseline} in {label}: {', '.join(arms)}")
+    return parts or [f"none is shown to differ from {baseline} in {label}"]

@@ -41,7 +41,7 @@ from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.store import file_name, write_json
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
-from explorl.terminal import ProgressLines, duration, literal
+from explorl.terminal import TELLING_STEPS, ProgressLines, duration, ends_of_k, literal
 from explorl.text import clean
 
 RECORD_BYTES = 2 << 30
@@ -445,14 +445,20 @@ def evaluate_command(
 
 
 def overview(results: Sequence[Evaluated], failures: Sequence[Failed]) -> Table:
-    """pass@1 of every model on every task."""
-    cells: dict[tuple[str, str], Cell] = {(one.model, one.task): "failed" for one in failures}
+    """pass@1 and pass@k of every model on every task."""
+    scores = ends_of_k({name for result in results for name in ends_of_k(result.scores)}) or ["pass@1"]
+    rows: list[list[Cell]] = []
     for result in results:
         identity = EvaluationFolder(result.folder).identity()
-        cells[identity["model"], identity["task"]] = result.scores.get("pass@1") if result.evaluation else "unfinished"
-    models, tasks = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
-    rows: list[list[Cell]] = [[model, *(cells.get((model, task)) for task in tasks)] for model in models]
-    return Table(["model", *tasks], rows, title="pass@1", number=".1%")
+        cells = [result.scores.get(name) for name in scores] if result.evaluation else _only("unfinished", scores)
+        rows.append([identity["model"], identity["task"], *cells])
+    rows += [[failure.model, failure.task, *_only("failed", scores)] for failure in failures]
+    return Table(["model", "task", *scores], rows, title="all evaluations", number=".1%")
+
+
+def _only(state: str, scores: Sequence[str]) -> list[Cell]:
+    """The cells of an evaluation without scores."""
+    return [state, *[None] * (len(scores) - 1)]
 
 
 class _Lines:
@@ -467,7 +473,7 @@ class _Lines:
         if now.done < now.total and (not drawn or not self.lines.due):
             return
         left = (self.clock() - self.begun) / max(drawn, 1) * (now.total - now.done)
-        tells = now.done < now.total and drawn >= TELLING * asked
+        tells = now.done < now.total and drawn >= max(TELLING_STEPS, TELLING * asked)
         rest = f", {duration(left)} left" if tells else ""
         self.lines.say(f"{now.model} on {now.task}: {now.done:,} of {now.total:,} completions{rest}")
 

@@ -9,8 +9,10 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,16 +72,64 @@ class Table:
 
         (console or Console()).print(self)
 
-    def __rich__(self) -> rich.table.Table:
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> Iterator[rich.table.Table]:
+        for number, columns in enumerate(self._blocks(options.max_width)):
+            yield self._block(columns, self.title if number == 0 else "", options.max_width)
+
+    def _block(self, columns: Sequence[int], title: str, width: int) -> rich.table.Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(title=Text(self.title) if self.title else None)
-        for index, name in enumerate(self.columns):
-            table.add_column(Text(name), justify="right" if self._is_numeric(index) else "left")
+        table = RichTable(title=Text(title) if title else None)
+        wraps = self._width([self._widths[index] for index in columns]) > width
+        for index in columns:
+            name, least = self.columns[index], self._least_widths[index]
+            header = "\n".join(textwrap.wrap(name, least, break_long_words=False)) if wraps else name
+            table.add_column(Text(header), justify="right" if self._is_numeric(index) else "left", overflow="fold")
         for row in self.texts():
-            table.add_row(*map(Text, row))  # Text: brackets in a cell are no markup
+            table.add_row(*(Text(row[index]) for index in columns))  # Text: brackets in a cell are no markup
         return table
+
+    def _blocks(self, width: int) -> list[list[int]]:
+        """Columns by the blocks that fit the width, the names in front of each; all in one where that fits."""
+        every = list(range(len(self.columns)))
+        if self._width(self._least_widths) <= width:
+            return [every]
+        names = next((index for index in every if self._is_numeric(index)), 0) or 1
+        if self._width(self._least_widths[:names]) > 0.6 * width:
+            names = 1
+        blocks = [every[:names]]
+        for index in every[names:]:
+            widths = [self._least_widths[other] for other in (*blocks[-1], index)]
+            if len(blocks[-1]) > names and self._width(widths) > width:
+                blocks.append(every[:names])
+            blocks[-1].append(index)
+        return blocks
+
+    @staticmethod
+    def _width(widths: Sequence[int]) -> int:
+        """Of a table whose columns have these widths, with its lines and margins."""
+        return sum(widths) + 3 * len(widths) + 1
+
+    @cached_property
+    def _least_widths(self) -> list[int]:
+        """What each column needs for its cells in one line, and for its title in several."""
+        from rich.cells import cell_len
+
+        columns = zip(*[self.columns, *self.texts()], strict=True)
+        return [
+            max(cell_len(part) for part in (*head.split(), *(line for cell in cells for line in cell.split("\n")), ""))
+            for head, *cells in columns
+        ]
+
+    @cached_property
+    def _widths(self) -> list[int]:
+        """What each column needs with its title in one line."""
+        from rich.cells import cell_len
+
+        return [max(cell_len(name), least) for name, least in zip(self.columns, self._least_widths, strict=True)]
 
     def to_json(self) -> str:
         """``{"title", "columns", "rows": [{column: value}]}``.

@@ -24,6 +24,8 @@ NOISY = 24
 """A curve of as many steps is drawn as its running mean, over points that are what was measured."""
 MARKED = 40
 """Points of a curve that was measured now and then, up to which each gets its marker."""
+NAME_POINTS = 10
+"""Height of a name beside a line."""
 MANY = 6
 """With more curves than that, the bands of those that are not the baseline wait until their arm is chosen."""
 
@@ -186,8 +188,9 @@ def lines(
     y: str,
     powers_of_two: bool = False,
     zero: bool = False,
+    named: bool = False,
 ) -> str:
-    """A line per arm with its band; `zero` draws the line of no change."""
+    """A line per arm with its band; `zero` draws the line of no change, `named` writes the arms' names."""
     figure = _figure(PANEL)
     axes = figure.subplots()
     many = len(series) > MANY
@@ -212,6 +215,8 @@ def lines(
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.minorticks_off()
+    if named:
+        _names(axes, series, arm_looks)
     return _finished(figure, axes, identifier, label, x, y)
 
 
@@ -229,9 +234,7 @@ def labelled_lines(series: Mapping[str, Series], *, identifier: str, label: str,
         if len(low) == len(high) == len(xs):
             axes.fill_between(xs, low, high, color=look.colour, alpha=0.12, linewidth=0)
         if mean:
-            axes.annotate(
-                name, (xs[-1], mean[-1]), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5
-            )
+            _name(axes, name, (xs[-1], mean[-1]))
     axes.margins(x=0.02)
     low, high = axes.get_xlim()
     axes.set_xlim(low, high + 0.17 * (high - low))
@@ -351,6 +354,23 @@ def _line(axes: Any, xs: Sequence[float], ys: Sequence[float], look: Look, *, ma
         xs, ys, color=look.colour, linestyle=look.dash, linewidth=1.9, marker=look.marker, markersize=5,
         markevery=1 if marked else [len(xs) - 1], gid=look.part("line"), zorder=2.0 if look.place else 2.5,
     )  # fmt: skip
+
+
+def _names(axes: Any, series: Mapping[str, Series], arm_looks: Mapping[str, Look]) -> None:
+    """The names of lines at their ends, one above the other where the ends are close together."""
+    low, high = axes.get_ylim()
+    height = 72 * 0.8 * PANEL[1]
+    ends = ((_array(curve.mean)[-1], _array(curve.x)[-1], name) for name, curve in series.items())
+    last = -math.inf
+    for y, x, name in sorted(ends):
+        place = (y - low) / (high - low) * height
+        last = max(place, last + NAME_POINTS)
+        _name(axes, name, (x, y), last - place, color=arm_looks[name].colour)
+
+
+def _name(axes: Any, name: str, end: tuple[float, float], above: float = 0.0, **style: Any) -> None:
+    """The name of a line beside its end, or so many points above it."""
+    axes.annotate(name, end, xytext=(7, above), textcoords="offset points", va="center", fontsize=8.5, **style)
 
 
 def _behind(axes: Any, text: str, x: float, y: float) -> None:

@@ -183,10 +183,10 @@ def pass_at_k(results: Mapping[str, Any], looks: Mapping[str, Look]) -> list[Pic
         band = (curve.get("band") or "95 % interval") if curve.get("low") else None
         curves[arm["name"]] = {**curve, "step": curve.get("k"), "band": band}
     pictures = _curves(curves, looks, "passk", "pass@k on the holdout", "pass@k", "%", x="k")
-    return pictures + _gains(arms, looks)
+    return pictures + gains(arms, looks)
 
 
-def _gains(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
+def gains(arms: Sequence[Arm], looks: Mapping[str, Look], *, named: bool = False) -> list[Picture]:
     """What training did to pass@k, by k: where a line crosses zero, the policy lost what it could reach before."""
     series = {
         arm["name"]: _series({**arm["gain"], "step": arm["gain"]["k"]}, "%")
@@ -211,6 +211,7 @@ def _gains(arms: Sequence[Arm], looks: Mapping[str, Look]) -> list[Picture]:
         y="change in pass@k (points)",
         powers_of_two=True,
         zero=True,
+        named=named,
     )
     bands = sorted({arm["gain"]["band"] for arm in arms if arm["name"] in series and arm["gain"].get("band")})
     caption = f"{label} Below zero, training lost problems that the policy could solve before."

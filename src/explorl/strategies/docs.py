@@ -3,7 +3,7 @@
     python -m explorl.strategies.docs            # writes both
     python -m explorl.strategies.docs --check    # fails where they are not what would be written
 
-What stands between the two marks of the measured effects is written by hand and kept.
+The advice and the measured effects are written by hand, between marks, and kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from explorl.strategies.base import Strategy
 from explorl.strategies.registry import REGISTRY, describe
 from explorl.strategies.schedule import Schedule
 
-BEGIN, END = "<!-- measured effects: begin -->", "<!-- measured effects: end -->"
+ADVICE, MEASURED = "advice", "measured effects"
+"""What is written by hand: it stands between two marks of this name and is kept."""
 NOT_YET = "Nothing is measured yet."
 README_HEAD = "| name | what it does | source |\n"
 
@@ -46,6 +47,14 @@ HEAD = """\
 
 <!-- Written by `python -m explorl.strategies.docs` from the docstrings in src/explorl/strategies. Edit those. -->
 
+## Which strategy should I use?
+
+<!-- advice: begin -->
+{advice}
+<!-- advice: end -->
+
+## All strategies
+
 {listing}
 
 `explorl strategies` prints the same list, with `--json` for programs. [A strategy of your own](tutorial-strategy.md) is
@@ -57,8 +66,8 @@ A run takes any list of strategies. In a config file an entry is a name, or a na
 
 ```yaml
 strategies:
-  - risk_sensitive
-  - egsw: {{alpha: 0.3}}
+  - mask_truncated
+  - risk_sensitive: {{beta: 2.0}}
   - entropy_advantage:
       alpha: {{from: 0.4, to: 0.0, start: 100, steps: 200, shape: cosine}}
 ```
@@ -69,8 +78,8 @@ In Python it is the same list, or the objects themselves:
 from explorl import strategies as xs
 
 strategies = [
-    xs.RiskSensitive(),
-    xs.EntropyGuidedWeighting(alpha=0.3),
+    xs.MaskTruncated(),
+    xs.RiskSensitive(beta=2.0),
     xs.EntropyAdvantage(alpha=xs.Schedule(0.4, 0.0, start=100, steps=200, shape="cosine")),
 ]
 ```
@@ -120,16 +129,17 @@ several of them, the value is that of the step for which it was sampled (in `pen
 TAIL = """\
 ## Measured effects
 
-{begin}
+<!-- measured effects: begin -->
 {measured}
-{end}
+<!-- measured effects: end -->
 """
 
 
 def render(existing: str = "") -> str:
-    """The whole document; what `existing` has between the marks of the measured effects is kept."""
+    """The whole document; what `existing` has between the marks of the advice and the measured effects is kept."""
     entries = [entry for entry in describe() if _ours(entry)]
     head = HEAD.format(
+        advice=by_hand(existing, ADVICE) or NOT_YET,
         listing=_listing(entries),
         composition=_paragraphs(explorl.strategies)[1],
         calls=_paragraphs(Strategy)[1],
@@ -138,19 +148,20 @@ def render(existing: str = "") -> str:
         correct=_names(name for name, strategy in REGISTRY.items() if strategy.needs_correct is True),
         schedule="\n\n".join(_paragraphs(Schedule)),
     )
-    tail = TAIL.format(begin=BEGIN, measured=measured(existing) or NOT_YET, end=END)
+    tail = TAIL.format(measured=by_hand(existing, MEASURED) or NOT_YET)
     return "\n".join([head, *map(_section, entries), tail])
 
 
-def measured(document: str) -> str:
-    """What stands between the marks; an error where one of the two is missing or they are in the wrong order."""
-    if BEGIN not in document and END not in document:
+def by_hand(document: str, name: str) -> str:
+    """Return what stands between the marks of this name, empty where there are none; raise where they do not pair."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if begin not in document and end not in document:
         return ""
-    before, begin, rest = document.partition(BEGIN)
-    kept, end, after = rest.partition(END)
-    if not (begin and end) or END in before or BEGIN in after:
-        raise ValueError(f"the measured effects must stand between {BEGIN} and {END}, each of which occurs once")
-    return kept.strip("\n")
+    before, has_begin, rest = document.partition(begin)
+    text, has_end, after = rest.partition(end)
+    if not (has_begin and has_end) or end in before or begin in after:
+        raise ValueError(f"the {name} must stand between {begin} and {end}, each of which occurs once")
+    return text.strip("\n")
 
 
 def readme(existing: str) -> str:

@@ -49,6 +49,7 @@ START = "start"
 """As `solve_rates` of a strategy: those of the policy that all arms start from, measured once by the study."""
 ANY_RATES = {"any prompt": 0.5}
 """Stands for them until they are measured."""
+WITHOUT_WARM_START = "to start all arms from {model} as it is, add --set warm_start=null"
 RESERVED = {
     "seed": "the study's `seeds` say which",
     "strategies": "list them under the arm's own `strategies`",
@@ -148,7 +149,8 @@ class StudyFile(Section):
     base: dict[str, Any] = Field(default_factory=dict)
     """The configuration that all arms share: a `preset`, and any keys of the configuration."""
     warm_start: dict[str, Any] | None = None
-    """Keys of the configuration for an SFT run, which is made once: all arms start from its policy."""
+    """Keys of the configuration for an SFT run, which is made once: all arms start from its policy. It needs a task
+    with reference solutions; `--set warm_start=null` leaves it out."""
     arms: dict[str, ArmSettings | None]
     """What is compared: the name of each arm, over what it changes. `{}` changes nothing."""
     baseline: str
@@ -307,8 +309,9 @@ def load_study(
     """Read and check a study, given as a file or by its name.
 
     `seeds` replace its own: a count, or themselves. `overrides` ("task.data_dir=problems") change its base, and with it
-    all arms that do not set the key themselves. ``construct=False`` is for what only shows a study: tasks and the
-    strategies of other packages are found, and not constructed.
+    all arms that do not set the key themselves; "warm_start=null" and "warm_start.sft.epochs=1" change its warm start.
+    ``construct=False`` is for what only shows a study: tasks and the strategies of other packages are found, and not
+    constructed.
     """
     raw = _read(find_study(path))
     profiles = raw.pop("profiles", None) or {}
@@ -322,10 +325,16 @@ def load_study(
         raise ConfigError(f"{path} has profiles; choose one with --profile: {' or '.join(map(str, profiles))}")
     place = f"{path}, profile {profile}" if profile else str(path)
     values = merged(raw, profiles[profile] or {}) if profile else raw
-    if overrides and isinstance(values.get("base", {}), dict):
-        values, place = {**values, "base": overridden(values.get("base", {}), overrides)}, f"{place} and --set"
+    of_study = [text for text in overrides if re.match(r"warm_start\b", text)]
+    of_base = [text for text in overrides if text not in of_study]
+    if of_study:
+        values = overridden(values, of_study)
+    if of_base and isinstance(values.get("base", {}), dict):
+        values = {**values, "base": overridden(values.get("base", {}), of_base)}
+    if overrides:
+        place = f"{place} and --set"
     file = _validated(values, place)
-    _refuse_inert(flat(overridden({}, overrides)), file)
+    _refuse_inert(flat(overridden({}, of_base)), file)
     return _resolved(file, profile, seeds, place, construct)
 
 
@@ -474,7 +483,9 @@ def _resolved(
     base_values = _base_values(file, place)
     base = _built(base_values, f"base of {place}", construct)
     if file.warm_start is not None:
-        warm = _built(merged(base_values, file.warm_start), f"warm_start of {place}", construct).dump()
+        warm_config = _built(merged(base_values, file.warm_start), f"warm_start of {place}", construct)
+        _check_reference_solutions(warm_config, place)
+        warm = warm_config.dump()
     resolved = tuple(_arm(name, arm, file, base, base_values, place, construct) for name, arm in arms.items())
     for name in arms:
         if len(name) > LONGEST_NAME:
@@ -620,6 +631,18 @@ def _built(values: Mapping[str, Any], where: str, construct: bool) -> Config:
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
     return config
+
+
+def _check_reference_solutions(config: Config, place: str) -> None:
+    """Raise if the task of the warm start has nothing to fine-tune on."""
+    from explorl.tasks.base import Task
+    from explorl.tasks.registry import task_type
+
+    if getattr(task_type(config.task.name), "examples", None) is Task.examples:
+        raise ConfigError(
+            f"warm_start of {place}: task {config.task.name!r} has no reference solutions to fine-tune on; "
+            f"{WITHOUT_WARM_START.format(model=config.model.name)}"
+        )
 
 
 def _replaced(specs: Any, rates: Any) -> Any:

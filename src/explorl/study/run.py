@@ -12,8 +12,10 @@ paired.
 
 from __future__ import annotations
 
+import heapq
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -36,9 +38,9 @@ from explorl.metrics import Cell, Table
 from explorl.store import RunStore, StoreError, read_study, write_json, write_text
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.comparable import arm_difference, study_difference
-from explorl.study.file import Arm, Study, inert, load_study
+from explorl.study.file import WITHOUT_WARM_START, Arm, Study, inert, load_study
 from explorl.study.plan import changed_words, effect_words, size_words, unconfined_words
-from explorl.terminal import ProgressLines, duration, literal
+from explorl.terminal import Pace, ProgressLines, duration, ends_of_k, literal, score_words
 from explorl.text import clean
 
 POLL = 0.2
@@ -147,20 +149,19 @@ def study_status(folder: str | Path) -> Table:
     study = Study.read(place)
     later = study.seeds[study.sequential["first"] :] if study.sequential else ()
     rows: list[list[Cell]] = []
-    for arm in study.arms:
-        for seed in study.seeds:
-            run = _Run(place, arm, seed)
-            state = "later" if run.state == "waiting" and seed in later else run.state
-            lines = run.store.metrics()
-            scores = [line["pass@1"] for line in lines if line.get("kind") == "evaluation"]
-            seconds = sum(line.get("step_time") or 0.0 for line in lines if line.get("kind") == "train")
-            step = trained_steps(run.store) // arm.config["training"]["iterations"]
-            rows.append([arm.name, seed, state, step, scores[-1] if scores else None, seconds])
+    runs = [_Run(place, arm, seed) for arm in study.arms for seed in study.seeds]
+    metrics = [run.store.metrics() for run in runs]
+    shown = ends_of_k({key for lines in metrics for line in lines if line.get("kind") == "evaluation" for key in line})
+    for run, lines in zip(runs, metrics, strict=True):
+        state = "later" if run.state == "waiting" and run.seed in later else run.state
+        scores: dict[str, Any] = next((line for line in reversed(lines) if line.get("kind") == "evaluation"), {})
+        seconds = sum(line.get("step_time") or 0.0 for line in lines if line.get("kind") == "train")
+        rows.append([run.arm.name, run.seed, state, run.step, *map(scores.get, shown), seconds])
     return Table(
-        ["arm", "seed", "state", "step", "accuracy", "seconds"],
+        ["arm", "seed", "state", "step", *shown, "seconds"],
         rows,
         title=f"{study.title}, {place}",
-        number={"accuracy": ".1%", "seconds": ".0f"},
+        number={**dict.fromkeys(shown, ".1%"), "seconds": ".0f"},
     )
 
 
@@ -228,6 +229,22 @@ class _Run:
     process: subprocess.Popen[bytes] | None = None
     bar: TaskID | None = None
     slot: int = 0
+    pace: Pace = field(default_factory=Pace)
+    begun: float | None = None
+    """When the process was started."""
+
+    def begin(self, now: float) -> None:
+        """Start the clock of a process; steps of an earlier one do not count."""
+        self.begun, self.pace = now, Pace(self.step)
+
+    def look(self, now: float) -> None:
+        """See how many steps are done."""
+        self.pace.see(self.step, now)
+
+    @property
+    def startup(self) -> float | None:
+        """Seconds until its first step was done."""
+        return None if self.pace.first is None or self.begun is None else self.pace.first - self.begun
 
     @property
     def folder(self) -> Path:
@@ -277,6 +294,28 @@ class _Run:
         return [*start, str(self.study), "--arm", self.arm.slug, "--seed", str(self.seed), "--supervised"]
 
 
+def time_left(running: Sequence[_Run], ended: Sequence[_Run], waiting: Sequence[_Run], jobs: int) -> float | None:
+    """Return the seconds until all runs are trained, `jobs` side by side; None where too few steps tell it.
+
+    A step takes as long as those of the same kind have taken so far. A run that waits has a start-up ahead of it, with
+    the first evaluation and the first step, as long as those of the others.
+    """
+    paces: dict[str, list[float]] = {}
+    for run in (*running, *ended):
+        if run.pace.seconds is not None:
+            paces.setdefault(run.arm.kind, []).append(run.pace.seconds)
+    if not {run.arm.kind for run in (*running, *waiting)} <= paces.keys():
+        return None
+    step = {kind: statistics.mean(seconds) for kind, seconds in paces.items()}
+    starts = [run.startup for run in (*running, *ended) if run.startup is not None]
+    free = [max(0, run.steps - run.step) * step[run.arm.kind] for run in running]
+    free += [0.0] * (jobs - len(running))
+    heapq.heapify(free)
+    for run in waiting:
+        heapq.heapreplace(free, free[0] + statistics.mean(starts) + (run.steps - 1) * step[run.arm.kind])
+    return max(free)
+
+
 @dataclass
 class _Runner:
     """Keeps up to `jobs` processes busy, each with its share of the threads and its device."""
@@ -285,46 +324,37 @@ class _Runner:
     jobs: int
     console: Console
     running: list[_Run] = field(default_factory=list)
-    every: list[_Run] = field(default_factory=list)
-    """All runs that this study has to do, whether they wait, run or have ended."""
-    first: int = 0
-    """Steps that were trained when the study was started."""
+    ended: list[_Run] = field(default_factory=list)
 
-    def _steps(self) -> int:
-        """Steps that all runs together have trained."""
-        return sum(run.step for run in self.every)
-
-    def _line(self, seconds: float, total: int) -> str:
+    def _line(self) -> str:
         """How far the study is, in a line for a log; empty before the first step."""
-        steps, ended = self._steps(), total - len(self.waiting) - len(self.running)
-        if steps <= self.first:  # what a run had trained beyond its last checkpoint is trained again
+        begun = [*self.ended, *self.running]
+        if all(run.pace.first is None for run in begun):
             return ""
-        now = "; ".join(f"{run.label}: step {run.step:,}{run.note}" for run in self.running)
-        rest = sum(run.steps for run in self.every) - steps
-        left = seconds / (steps - self.first) * rest
-        return f"{ended} of {total} runs done" + (f"; {now}" if now else "") + f"; {duration(left)} left"
+        parts = [f"{len(self.ended)} of {len(begun) + len(self.waiting)} runs done"]
+        parts += [f"{run.label}: step {run.step:,}{run.note}" for run in self.running]
+        left = time_left(self.running, self.ended, self.waiting, self.jobs)
+        return "; ".join(parts if left is None else [*parts, f"{duration(left)} left"])
 
     def run(self) -> None:
         if not self.waiting:
             return
-        total = len(self.waiting)
-        ended = 0
-        progress, lines, begun = _progress(self.console), ProgressLines(self.console), time.monotonic()
-        self.every = list(self.waiting)
-        self.first = self._steps()
+        progress, lines = _progress(self.console), ProgressLines(self.console)
         try:
             with progress:
-                whole = progress.add_task("runs", total=total, note="")
+                whole = progress.add_task("runs", total=len(self.waiting), note="")
                 while self.waiting or self.running:
                     self._start(progress)
                     time.sleep(POLL)
                     for run in [run for run in self.running if run.process and run.process.poll() is not None]:
                         self._end(run, progress)
-                        ended += 1
-                        progress.update(whole, completed=ended)
+                        progress.update(whole, completed=len(self.ended))
                     for run in self.running if not progress.disable else ():
                         _show(run, progress)
-                    if lines.due and (text := self._line(time.monotonic() - begun, total)):
+                    for run in self.running:
+                        if run.pace.first is None or lines.due:
+                            run.look(time.monotonic())
+                    if lines.due and (text := self._line()):
                         lines.say(text)
         finally:
             for run in self.running:
@@ -336,6 +366,7 @@ class _Runner:
             run.slot = min(set(range(self.jobs)) - {other.slot for other in self.running})
             run.folder.mkdir(parents=True, exist_ok=True)
             env = environment(self.jobs, run.slot) if run.launch is None else dict(os.environ)
+            run.begin(time.monotonic())
             run.process = _process(run.command(), run.folder / "log.txt", env)
             steps = run.arm.config["training"]["steps"]
             run.bar = progress.add_task(clean(run.label, 80), total=steps, note="")
@@ -343,6 +374,8 @@ class _Runner:
 
     def _end(self, run: _Run, progress: Progress) -> None:
         self.running.remove(run)
+        self.ended.append(run)
+        run.look(time.monotonic())
         if run.bar is not None:
             progress.remove_task(run.bar)
         assert run.process is not None
@@ -352,7 +385,7 @@ class _Runner:
             _write_death(run.folder, code)
         if run.done:
             lines = [line for line in run.store.metrics() if line.get("kind") == "evaluation"]
-            self.console.print(literal(f"{run.label}: pass@1 {lines[-1]['pass@1']:.1%}"))
+            self.console.print(literal(f"{run.label}: {score_words(lines[-1])}"))
         else:
             last = (run.folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
             self.console.print(literal(f"{run.label}: failed: {last}"))
@@ -403,7 +436,9 @@ def _prepare(study: Study, folder: Path, console: Console) -> None:
         if not (folder / "error.txt").exists():
             _write_death(folder, process.returncode)
         last = (folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
-        raise StoreError(f"what all arms share could not be made: {last} (see {folder / 'log.txt'})")
+        warm = study.warm_start
+        advice = "" if warm is None else f"; {WITHOUT_WARM_START.format(model=warm['model']['name'])}"
+        raise StoreError(f"what all arms share could not be made: {last} (see {folder / 'log.txt'}){advice}")
 
 
 def environment(jobs: int, slot: int) -> dict[str, str]:

@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from explorl.store import RunStore, StoreError, read_study
-from explorl.terminal import literal
+from explorl.terminal import ends_of_k, literal
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 CURVES = {"accuracy": "rewards/correctness/mean", "entropy": "entropy", "length": "completions/mean_length"}
+LEAST_SPARKLINE = 4
+"""Columns below which a curve is not drawn, and its latest value stands alone."""
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a braille sign: left and right column, from the top."""
 
@@ -35,7 +38,8 @@ class Arm:
     name: str
     progress: str
     curves: dict[str, Curve]
-    held_out: float | None
+    held_out: dict[str, float]
+    """pass@k of the latest evaluation at both ends of k."""
 
 
 def watch(folder: str | Path, *, once: bool = False, console: Console, every: float = 2.0) -> None:
@@ -57,19 +61,29 @@ def frame(folder: Path, width: int = 80) -> RenderableType:
     """One picture: a plot of the training accuracy, and a row per arm with its curves."""
     title, arms = _study(folder) if (folder / "study.json").is_file() else _run(folder)
     table = RichTable(box=box.SIMPLE, title=literal(title), title_justify="left")
-    room = max(6, (width - 44) // len(CURVES) - 9)
-    table.add_column("arm")
+    scores = ends_of_k({name for arm in arms for name in arm.held_out}) or ["held out"]
+    values = {
+        name: [f"{arm.curves[name][1][-1]:.3g}" if arm.curves[name][1] else "–" for arm in arms] for name in CURVES
+    }
+    columns = [
+        ["arm", *(arm.name for arm in arms)], ["progress", *(arm.progress for arm in arms)],
+        *([name, *texts] for name, texts in values.items()), *([name, "100.0%"] for name in scores),
+    ]  # fmt: skip
+    left = width - 1 - sum(3 + max(map(cell_len, texts)) for texts in columns)
+    room = left // len(CURVES) - 1
+    table.add_column("arm", overflow="fold")
     table.add_column("progress")
     for name in CURVES:
         table.add_column(name)
-    table.add_column("held out", justify="right")
+    for name in scores:
+        table.add_column(name, justify="right")
     for index, arm in enumerate(arms):
         cells = []
         for name in CURVES:
-            values = arm.curves[name][1]
-            cells.append(Text(f"{sparkline(values, room)} {values[-1]:.3g}" if len(values) else "–"))
-        held_out = "–" if arm.held_out is None else f"{arm.held_out:.1%}"
-        table.add_row(literal((arm.name, COLOURS[index % len(COLOURS)])), arm.progress, *cells, held_out)
+            line = sparkline(arm.curves[name][1], room) if room >= LEAST_SPARKLINE else ""
+            cells.append(Text(f"{line} {values[name][index]}".lstrip()))
+        held_out = [f"{arm.held_out[name]:.1%}" if name in arm.held_out else "–" for name in scores]
+        table.add_row(literal((arm.name, COLOURS[index % len(COLOURS)])), arm.progress, *cells, *held_out)
     shown = {arm.name: arm.curves["accuracy"] for arm in arms if len(arm.curves["accuracy"][0]) > 1}
     begun = any(len(arm.curves["accuracy"][0]) for arm in arms)
     few = Text("one training step so far: a curve needs two" if begun else "no training step yet")
@@ -142,13 +156,14 @@ def _run(folder: Path) -> tuple[str, list[Arm]]:
 def _arm(name: str, stores: Sequence[RunStore], total: int | None, iterations: int) -> Arm:
     lines = [store.metrics() for store in stores]
     train = [[line for line in one if line.get("kind") == "train"] for one in lines]
-    scores = [[line["pass@1"] for line in one if line.get("kind") == "evaluation"] for one in lines]
-    ends = [one[-1] for one in scores if one]
+    scores = [[line for line in run if line.get("kind") == "evaluation"] for run in lines]
+    ends = [run[-1] for run in scores if run]
+    held_out = {name: float(np.mean([end[name] for end in ends])) for name in ends_of_k(ends[0] if ends else ())}
     steps = sum(one[-1]["step"] // iterations for one in train if one)
     failed = sum((store.folder / "error.txt").exists() for store in stores)
     progress = (f"{steps}" if total is None else f"{steps}/{total}") + (f", {failed} failed" if failed else "")
     curves = {name: _mean_curve(train, key, iterations) for name, key in CURVES.items()}
-    return Arm(name, progress, curves, float(np.mean(ends)) if ends else None)
+    return Arm(name, progress, curves, held_out)
 
 
 def _mean_curve(runs: Sequence[list[dict[str, Any]]], key: str, iterations: int) -> Curve:

@@ -18,7 +18,7 @@ from explorl.models import Policy, lora_config
 from explorl.store import RunStore
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import json_text
-from explorl.terminal import NOT_FINITE, literal
+from explorl.terminal import NOT_FINITE, literal, score_words
 from explorl.training.common import (
     accumulated,
     check_holdout,
@@ -276,7 +276,7 @@ class _Evaluation:
         log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
         shown = step // self.config.training.iterations
         self.console.print(
-            literal(f"step {shown}: pass@1 {scores['pass@1']:.1%} on {len(result.problem_ids)} held-out problems"),
+            literal(f"step {shown}: {score_words(scores)} on {len(result.problem_ids)} held-out problems"),
             highlight=False,
         )
 

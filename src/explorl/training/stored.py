@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from explorl import processes
 from explorl.config import Config, changed_keys
 from explorl.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
-from explorl.terminal import ProgressLines, duration, literal
+from explorl.terminal import Pace, ProgressLines, duration, literal
 from explorl.training.checkpoints import fault
 from explorl.training.sharding import fsdp_version, gathered_weights
 
@@ -80,13 +80,14 @@ class Shown(TrainerCallback):
         self._said: int | None = None
         self._begin = (0, 0.0)
         """Step and time at which this process began."""
+        self._pace = Pace()
         self._tokens: tuple[float, float] | None = None
         """Tokens of the line before, and when they were counted."""
         self._logged = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, total = _steps(args, state)
-        self._begin, self._said = (step, self.clock()), None
+        self._begin, self._said, self._pace = (step, self.clock()), None, Pace(step)
         self.progress.start()
         self.task = self.progress.add_task(self.label, total=total, completed=step, note="")
 
@@ -102,8 +103,10 @@ class Shown(TrainerCallback):
             self._say(args, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step, _ = _steps(args, state)
+        self._pace.see(step, self.clock())
         if self.task is not None:
-            self.progress.update(self.task, completed=_steps(args, state)[0])
+            self.progress.update(self.task, completed=step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._said != state.global_step and state.is_world_process_zero:
@@ -116,7 +119,7 @@ class Shown(TrainerCallback):
 
     def _say(self, args: Any, state: Any) -> None:
         step, total = _steps(args, state)
-        now, (first, begun) = self.clock(), self._begin
+        first, begun = self._begin
         score = "reward" if "reward" in self._values else "loss"
         parts = [f"{key} {self._values[key]:.3f}" for key in (score, "entropy") if key in self._values]
         if "num_tokens" in self._values:
@@ -125,8 +128,8 @@ class Shown(TrainerCallback):
             if self._logged > since:
                 parts.append(f"{(counted[0] - tokens) / (self._logged - since):,.0f} tokens/s")
             self._tokens = counted
-        if first < step < total:
-            parts.append(f"{duration((now - begun) / (step - first) * (total - step))} left")
+        if step < total and self._pace.seconds is not None:
+            parts.append(f"{duration(self._pace.seconds * (total - step))} left")
         self._said = state.global_step
         self.lines.say(", ".join([f"{self.label}: step {step:,} of {total:,}", *parts]))
 
