@@ -18,7 +18,8 @@ import yaml
 
 from explorl.cli import main
 from explorl.config import load_config
-from explorl.core.documents import MAX_DEPTH, DocumentError, load_tensors, parse_json, parse_yaml
+from explorl.core.documents import MAX_DEPTH, DocumentError, load_tensors, parse_json
+from explorl.core.yaml_documents import parse_yaml
 from explorl.store import RunStore
 
 from .hostile import JSON, TEMPLATES, YAML, raw

@@ -37,8 +37,8 @@ from explorl.config import (
     resumed_config,
     unconfined,
 )
-from explorl.core.documents import parse_yaml
 from explorl.core.plugins import working_folder
+from explorl.core.yaml_documents import parse_yaml
 from explorl.failures import Interrupted, Terminated, clean_lines, in_words, terminable, usage
 from explorl.launch import WorkerFailed, command_line
 from explorl.launch import launch as launched

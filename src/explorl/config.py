@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from explorl.core.documents import DocumentError, parse_yaml
+from explorl.core.documents import DocumentError
 from explorl.core.plugins import offer
+from explorl.core.yaml_documents import parse_yaml
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]

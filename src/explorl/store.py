@@ -38,7 +38,8 @@ from typing import IO, Any
 import yaml
 
 from explorl import __version__
-from explorl.core.documents import DocumentError, parse_json, parse_yaml
+from explorl.core.documents import DocumentError, parse_json
+from explorl.core.yaml_documents import parse_yaml
 from explorl.text import clean, is_clean
 
 MOST_BYTES = 80

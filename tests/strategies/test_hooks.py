@@ -257,7 +257,7 @@ def test_bad_solve_rates_are_named(make, tmp_path):
     with pytest.raises(ValueError, match=r"rates\.json' cannot be read \(No such file"):
         make(path)
     path.write_text("{'a': 1}")
-    with pytest.raises(ValueError, match=r"rates\.json' is not JSON .* such as \{\"What is"):
+    with pytest.raises(ValueError, match=r"rates\.json' is not JSON: .* such as \{\"What is"):
         make(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not JSON"):

@@ -14,7 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from explorl.core.documents import DocumentError, parse_yaml
+from explorl.core.documents import DocumentError
+from explorl.core.yaml_documents import parse_yaml
 
 CATEGORIES = ("formal reasoning", "logical structuring", "metacognitive", "semantic support")
 """The last is what no list names."""

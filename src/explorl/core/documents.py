@@ -1,25 +1,19 @@
-"""Read YAML, JSON and files of tensors that anybody may have written, in bounded time and memory.
+"""Read JSON and tensor files from untrusted sources in bounded time and memory.
 
-A document of a few lines can stand for billions of values, through aliases in YAML and shared objects in a file of
-tensors, or be nested so deeply that whatever walks it overflows. `DocumentError` says what is wrong with it, and where.
+A small document can stand for billions of values, through shared objects in a tensor file, or be nested so deeply
+that code which walks it overflows the stack. `DocumentError` says what is wrong with it, and where. YAML is read by
+`core.yaml_documents`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 MAX_DEPTH = 64
 """Most levels of lists and mappings within one another."""
-MAX_VALUES = 100_000
-"""Most values of a YAML document with its aliases written out."""
-MAX_DIGITS = 300
-"""Most characters of a number in YAML."""
 MAX_SHARED = 10_000_000
 """Most values of a file of tensors, with those that are shared counted each time."""
 
@@ -35,115 +29,6 @@ class NestingError(DocumentError):
         super().__init__(f"{place} is nested over {MAX_DEPTH} levels, the most that are read")
 
 
-# ---------------------------------------------------------------------------- YAML
-class _Loader(yaml.SafeLoader):
-    """Loads YAML whose values are those of JSON: dates and times are text.
-
-    Floats may be written 5e-6, which YAML 1.1 reads as text.
-    """
-
-    depth = 0
-    values = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.depth += 1
-        self.values += 1
-        if self.depth > MAX_DEPTH or self.values > MAX_VALUES:
-            what = f"nested over {MAX_DEPTH} levels" if self.depth > MAX_DEPTH else f"over {MAX_VALUES:,} values"
-            raise yaml.composer.ComposerError(None, None, f"{what}; make it smaller", self.peek_event().start_mark)
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
-
-    def construct_scalar(self, node: Any) -> Any:
-        if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
-            problem = f"a number of over {MAX_DIGITS} characters; put text into quotes"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return super().construct_scalar(node)
-
-
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
-_KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
-_Loader.yaml_constructors = {
-    tag: make
-    for tag, make in yaml.SafeLoader.yaml_constructors.items()
-    if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _KINDS
-}
-
-
-def parse_yaml(text: str, place: str) -> Any:
-    """Return what a YAML document says; `DocumentError` where it is none, or has a key twice."""
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _check_size(node, _nodes, MAX_VALUES, f"{place}, with its aliases written out,")
-        _refuse_double_keys(node, place, ())
-        return loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise DocumentError(f"{place} is not YAML: {_shortened(_yaml_fault(error, text))}") from None
-    except (ValueError, LookupError) as error:
-        if isinstance(error, DocumentError):
-            raise
-        raise DocumentError(f"{place} has a value that its tag does not fit: {_shortened(str(error))}") from None
-
-
-def _nodes(node: Any) -> Iterable[Any]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return node.value if isinstance(node, yaml.SequenceNode) else ()
-
-
-def _refuse_double_keys(node: Any, place: str, trail: tuple[str, ...], seen: set[int] | None = None) -> None:
-    """Raise where a key is repeated: YAML would let the second win, and an arm of a study or a section would be lost.
-
-    ``seen`` holds the nodes that were looked at, to which an alias may lead again.
-    """
-    seen = set() if seen is None else seen
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            line, name = key.start_mark.line + 1, str(key.value)
-            if name in lines:
-                what = f"arm {name!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, name))}"
-                raise DocumentError(
-                    f"{place} has the {what} twice, in lines {lines[name]} and {line}; keep or rename one"
-                )
-            lines[name] = line
-            _refuse_double_keys(value, place, (*trail, name), seen)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_double_keys(item, place, trail, seen)
-
-
-def _yaml_fault(error: yaml.YAMLError, text: str) -> str:
-    """Return in one line where a text stops being YAML."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return " ".join(str(error).split())
-    lines = text.splitlines() or [""]
-    line = lines[min(mark.line, len(lines) - 1)]
-    if "\t" in line[: len(line) - len(line.lstrip())]:
-        return f"line {mark.line + 1} is indented with a tab; indent with spaces, two for each level"
-    begin = getattr(error, "context_mark", None) or mark
-    since = f" (in what begins in line {begin.line + 1})" if begin.line != mark.line else ""
-    return f"line {mark.line + 1}, column {mark.column + 1}{since}: {getattr(error, 'problem', error)}"
-
-
 # ---------------------------------------------------------------------------- JSON
 def parse_json(text: str | bytes, place: str, **options: Any) -> Any:
     """Return what a JSON document says; `DocumentError` where it is none. The options are those of `json.loads`."""
@@ -152,7 +37,7 @@ def parse_json(text: str | bytes, place: str, **options: Any) -> Any:
     except RecursionError:
         raise NestingError(place) from None
     except ValueError as error:
-        raise DocumentError(f"{place} is not JSON: {_shortened(str(error))}") from None
+        raise DocumentError(f"{place} is not JSON: {shortened(str(error))}") from None
     opening = ("[", "{") if isinstance(text, str) else (b"[", b"{")
     if sum(map(text.count, opening)) > MAX_DEPTH:  # type: ignore[arg-type]
         _check_depth(value, place)
@@ -183,15 +68,15 @@ def load_tensors(path: str | Path, **options: Any) -> Any:
     except Exception as error:  # a damaged file fails in any way: torch, pickle and zip have errors of their own
         why = "loading it would run code" if "WeightsUnpickler error" in str(error) else _first_line(error)
         raise DocumentError(f"{path} is no file of tensors and plain values: {why}; restore it, or remove it") from None
-    _check_size(value, _items, MAX_SHARED, str(path))
+    check_size(value, _items, MAX_SHARED, str(path))
     return value
 
 
 def _first_line(error: Exception) -> str:
-    return _shortened(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
+    return shortened(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 
@@ -202,7 +87,7 @@ def _items(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple | set | frozenset) else ()
 
 
-def _check_size(root: Any, parts: Callable[[Any], Iterable[Any]], most: int, place: str) -> None:
+def check_size(root: Any, parts: Callable[[Any], Iterable[Any]], most: int, place: str) -> None:
     """Raise where what is shared within a value makes too many values or levels of it, or it contains itself."""
     sizes: dict[int, tuple[int, int]] = {}
     open_values: set[int] = set()

@@ -56,9 +56,9 @@ def _record(line: bytes, place: str, example: str) -> dict[str, Any]:
         record = parse_json(text, place, object_pairs_hook=_once)
     except _Twice as error:
         raise ValueError(f"{place}: the key {error.args[0]!r} stands twice in one object; give it once") from None
-    except NestingError:
-        raise
-    except DocumentError:
+    except DocumentError as error:
+        if isinstance(error, NestingError) and text.lstrip().startswith("{"):
+            raise
         record = None
     if not isinstance(record, dict):
         hint = "an array must be a line per object; " if text.lstrip().startswith("[") else ""
