@@ -140,7 +140,7 @@ CHECKS: dict[str, Callable[[], Iterable[Offender]]] = {
 
 
 def lines(offenders: Iterable[Offender], reasons: Mapping[Offender, str]) -> str:
-    """Format entries to be pasted, with their reasons; an entry whose module moved keeps its reason."""
+    """Format entries to be pasted, with their reasons, also where a module has moved or a number has changed."""
     moved = {bare(offender): reason for offender, reason in reasons.items()}
     text = ""
     for offender in sorted(offenders, key=str):
@@ -150,8 +150,8 @@ def lines(offenders: Iterable[Offender], reasons: Mapping[Offender, str]) -> str
 
 
 def bare(offender: Offender) -> Offender:
-    """Return the offender with modules as file names without their packages."""
-    return tuple(str(part).rpartition(".")[2] for part in offender)
+    """Return the offender with modules as file names without their packages, and without numbers."""
+    return tuple(part.rpartition(".")[2] for part in offender if isinstance(part, str))
 
 
 def test_every_kind_of_import_counts(tmp_path: Path) -> None:
