@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .bootstrap import Interval, bootstrap_mean, paired_difference, permutation_test
-from .boundary import Diversity, answer_diversity, set_regions, unsolvable, upset_counts
-from .passk import avg_at_k, maj_at_k, pass_at_k
-from .table import Cell, Table
-from .text import format_violations, language_mixing, trigram_redundancy
+from explorl.metrics.bootstrap import Interval, bootstrap_mean, paired_difference, permutation_test
+from explorl.metrics.boundary import Diversity, answer_diversity, set_regions, unsolvable, upset_counts
+from explorl.metrics.passk import avg_at_k, maj_at_k, pass_at_k
+from explorl.metrics.table import Cell, Table
+from explorl.metrics.text import format_violations, language_mixing, trigram_redundancy
 
 if TYPE_CHECKING:
-    from .tokens import branching_factor, branching_factor_of_probs, masked_mean, perplexity, token_entropy
+    from explorl.metrics.tokens import branching_factor, branching_factor_of_probs, masked_mean, perplexity, token_entropy
 
 __all__ = [
     "Cell",
@@ -46,7 +46,7 @@ _NEEDS_TORCH = {"branching_factor", "branching_factor_of_probs", "masked_mean", 
 
 def __getattr__(name: str) -> Any:
     if name in _NEEDS_TORCH:
-        from . import tokens
+        from explorl.metrics import tokens
 
         return getattr(tokens, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import integers, to_numpy
+from explorl.metrics._arrays import integers, to_numpy
 
 CHUNK = 2**22
 """Resampled values held at once (32 MiB)."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arrays import answer_rows, first_k, verdicts
+from explorl.metrics._arrays import answer_rows, first_k, verdicts
 
 Item = TypeVar("Item")
 

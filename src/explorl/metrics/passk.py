@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._arrays import answer_rows, first_k, integers, samples
+from explorl.metrics._arrays import answer_rows, first_k, integers, samples
 
 NEGLIGIBLE = 1e-18
 """Probabilities below this change no float64 in [0, 1]."""

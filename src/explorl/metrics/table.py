@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from explorl.core.documents import parse_json
 from explorl.text import clean
 
-from .bootstrap import Interval
+from explorl.metrics.bootstrap import Interval
 
 if TYPE_CHECKING:
     import rich.console
