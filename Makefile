@@ -56,7 +56,7 @@ scale: scale-installed scale-vllm scale-sharded scale-verl
 
 # The documentation as a site, in site/; open site/index.html. A dead link or a page outside the navigation fails.
 docs: .venv/.docs-installed
-	$(BIN)/python -m explorl.docs_reference --check
+	$(BIN)/python -m tools.docs.reference --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Hugging Face's own tests of GRPOTrainer, with our trainer in its place: PEER is the command that runs them, beside it

@@ -46,9 +46,9 @@ from torch.multiprocessing.spawn import start_processes
 
 from explorl.strategies import Batch, build_all
 from explorl.strategies.grpo import grpo_advantages
-from explorl.training.batch import Recorded, generation_batch, put_back
-from explorl.training.correct import Correct
-from explorl.training.shaping import shape
+from explorl.training.grpo.batch import Recorded, generation_batch, put_back
+from explorl.training.grpo.correct import Correct
+from explorl.training.grpo.shaping import shape
 
 COMPANY = ("ppl_shaping", "mask_truncated", "egsw", "forking_tokens", "kl_cov")
 GENERATIONS = 8
@@ -290,7 +290,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device != "cpu" and options.processes != [1]:
         raise SystemExit(f"--device {options.device} is for --processes 1; several processes run on the CPU")
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["accelerate", "explorl.training.batch"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["accelerate", "explorl.training.grpo.batch"])
     results = [
         one
         for processes in options.processes

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from explorl.metrics import Table
+from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.sandbox.nursery import nursery
 from explorl.sandbox.programs import capabilities
 
 BUSY = 0.01

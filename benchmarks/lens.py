@@ -35,13 +35,13 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import GRPOConfig
 
+from explorl.core.store import RunStore
 from explorl.models import load_policy, tiny_tokenizer
-from explorl.store import RunStore
 from explorl.tasks import get_task
-from explorl.training import observers
-from explorl.training.common import disabled_progress, quiet
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.lens import Lens
+from explorl.training.grpo import observers
+from explorl.training.grpo.inspection_schedule import Lens
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.run_setup import disabled_progress, quiet
 
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,

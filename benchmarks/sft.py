@@ -37,8 +37,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from explorl.models import tiny_tokenizer
-from explorl.training.common import disabled_progress, quiet
-from explorl.training.sft_trainer import PackedSFTTrainer
+from explorl.training.run_setup import disabled_progress, quiet
+from explorl.training.sft.trainer import PackedSFTTrainer
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab_size": 103, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,

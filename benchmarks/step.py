@@ -29,8 +29,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from explorl.models import tiny_tokenizer
-from explorl.training.common import disabled_progress, quiet
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.run_setup import disabled_progress, quiet
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab_size": 103, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,

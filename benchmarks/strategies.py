@@ -45,9 +45,9 @@ from explorl.rollout.sampling import Active
 from explorl.strategies import REGISTRY, StepState, Strategy, build
 from explorl.strategies.base import overrides
 from explorl.tasks import get_task
-from explorl.training.common import disabled_progress, quiet
-from explorl.training.draws import by_position
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.sampling_plan import by_position
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.run_setup import disabled_progress, quiet
 
 SMOLLM2 = {
     "vocab_size": 49152,

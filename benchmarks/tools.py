@@ -46,9 +46,9 @@ from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.session import Session
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import calculator_tool
+from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.interpreter import Interpreter
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.sandbox.nursery import nursery
 
 CALLS = 3
 CHARACTERS = "0123456789<>=()+*,.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ [];:'\"_-\n"

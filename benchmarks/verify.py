@@ -22,7 +22,7 @@ from typing import Any
 from explorl.metrics import Table
 from explorl.sandbox.programs import capabilities, in_threads, run_tests
 from explorl.tasks import get_task
-from explorl.tasks.math_judge import Judge
+from explorl.tasks.math.judge import Judge
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from tools.countdown_corpus import corpus
 
-from explorl.config import ConfigError, load_config
+from explorl.core.config import ConfigError, load_config
+from explorl.core.store import RunStore, StoreError, atomic_folder, file_name, write_json
 from explorl.models import ModelError, resolve_model
-from explorl.store import RunStore, StoreError, atomic_folder, file_name, write_json
-from explorl.study.file import load_study, merged
+from explorl.study.spec import load_study, merged
 from explorl.tasks.base import Problem
-from explorl.tasks.countdown import Countdown
-from explorl.tasks.countdown_corpus import corpus
-from explorl.tasks.countdown_generator import Key
+from explorl.tasks.countdown.generator import Key
+from explorl.tasks.countdown.task import Countdown
 
 if TYPE_CHECKING:
     from explorl.evaluation import Evaluation
@@ -87,7 +87,7 @@ def fine_tuned(options: argparse.Namespace) -> dict[str, Any]:
     from trl import SFTConfig
 
     from explorl.models import load_policy
-    from explorl.training.common import disabled_progress, quiet
+    from explorl.training.run_setup import disabled_progress, quiet
 
     policy = load_policy(start)
     clock = Clock(options.sft_seconds)
@@ -176,7 +176,7 @@ def reinforced(options: argparse.Namespace) -> dict[str, Any]:
     from rich.console import Console
     from timed_sft import Clock
 
-    from explorl.training.run import run_grpo
+    from explorl.training.grpo.run import run_grpo
 
     start = options.out / "sft" / "model"
     if not start.is_dir():

@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from explorl.analysis.study_answers import error_breakdown
+from explorl.core.store import read_json, write_text
 from explorl.metrics import Interval, bootstrap_mean, paired_difference, pass_at_k
 from explorl.report.boundary_figures import save
 from explorl.report.figures import COLOURS
-from explorl.store import read_json, write_text
 
 Record: TypeAlias = dict[str, Any]
 

@@ -42,12 +42,12 @@ from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.sampling import Active, rng
-from explorl.rollout.sampling.draw import sample_step
+from explorl.rollout.sampling.sample import sample_step
 from explorl.rollout.state import KEY, LIMIT, POSITION, RUNNING, STATE_REALS, STATUS, STEP, TOP_K, State
 from explorl.strategies import REGISTRY
-from explorl.training.common import disabled_progress, quiet
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.sft_trainer import PackedSFTTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.run_setup import disabled_progress, quiet
+from explorl.training.sft.trainer import PackedSFTTrainer
 
 PROMPTS = [f"{a} {b} {a + b}={2 * (a + b)}\n" for a in range(1, 5) for b in range(5, 9)]
 SETTINGS: dict[str, dict[str, Any]] = {

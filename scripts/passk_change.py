@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from explorl import report
+from explorl.core.store import read_json, write_text
 from explorl.report.study_figures import looks
 from explorl.report.study_sections import gains
-from explorl.store import read_json, write_text
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
-from explorl.training.sft_trainer import PackedSFTTrainer
+from explorl.training.sft.trainer import PackedSFTTrainer
 
 WARM_UP = 30
 """Steps over which the learning rate rises."""

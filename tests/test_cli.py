@@ -15,9 +15,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from explorl import cli
-from explorl.cli import main
-from explorl.config import load_config
+from explorl.cli import app as cli
+from explorl.cli.app import main
+from explorl.core.config import load_config
 from explorl.evaluation.harness import parse_options
 from explorl.tasks import CountdownMini, Problem
 from explorl.tasks.base import Prompt
@@ -86,7 +86,7 @@ def test_the_evaluation_that_train_proposes_asks_as_training_did(changes: list[s
 
 
 def test_the_command_starts_without_torch() -> None:
-    code = "import sys, explorl.cli; print({'torch', 'transformers', 'trl', 'pyarrow'} & set(sys.modules))"
+    code = "import sys, explorl.cli.app; print({'torch', 'transformers', 'trl', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

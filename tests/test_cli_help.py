@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.main import get_command
 
 import explorl
-from explorl.cli import app, main
+from explorl.cli.app import app, main
 
 from .hostile import NAMES, raw
 
@@ -81,7 +81,7 @@ def test_help_says_per_where_it_means_per(path: tuple[str, ...], capsys: pytest.
 def test_strategies_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from explorl.strategies import describe
 
-    monkeypatch.setattr("explorl.cli.console", Console(width=80))
+    monkeypatch.setattr("explorl.cli.app.console", Console(width=80))
     code, out, _ = printed("strategies", capsys=capsys)
     lines, words = out.splitlines(), set(out.split())
     unwrapped = " ".join(out.split())
@@ -182,7 +182,7 @@ def test_the_shell_completes_without_torch() -> None:
     """Each of them in a process of many, none of which may take the seconds that torch takes."""
     code = f"""
 import os, sys
-from explorl.cli import main
+from explorl.cli.app import main
 for words, _ in {COMPLETIONS!r}:
     os.environ |= {{"_EXPLORL_COMPLETE": "complete_bash", "COMP_WORDS": "\\n".join(words)}}
     os.environ["COMP_CWORD"] = str(len(words) - 1)

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from explorl.cli import main
+from explorl.cli.app import main
 from explorl.metrics import Table
-from explorl.study.file import find_study, load_study, study_names
+from explorl.study.spec import find_study, load_study, study_names
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_the_command_runs_the_named_study(capsys: pytest.CaptureFixture[str], mo
     def reached(folder: Path, study: object) -> None:
         raise Reached(f"{folder} {study.name} {study.profile} {len(study.seeds)}")  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("explorl.study.run.locked_study", reached)
+    monkeypatch.setattr("explorl.study.run_study.locked_study", reached)
     code, _, err = study("deng", "--profile", "tiny", "--seeds", "2", capsys=capsys)
     assert (code, err) == (2, ["explorl: runs/deng-tiny deng tiny 2"])
 
@@ -75,7 +75,7 @@ def test_what_comes_next(
     """What failed is tried again with its seeds and arms; two seeds would widen the intervals of one."""
     results = {"verdict": "", "sequential": None, "arms": [{"seeds": seeds}]}
     outcome = SimpleNamespace(results=results, folder=Path("here"), table=Table([], []), failed=failed)
-    monkeypatch.setattr("explorl.study.run.run_study", lambda *_, **__: outcome)
+    monkeypatch.setattr("explorl.study.run_study.run_study", lambda *_, **__: outcome)
     code, out, _ = study("rft", "--run", "here", "--seeds", "3-5", "--only", "random", capsys=capsys)
     assert (code, out.splitlines()[-1]) == (int(failed), next_)
 

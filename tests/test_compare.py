@@ -15,17 +15,17 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from explorl.analysis.boundary import Boundary, boundary
-from explorl.analysis.quality import quality_by_step, quality_table
-from explorl.compare import Comparison, compare, compare_command
+from explorl.analysis.ability_boundary import Boundary, boundary
+from explorl.analysis.response_quality import quality_by_step, quality_table
+from explorl.cli.compare import Comparison, compare, compare_command
+from explorl.core.store import RunStore, StoreError
 from explorl.evaluation import Evaluation, protocol
-from explorl.evaluation.folder import load_evaluation
 from explorl.evaluation.harness import run_evaluation
+from explorl.evaluation.results_folder import load_evaluation
 from explorl.metrics import paired_difference, pass_at_k, permutation_test
 from explorl.models import Policy, load_policy
 from explorl.report import boundary_figures
 from explorl.rollout.sampling import SamplingParams
-from explorl.store import RunStore, StoreError
 
 HOW = protocol("plain", samples=4, max_tokens=48)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from explorl.config import (
+from explorl.core.config import (
     Config,
     ConfigError,
     changed_keys,

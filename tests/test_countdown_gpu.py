@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from explorl.config import ConfigError
+from explorl.core.config import ConfigError
 from explorl.models import ModelError, tiny_tokenizer
-from explorl.study.file import load_study
-from explorl.tasks.countdown import Countdown
-from explorl.tasks.countdown_files import TEST_FILE, TRAIN_FILE
-from explorl.tasks.countdown_generator import PAPER, make_splits
+from explorl.study.spec import load_study
+from explorl.tasks.countdown.generator import PAPER, make_splits
+from explorl.tasks.countdown.problem_files import TEST_FILE, TRAIN_FILE
+from explorl.tasks.countdown.task import Countdown
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "countdown_gpu.py"

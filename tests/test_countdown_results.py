@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from explorl.store import write_json, write_parquet
+from explorl.core.store import write_json, write_parquet
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "docs" / "results" / "countdown-135m").glob("*.json"))

@@ -14,9 +14,9 @@ import pytest
 import torch
 import yaml
 
-from explorl.cli import main
-from explorl.config import load_config
-from explorl.store import RunStore
+from explorl.cli.app import main
+from explorl.core.config import load_config
+from explorl.core.store import RunStore
 
 TRAIN = ("train", "--preset", "tiny", "--run", "{place}/new")
 EVAL = ("eval", "--model", "tiny", "--task", "countdown-mini", "--limit", "2", "--samples", "2", "--out", "{place}/e")

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
+from tools.docs import reference
 
-from explorl import docs_reference
-from explorl.config import Config, Section, load_config, presets, read_yaml
+from explorl.core.config import Config, Section, load_config, presets, read_yaml
 from explorl.evaluation import PROTOCOLS
-from explorl.study.file import StudyFile, flat, load_study, study_names
+from explorl.study.spec import StudyFile, flat, load_study, study_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-KEYS = {key.name for key in docs_reference.keys(Config)}
+KEYS = {key.name for key in reference.keys(Config)}
 
 
 def text(page: str) -> str:
@@ -42,23 +42,23 @@ def blocks(page: str, language: str) -> list[str]:
 # --- generated pages ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", docs_reference.PAGES)
+@pytest.mark.parametrize("page", reference.PAGES)
 def test_a_generated_page_is_what_the_code_says(page: str) -> None:
-    assert text(page) == docs_reference.PAGES[page](), "run python -m explorl.docs_reference"
+    assert text(page) == reference.PAGES[page](), "run python -m tools.docs.reference"
 
 
 def test_every_key_of_the_configuration_has_its_default() -> None:
-    page = docs_reference.configuration_page()
+    page = reference.configuration_page()
     assert "### `task.<option>`\n\n*any value*\n\nAny other key is an option of the task" in page
     keys = flat(Config().dump())
     assert len(keys) > 50
     for key, value in keys.items():
         facts = page.split(f"\n### `{key}`\n\n")[1].split("\n\n")[0]
-        assert facts.endswith(f"default `{docs_reference.shown(value)}`"), key
+        assert facts.endswith(f"default `{reference.shown(value)}`"), key
 
 
 def test_every_key_of_a_study_file_is_there() -> None:
-    page = docs_reference.study_page()
+    page = reference.study_page()
     names = {*StudyFile.model_fields, "profiles", "arms.<name>.set", "evaluation.every", "budget.tokens"}
     assert [name for name in names if f"\n### `{name}`\n" not in page] == []
     assert "`name`\n\n*text* · required" in page
@@ -72,7 +72,7 @@ class Nameless(Section):
 
 def test_a_key_without_a_description_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"Nameless\.left_out has no description"):
-        list(docs_reference.keys(Nameless))
+        list(reference.keys(Nameless))
 
 
 @pytest.mark.parametrize(
@@ -81,39 +81,39 @@ def test_a_key_without_a_description_is_an_error() -> None:
      ((0, 2), "[0, 2]"), ({}, "{}"), (11_000, "11000")],
 )  # fmt: skip
 def test_values_are_shown_as_yaml_has_them(value: Any, shown: str) -> None:
-    assert docs_reference.shown(value) == shown
+    assert reference.shown(value) == shown
     assert read_yaml(shown, "here") == (list(value) if isinstance(value, tuple) else value)
 
 
 def test_a_protocol_has_what_its_paper_states() -> None:
-    assert set(docs_reference.STATED) == set(PROTOCOLS) - {"plain"}
-    for name, stated in docs_reference.STATED.items():
-        ours = docs_reference.settings(PROTOCOLS[name])
+    assert set(reference.STATED) == set(PROTOCOLS) - {"plain"}
+    for name, stated in reference.STATED.items():
+        ours = reference.settings(PROTOCOLS[name])
         assert {setting: ours[setting] for setting in stated} == {k: v.value for k, v in stated.items()}, name
 
 
-@pytest.mark.parametrize("row", docs_reference.TRAINING, ids=lambda row: row.what)
-def test_training_is_as_the_paper_states_or_says_why_not(row: docs_reference.Row) -> None:
+@pytest.mark.parametrize("row", reference.TRAINING, ids=lambda row: row.what)
+def test_training_is_as_the_paper_states_or_says_why_not(row: reference.Row) -> None:
     assert row.ours() == row.paper.value or row.paper.note
 
 
 def test_names_stay_as_they_are_and_numbers_have_a_minus() -> None:
-    page = docs_reference.protocols_page()
+    page = reference.protocols_page()
     assert page.count("Qwen/Qwen2-0.5B-Instruct") == 2
     assert "| `position_shaping`: shift | 0.5 | −0.5 |" in page
-    assert "*number ≥ 1e-6, ≤ 100*" in docs_reference.configuration_page()
+    assert "*number ≥ 1e-6, ≤ 100*" in reference.configuration_page()
 
 
 def test_the_command_writes_and_checks(tmp_path: Path) -> None:
-    docs_reference.write(tmp_path)
-    docs_reference.write(tmp_path, check=True)
+    reference.write(tmp_path)
+    reference.write(tmp_path, check=True)
     page = tmp_path / "protocols.md"
     page.write_text(page.read_text(encoding="utf-8").replace("0.95", "0.96"), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(f"{page} is not what the code says")):
-        docs_reference.write(tmp_path, check=True)
+        reference.write(tmp_path, check=True)
     page.unlink()
     with pytest.raises(ValueError, match=r"protocols\.md is not"):
-        docs_reference.write(tmp_path, check=True)
+        reference.write(tmp_path, check=True)
 
 
 # --- examples -----------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def quoted_commands(page: str) -> Iterator[str]:
 
 def looked_up(command: str) -> tuple[Any, list[str]]:
     """The command of a line, and its arguments."""
-    from explorl.cli import app
+    from explorl.cli.app import app
 
     found: Any = typer.main.get_command(app)
     words = shlex.split(command)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from explorl import doctor
-from explorl.cli import app
-from explorl.config import Config
+from explorl.cli import doctor
+from explorl.cli.app import app
+from explorl.core.config import Config
 from explorl.sandbox import programs
 from explorl.sandbox.programs import Guarantees, SandboxError
 

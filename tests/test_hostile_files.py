@@ -16,11 +16,11 @@ import pytest
 import torch
 import yaml
 
-from explorl.cli import main
-from explorl.config import load_config
+from explorl.cli.app import main
+from explorl.core.config import load_config
 from explorl.core.documents import MAX_DEPTH, DocumentError, load_tensors, parse_json
+from explorl.core.store import RunStore
 from explorl.core.yaml_documents import parse_yaml
-from explorl.store import RunStore
 
 from .hostile import JSON, TEMPLATES, YAML, raw
 

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import yaml
 
-from explorl import cli
 from explorl.analysis.lens import find as find_analysis
-from explorl.analyze import run_context
-from explorl.config import ConfigError, load_config
+from explorl.cli import app as cli
+from explorl.core.config import ConfigError, load_config
+from explorl.core.store import RunStore
 from explorl.report.lens_analyses import ANALYSES
-from explorl.store import RunStore
+from explorl.report.run_analyses import run_context
 from explorl.strategies import build, build_all
-from explorl.study.file import load_study
-from explorl.study.run import environment
+from explorl.study.run_study import environment
+from explorl.study.spec import load_study
 from explorl.tasks import get_task
-from explorl.training.lens import build_observers
-from explorl.training.rejection.registry import build_filters, build_selector
+from explorl.training.grpo.inspection_schedule import build_observers
+from explorl.training.rft.registry import build_filters, build_selector
 
 PARTS = '''
 """What a stranger's module may hold. Everything that is called leaves a trace."""
@@ -38,8 +38,8 @@ from pathlib import Path
 
 from explorl.strategies import Strategy
 from explorl.tasks import Problem, Task, Verdict
-from explorl.training.rejection.filters import rft_filter
-from explorl.training.rejection.selectors import rft_selector
+from explorl.training.rft.filters import rft_filter
+from explorl.training.rft.selectors import rft_selector
 
 
 def leave(*arguments, **options):
@@ -177,7 +177,7 @@ FOREIGN = [
     "shutil:rmtree", "pathlib:Path", "pathlib:Path.touch", "pydoc:pipepager", "runpy:run_path", "timeit:timeit",
     "code:interact", "pickle:loads", "importlib:import_module", "antigravity:fly", "functools:partial",
     "unittest.mock:MagicMock", "unittest.mock:sentinel.see", "types:SimpleNamespace", "concurrent.futures:Executor",
-    "explorl.cli:os.system", "explorl.tasks.registry:Task", "explorl.cli:main", "explorl.store:subprocess.run",
+    "explorl.cli.app:os.system", "explorl.tasks.registry:Task", "explorl.cli.app:main", "explorl.core.store:subprocess.run",
     "explorl.models.smollm2:fetch_smollm2", "torch.hub:load", "torch:load", "numpy:fromfile", "yaml:unsafe_load",
 ]  # fmt: skip
 """In Python's library, in Explorl itself and in installed packages."""
@@ -534,7 +534,7 @@ def trapped(here: Path) -> Path:
 )
 def test_no_other_module_of_the_working_folder_is_imported(trapped: Path, start: list[str], words: list[str]) -> None:
     (trapped / "bin").mkdir()
-    (trapped / "bin" / "explorl").write_text("from explorl.cli import main\n\nmain()\n")  # as pip installs it
+    (trapped / "bin" / "explorl").write_text("from explorl.cli.app import main\n\nmain()\n")  # as pip installs it
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     command = [sys.executable, *start, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

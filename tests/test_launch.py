@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from explorl import processes
-from explorl.cli import main
-from explorl.launch import _first_of, check_file, command_line
+from explorl.cli.app import main
+from explorl.core import processes
+from explorl.core.launch import _first_of, check_file, command_line
 
 TWO = {
     "compute_environment": "LOCAL_MACHINE",
@@ -230,7 +230,7 @@ def test_a_mistake_is_told_once(two: Path, small_policy: Path, tmp_path: Path) -
 
 FAILING = """
 import os
-from explorl.tasks.countdown import CountdownMini
+from explorl.tasks.countdown.task import CountdownMini
 
 class Failing(CountdownMini):
     def verify_many(self, *given, **options):

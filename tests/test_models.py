@@ -16,8 +16,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from explorl.cli import app, main
-from explorl.config import load_config
+from explorl.cli.app import app, main
+from explorl.core.config import load_config
 from explorl.models import (
     ModelError,
     load_policy,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from explorl.config import load_config
+from explorl.core.config import load_config
 from explorl.models import ModelError, load_policy
 
 CODE = """

@@ -18,14 +18,14 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from explorl import ExplorationTrainer, PassAtK, RunRecorder
 from explorl.analysis.lens import Unavailable
-from explorl.analysis.quality import quality_by_step
+from explorl.analysis.response_quality import quality_by_step
 from explorl.analysis.run_results import run_results
-from explorl.analyze import analyze_run
-from explorl.cli import main
-from explorl.config import Config
+from explorl.cli.app import main
+from explorl.core.config import Config
+from explorl.core.store import RunStore, StoreError, write_json, write_parquet
 from explorl.models import load_policy
+from explorl.report.run_analyses import analyze_run
 from explorl.report.run_page import write_run_report
-from explorl.store import RunStore, StoreError, write_json, write_parquet
 
 BEFORE = [[1, 0], [0, 1], [0, 1], [0, 0]]
 AFTER = [[1, 1], [1, 1], [0, 0], [0, 0]]

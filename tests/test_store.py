@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from explorl.store import (
+from explorl.core.store import (
     RunStore,
     StoreError,
     atomic_folder,
@@ -22,7 +22,7 @@ from explorl.store import (
     write_parquet,
     write_text,
 )
-from explorl.text import clean
+from explorl.core.text import clean
 
 from .hostile import HOSTILE, NAMES, raw
 

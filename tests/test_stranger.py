@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
         ("every: 20, problems: 20", "every: 2, problems: 8"),
     ]
     (folder / "words-study.yaml").write_text(reduced(study, *changes, ("steps: 40", "steps: 2")), encoding="utf-8")
-    (tmp_path / "explorl").write_text("from explorl.cli import main\n\nmain()\n", encoding="utf-8")
+    (tmp_path / "explorl").write_text("from explorl.cli.app import main\n\nmain()\n", encoding="utf-8")
     return folder
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from explorl.text import clean, normalized
+from explorl.core.text import clean, normalized
 
 ANY = st.text(st.characters(), max_size=50) | st.lists(st.integers(0, 0x10FFFF).map(chr), max_size=50).map("".join)
 """Surrogates too."""

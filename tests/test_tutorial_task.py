@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes += [("problems: 100, samples: 8", "problems: 4, samples: 2"), ("steps: 30", "steps: 2")]
     (folder / "near.yaml").write_text(reduced(study, *changes), encoding="utf-8")
     (folder / "bin").mkdir()
-    (folder / "bin" / "explorl").write_text("from explorl.cli import main\n\nmain()\n", encoding="utf-8")
+    (folder / "bin" / "explorl").write_text("from explorl.cli.app import main\n\nmain()\n", encoding="utf-8")
     run(folder, "make_rows.py")
     return folder
 

@@ -101,7 +101,7 @@ def test_what_the_readme_lists_is_there(installed: Installed) -> None:
     """In one process, since torch takes seconds to import."""
     code = """
 import sys
-from explorl.cli import main
+from explorl.cli.app import main
 for command in ("study deng --profile tiny --plan", "strategies", "config show --preset tiny", "models list"):
     try:
         main(command.split())

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from explorl import strategies
-    from explorl.recording import PassAtK, RunRecorder
     from explorl.rollout import Engine, SamplingParams
-    from explorl.training.grpo import ExplorationTrainer
+    from explorl.training.grpo.trainer import ExplorationTrainer
+    from explorl.training.run_recorder import PassAtK, RunRecorder
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "ExplorationTrainer", "PassAtK", "RunRecorder", "SamplingParams", "__version__", "strategies"]
 
 _HOME = {
     "Engine": "explorl.rollout",
-    "ExplorationTrainer": "explorl.training.grpo",
-    "PassAtK": "explorl.recording",
-    "RunRecorder": "explorl.recording",
+    "ExplorationTrainer": "explorl.training.grpo.trainer",
+    "PassAtK": "explorl.training.run_recorder",
+    "RunRecorder": "explorl.training.run_recorder",
     "SamplingParams": "explorl.rollout",
 }
 

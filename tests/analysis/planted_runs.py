@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from explorl.analysis.lens_table import Answers, LensTable, Tokens
-from explorl.analysis.series import Noise
+from explorl.stats.regression import Noise
 
 TYPES = 40
 FAST = 8

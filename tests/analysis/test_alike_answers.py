@@ -13,8 +13,8 @@ from explorl.analysis.instances import instances
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import Answers, LensTable, Tokens, table_of
 from explorl.analysis.positions import positions
+from explorl.analysis.probability_shift import updates
 from explorl.analysis.token_types import TokenTypes
-from explorl.analysis.updates import updates
 from tests.analysis.test_impact import made
 
 STEPS, GROUPS, EACH, DRAWS = 20, 2, 8, 40

@@ -13,15 +13,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from explorl import cli
 from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, typeset
 from explorl.analysis.lens_table import LensTable, NotRecorded, read_run, table_of
-from explorl.analyze import Outcome, analyze_checkpoint, analyze_run, analyzed, chosen, run_context
+from explorl.cli import app as cli
+from explorl.core.store import RunStore, StoreError, write_json
 from explorl.metrics import Table
 from explorl.report.lens_render import file_png, file_svg, page_svg
 from explorl.report.lens_sections import _element, _stored
+from explorl.report.run_analyses import Outcome, analyze_checkpoint, analyze_run, analyzed, chosen, run_context
 from explorl.report.run_page import write_run_report
-from explorl.store import RunStore, StoreError, write_json
 
 from .planted_runs import lines, noise, rollouts
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from explorl.analysis import instances, positions
-from explorl.analysis.clusters import cluster_mean, cluster_means, told
 from explorl.analysis.instances import answer_perplexity, perplexity_groups, shifts_by_perplexity
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import table_of
 from explorl.analysis.positions import entropy_by_position
 from explorl.metrics import Interval
+from explorl.stats.clusters import cluster_mean, cluster_means, told
 
 
 def lengths_of(rng, answers, low=5, high=60):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from explorl.analysis.defects import defects, defects_summary, defects_tables
-from explorl.analysis.fastest import (
+from explorl.analysis.entropy_by_sign import SignSplit, sign_split, split_summary, split_tables
+from explorl.analysis.entropy_drop import (
     FastestDrop,
     Words,
     drop_summary,
@@ -20,9 +21,8 @@ from explorl.analysis.fastest import (
 )
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded, table_of
-from explorl.analysis.series import LEVEL
-from explorl.analysis.signs import SignSplit, sign_split, split_summary, split_tables
-from explorl.analysis.updates import Updates, updates, updates_summary, updates_tables
+from explorl.analysis.probability_shift import Updates, updates, updates_summary, updates_tables
+from explorl.stats.regression import LEVEL
 
 from .planted_runs import FAST, TYPES, lines, noise, rollouts, token_table
 

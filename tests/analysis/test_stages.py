@@ -10,8 +10,7 @@ import pytest
 
 from explorl.analysis.lens import Analysis, Context, Unavailable, find
 from explorl.analysis.lens_table import table_of
-from explorl.analysis.series import Effect, Noise, autoregression, binned, regression
-from explorl.analysis.stages import (
+from explorl.analysis.reward_stages import (
     entropy_law,
     fit_law,
     law_summary,
@@ -23,6 +22,7 @@ from explorl.analysis.stages import (
 )
 from explorl.report.lens_figures import law_drawings
 from explorl.report.lens_render import file_svg
+from explorl.stats.regression import Effect, Noise, autoregression, binned, regression
 
 from .planted_runs import lines, noise
 
@@ -164,7 +164,7 @@ def test_what_is_not_recorded_is_unavailable() -> None:
     with pytest.raises(ValueError, match=r"analysis 'no\.such:THING': there is no module 'no'"):
         find("no.such:THING", [one])
     with pytest.raises(ValueError, match=r"explorl\.analysis\.lens\.Analysis"):
-        find("explorl.analysis.stages:LEAST_STEPS", [one])
+        find("explorl.analysis.reward_stages:LEAST_STEPS", [one])
 
 
 # ---------------------------------------------------------------------------- regressions on steps

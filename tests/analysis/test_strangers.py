@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorl import cli
 from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, typeset
 from explorl.analysis.lens_table import table_of
-from explorl.analyze import analyze_run, analyzed, chosen
+from explorl.cli import app as cli
+from explorl.core.store import RunStore, StoreError, write_json
 from explorl.metrics import Table
-from explorl.store import RunStore, StoreError, write_json
+from explorl.report.run_analyses import analyze_run, analyzed, chosen
 
 from .planted_runs import rollouts
 

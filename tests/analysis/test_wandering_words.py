@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from explorl.analysis.fastest import words
+from explorl.analysis.entropy_drop import words
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import Answers, LensTable, Tokens
-from explorl.analysis.series import LEVEL
+from explorl.stats.regression import LEVEL
 
 from .planted_runs import noise
 

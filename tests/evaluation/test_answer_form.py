@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from explorl.evaluation import protocol
-from explorl.evaluation.drawing import _answer_mark, _violations
-from explorl.evaluation.folder import load_evaluation
 from explorl.evaluation.harness import run_evaluation
+from explorl.evaluation.job import _answer_mark, _violations
+from explorl.evaluation.results_folder import load_evaluation
 from explorl.tasks import Problem, get_task
 
 

@@ -20,17 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from explorl.cli import main
-from explorl.compare import compare
+from explorl.cli.app import main
+from explorl.cli.compare import compare
+from explorl.core.store import StoreError
 from explorl.evaluation import PROTOCOLS, evaluate, harness, protocol
-from explorl.evaluation.folder import DIGEST, TOKEN_COLUMNS, EvaluationFolder, load_evaluation
 from explorl.evaluation.harness import Evaluated, Failed, evaluate_command, parse_models, parse_shard, run_evaluation
-from explorl.evaluation.numbering import WIDTH, block_seed, seed_at
+from explorl.evaluation.results_folder import DIGEST, TOKEN_COLUMNS, EvaluationFolder, load_evaluation
 from explorl.evaluation.scores import per_problem, scores, unsolved
+from explorl.evaluation.seeds import WIDTH, block_seed, seed_at
 from explorl.metrics import Interval, Table, avg_at_k, maj_at_k
 from explorl.models import ModelError, Policy, load_policy
 from explorl.rollout.sampling.rng import request_keys
-from explorl.store import StoreError
 from explorl.tasks import CountdownMini, get_task
 
 HOW = protocol("plain", samples=20, max_tokens=48)

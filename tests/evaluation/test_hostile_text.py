@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from explorl.compare import compare, compare_command
+from explorl.cli.compare import compare, compare_command
+from explorl.core.text import clean
 from explorl.evaluation import protocol
-from explorl.evaluation.folder import COLUMNS, EvaluationFolder, load_evaluation
 from explorl.evaluation.harness import evaluate_command, run_evaluation
-from explorl.evaluation.judge import parse_opinion
+from explorl.evaluation.llm_judge import parse_opinion
+from explorl.evaluation.results_folder import COLUMNS, EvaluationFolder, load_evaluation
 from explorl.models import load_policy
 from explorl.tasks import CountdownMini, Problem, Verdict
-from explorl.text import clean
-from explorl.training.stored import progress_bar
+from explorl.training.callbacks import progress_bar
 
 from ..hostile import HOSTILE, NAMES, raw
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorl.cli import main
+from explorl.cli.app import main
 from explorl.evaluation import protocol
 from explorl.evaluation.harness import run_evaluation
-from explorl.evaluation.judge import Judge, JudgeError, Opinion, judge_evaluation, parse_opinion
+from explorl.evaluation.llm_judge import Judge, JudgeError, Opinion, judge_evaluation, parse_opinion
 
 
 class Server(HTTPServer):

@@ -14,8 +14,8 @@ from explorl import ExplorationTrainer, PassAtK, RunRecorder
 from explorl.analysis.checkpoint import checkpoint_table
 from explorl.analysis.impact_tokens import problems_by_prompt
 from explorl.evaluation import protocol
-from explorl.evaluation.folder import load_evaluation
 from explorl.evaluation.harness import run_evaluation
+from explorl.evaluation.results_folder import load_evaluation
 from explorl.models import Policy, load_policy
 from explorl.tasks import Problem, Task, Verdict
 from tests.training.small_runs import digits as digits_of_text

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from explorl.cli import main
+from explorl.cli.app import main
 from explorl.evaluation import evaluate, protocol
-from explorl.evaluation.folder import load_evaluation
 from explorl.evaluation.harness import evaluate_command, run_evaluation
+from explorl.evaluation.results_folder import load_evaluation
 from explorl.evaluation.scores import per_problem, scores
 from explorl.evaluation.side_by_side import side_by_side
 from explorl.models import Policy, load_policy

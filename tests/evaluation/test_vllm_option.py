@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from explorl.cli import main
+from explorl.cli.app import main
 from explorl.evaluation import evaluate, protocol
 from explorl.evaluation.harness import run_evaluation
 from explorl.models import Policy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from explorl.integrations.verl.batch import (
+from explorl.integrations.verl.conversion import (
     answers_of,
     batch_of,
     carried,
@@ -21,10 +21,10 @@ from explorl.integrations.verl.batch import (
     spread,
     truncated_rows,
 )
-from explorl.integrations.verl.sampling import request, rows_of, said, training_temperature
+from explorl.integrations.verl.sampling_params import request, rows_of, said, training_temperature
 from explorl.integrations.verl.settings import Settings
 from explorl.strategies import BottomP, ElementWiseTemperature, PerplexityShaping, Strategy
-from explorl.training.shaping import shape
+from explorl.training.grpo.shaping import shape
 
 
 def columns(rows: int = 4, tokens: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:

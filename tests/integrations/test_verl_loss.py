@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.integrations.verl.loss import carried_now, carrying, token_losses
+from explorl.integrations.verl.token_loss import carried_now, carrying, token_losses
 from explorl.strategies import KLCov
 
 

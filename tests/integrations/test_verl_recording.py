@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from explorl.analysis.run_results import run_results
-from explorl.integrations.verl.recording import Recorder, line_of
+from explorl.core.store import RunStore, StoreError
+from explorl.integrations.verl.run_folder import Recorder, line_of
 from explorl.integrations.verl.settings import settings_of
-from explorl.store import RunStore, StoreError
 from tests.integrations.test_verl_settings import verl
 
 LOGGED: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from explorl.integrations.verl import memory
-from explorl.integrations.verl.rows import Rows
+from explorl.integrations.verl.step_rows import Rows
 from explorl.strategies import ElementWiseTemperature, MaskTruncated
 
 

@@ -130,7 +130,7 @@ def test_a_configuration_without_explorl_is_left_alone() -> None:
 
 
 def test_a_run_that_would_be_overwritten_is_refused(tmp_path: Path) -> None:
-    from explorl.store import RunStore
+    from explorl.core.store import RunStore
 
     store = RunStore(tmp_path / "mine")
     store.begin({"seed": 0}, "grpo")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.metrics import Interval, bootstrap_mean, paired_difference, permutation_test
-from explorl.metrics import bootstrap as module
+from explorl.stats import bootstrap as module
 
 
 def test_coverage_is_what_it_says():

@@ -18,8 +18,8 @@ import torch
 from rich.console import Console
 
 from explorl import metrics
+from explorl.core.text import clean
 from explorl.metrics import Interval, Table
-from explorl.text import clean
 
 from ..hostile import NAMES, raw
 

@@ -11,12 +11,12 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from explorl.modeling import reordered
+from explorl.modeling import onednn_ops
 from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS
-from explorl.modeling.reordered import Copy, ReorderedOps, copied_bytes, groups
+from explorl.modeling.onednn_ops import Copy, ReorderedOps, copied_bytes, groups
 
-pytestmark = pytest.mark.skipif(not reordered.possible(), reason="this processor or torch has no such products")
+pytestmark = pytest.mark.skipif(not onednn_ops.possible(), reason="this processor or torch has no such products")
 
 LAYERS = 2
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from explorl.modeling import answer_states
 from explorl.modeling.logit_blocks import DTYPES
 from explorl.modeling.token_records import TokenRecords, answer_records, coefficient, token_records, update_size
-from explorl.training.batch import by_pass
+from explorl.training.grpo.batch import by_pass
 
 from . import zoo
 

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from explorl.analysis.verdicts import points
-from explorl.tasks.countdown import verify
-from explorl.tasks.countdown_prompts import question, terse
-from explorl.tasks.countdown_traces import trace
+from explorl.tasks.countdown.task import verify
+from explorl.tasks.countdown.templates import question, terse
+from explorl.tasks.countdown.traces import trace
 
 ARMS = {
     "plain GRPO": ([], {}, 0.0),

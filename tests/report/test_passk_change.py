@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from explorl.store import write_json
+from explorl.core.store import write_json
 from tests.report.studies import ARMS, make_results
 
 ROOT = Path(__file__).parents[2]

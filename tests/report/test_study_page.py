@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from explorl.core.store import cleaned
 from explorl.report.study_figures import POINTS, Series, looks, swatch
 from explorl.report.study_numbers import interval, mark, written
 from explorl.report.study_page import write_report
 from explorl.report.study_rollouts import compact, measures, script_json, trimmed
-from explorl.store import cleaned
 
 from ..hostile import NAMES, raw
 from .studies import ARMS, STEPS, make_results

@@ -195,7 +195,7 @@ def test_hostile_tokens_alternatives_and_continuations_do_nothing(opened, tmp_pa
 
 def test_a_run_page_has_what_training_looked_at_closely(tmp_path):
     from explorl.analysis.study_answers import sampled_rollouts
-    from explorl.store import write_parquet
+    from explorl.core.store import write_parquet
 
     columns = {
         "prompt": ["p", "p"], "completion": ["ab", "cd"], "correct": [True, False], "tokens": [["a", "b"], ["c", "d"]],
@@ -219,8 +219,8 @@ def test_a_run_page_has_the_impacts_that_were_written(tmp_path):
     import json
 
     from explorl.analysis.lens_table import plain, read_run
+    from explorl.core.store import RunStore, write_json
     from explorl.report.lens_rollouts import with_impacts
-    from explorl.store import RunStore, write_json
 
     store = RunStore.create(tmp_path / "run", {"training": {"iterations": 2}})
     ids = list(range(len(WORDS)))

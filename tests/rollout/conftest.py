@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from explorl.rollout import plan
+from explorl.rollout import memory_plan
 
 from .models import shared
 
@@ -21,10 +21,10 @@ def llama() -> Any:
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where a short prompt's keys and values are: with those of every row, once for all rows, or in pages."""
     if request.param == "apart":
-        monkeypatch.setattr(plan, "SHORT_PROMPT", 0)
+        monkeypatch.setattr(memory_plan, "SHORT_PROMPT", 0)
     if request.param == "pages":
-        monkeypatch.setattr(plan, "SPANS", ())
-        monkeypatch.setitem(plan.PAGE, "cpu", 4)
+        monkeypatch.setattr(memory_plan, "SPANS", ())
+        monkeypatch.setitem(memory_plan.PAGE, "cpu", 4)
     return str(request.param)
 
 

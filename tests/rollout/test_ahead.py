@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, Rollout, SamplingParams, plan
+from explorl.rollout import Engine, Rollout, SamplingParams, memory_plan
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.looks import FINE, LONGEST, bucket, graph_sizes, steps_to_look
 from explorl.rollout.memory.page_memory import PageMemory
@@ -29,8 +29,8 @@ IDS = prompts((5, 17, 1, 9))
 @pytest.fixture(autouse=True)
 def pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, but for the GPU."""
-    monkeypatch.setattr(plan, "SPANS", ())
-    monkeypatch.setitem(plan.PAGE, "cpu", 4)
+    monkeypatch.setattr(memory_plan, "SPANS", ())
+    monkeypatch.setitem(memory_plan.PAGE, "cpu", 4)
     monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 8)
     monkeypatch.setitem(scheduler.AHEAD, "cpu", True)
 

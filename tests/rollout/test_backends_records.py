@@ -11,7 +11,7 @@ import torch
 from explorl.models import load_policy
 from explorl.rollout import Engine, Rollouts, SamplingParams
 from explorl.rollout.backends import vllm
-from explorl.rollout.backends.recorded import RecordPass, record
+from explorl.rollout.backends.token_stats import RecordPass, record
 from explorl.rollout.backends.vllm import VllmEngine, VllmError
 from explorl.rollout.backends.vllm_requests import Drawn, chains_of
 

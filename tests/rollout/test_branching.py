@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from explorl.metrics.branching import branch_probability, marker_text
-from explorl.rollout import Engine, SamplingParams, branch_tree, plan
+from explorl.rollout import Engine, SamplingParams, branch_tree, memory_plan
 from explorl.rollout.branching import Branching, branch, branch_rows, drawn_by
 from explorl.rollout.sampling.rng import fork_key, request_keys, uniform
 from explorl.rollout.tool_use import ToolUse
@@ -241,8 +241,8 @@ def test_the_tree_does_not_depend_on_company_or_memory(
     assert any(parent is not None for _, parent, _ in want)
     assert tree(["S", "b", "a", "S"], Engine(wandering.model, tokenizer, batch_size=1)) == want
     with monkeypatch.context() as pages:
-        pages.setattr(plan, "SPANS", ())
-        pages.setitem(plan.PAGE, "cpu", 4)
+        pages.setattr(memory_plan, "SPANS", ())
+        pages.setitem(memory_plan.PAGE, "cpu", 4)
         assert tree(["S", "b"], Engine(wandering.model, tokenizer, batch_size=3)) == want
     monkeypatch.setattr(branch_tree, "IMPATIENCE", 1)
     assert tree(["S", "b", "a"]) == want

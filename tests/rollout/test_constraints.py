@@ -13,7 +13,7 @@ import torch
 from explorl.rollout import Engine, Rollouts, SamplingParams
 from explorl.rollout.sampling import Active, rng
 from explorl.rollout.sampling.constraints import bias_tables, stop_sets
-from explorl.rollout.sampling.draw import sample_step
+from explorl.rollout.sampling.sample import sample_step
 from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import BIAS_SET, KEY, LIMIT, RUNNING, STATUS, STEP, STOP_SET, TOP_K, State
 

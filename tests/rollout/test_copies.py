@@ -22,13 +22,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from explorl.modeling import reordered
+from explorl.modeling import onednn_ops
 from explorl.modeling.cpu_ops import WIDE
-from explorl.modeling.reordered import ReorderedOps
+from explorl.modeling.onednn_ops import ReorderedOps
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.engine import COPY_FROM
 
-pytestmark = pytest.mark.skipif(not reordered.possible(), reason="this processor or torch has no such products")
+pytestmark = pytest.mark.skipif(not onednn_ops.possible(), reason="this processor or torch has no such products")
 
 VOCAB = 2001
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -250,7 +250,7 @@ def test_without_memory_for_copies_it_goes_on_without(
     def full(*_: Any) -> Any:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(reordered.Copy, "of", full)
+    monkeypatch.setattr(onednn_ops.Copy, "of", full)
     for one in (engine, Engine(build("llama"))):  # one that was tried out with copies, and one that was not
         assert tokens_of(one) == greedy(model)
         assert copies(one) == 0

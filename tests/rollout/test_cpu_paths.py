@@ -12,12 +12,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS, TorchOps
-from explorl.rollout.memory.attention import Grouping, shared_attention
+from explorl.rollout.memory.cached_attention import Grouping, shared_attention
 from explorl.rollout.memory.joined import JoinedCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.sampling import Active, ranking, rng
-from explorl.rollout.sampling.draw import Draw, Scratch, _go_on, _go_on_on_host, draw
 from explorl.rollout.sampling.ranking import LONG, TINY, branching_count
+from explorl.rollout.sampling.sample import Draw, Scratch, _go_on, _go_on_on_host, draw
 from explorl.rollout.state import (
     BROKEN,
     IDLE,

@@ -259,7 +259,7 @@ def test_rows_and_lengths_of_graphs(llama: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module.Runner, "_capture", capture)
     monkeypatch.setattr(module, "LENGTH_BUCKET", 8)
     monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 4)
-    monkeypatch.setattr("explorl.rollout.plan.SHORT_PROMPT", 0)
+    monkeypatch.setattr("explorl.rollout.memory_plan.SHORT_PROMPT", 0)
     engine = Engine(llama, batch_size=7)
     engine.generate(ids, 3, params)
     assert engine._runner is not None
@@ -274,7 +274,7 @@ def test_rows_without_a_grouping(llama: Any, monkeypatch: pytest.MonkeyPatch) ->
     """Off the CPU and without kernels, each row gathers its prompt for itself."""
     from explorl.rollout.memory.slots import SlotCache
 
-    monkeypatch.setattr("explorl.rollout.plan.SHORT_PROMPT", 0)
+    monkeypatch.setattr("explorl.rollout.memory_plan.SHORT_PROMPT", 0)
     want = Engine(llama).generate(prompts(), 3, TINY)
     monkeypatch.setattr(SlotCache, "regroup", lambda *_: None)
     assert same_tokens(Engine(llama, batch_size=4).generate(prompts(), 3, TINY), want)
@@ -457,7 +457,7 @@ def test_nan_logits_break_only_their_request(batch_size: int, caplog: pytest.Log
 @pytest.mark.parametrize("p", [0.9, 0.3])
 def test_bottom_p_alone_draws_what_it_draws_in_company(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the likeliest token is too heavy to be cut nothing is warped; with `_cuts` always true, everything is."""
-    from explorl.rollout.sampling import draw as sampler
+    from explorl.rollout.sampling import sample as sampler
 
     model = shared("llama")
     params = SamplingParams(bottom_p=p, max_tokens=12, seed=4, stop_token_ids=())

@@ -22,8 +22,8 @@ from explorl.rollout import Engine, SamplingParams, UnsupportedModel
 from explorl.rollout.engine import HELD
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache
-from explorl.rollout.plan import make_plan
-from explorl.rollout.samples import RECORDS
+from explorl.rollout.memory_plan import make_plan
+from explorl.rollout.sequences import RECORDS
 
 from .models import GQA, build, prompts
 from .test_engine import check_records, same_tokens

@@ -10,7 +10,7 @@ import torch
 
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.sampling import Active, rng
-from explorl.rollout.sampling.draw import sample_step
+from explorl.rollout.sampling.sample import sample_step
 from explorl.rollout.state import (
     KEY,
     LIMIT,

@@ -11,10 +11,10 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from explorl.modeling import merged, triton_layers
-from explorl.modeling.angles import AngleTable
+from explorl.modeling import fused_ops_triton, triton_layers
+from explorl.modeling.fused_ops_triton import MergedOps
 from explorl.modeling.llama import KernelOps, LlamaForward
-from explorl.modeling.merged import MergedOps
+from explorl.modeling.rotary_table import AngleTable
 from explorl.modeling.triton_layers import Tile
 
 from .models import build, prompts
@@ -37,7 +37,7 @@ class Eager:
         return key, value
 
     def attend(self, query: Any, key: Any, value: Any, scale: float, window: Any, cap: Any) -> torch.Tensor:
-        from explorl.rollout.memory.attention import causal_attention
+        from explorl.rollout.memory.cached_attention import causal_attention
 
         return causal_attention(query, key, value, scale, window, cap)
 
@@ -181,7 +181,7 @@ def test_a_kernel_that_does_not_agree_is_not_used(
 
     monkeypatch.setattr(triton_layers, "gated_products", planted)
     (model, ids), ops = small(), MergedOps()
-    with caplog.at_level(logging.INFO, merged.__name__):
+    with caplog.at_level(logging.INFO, fused_ops_triton.__name__):
         torch.testing.assert_close(run(model, ops, ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
     assert sorted(ops.right.values()) == [False, True, True, True]
     assert ("too far from what the modules compute" if fault == "wrong" else "shared memory") in caplog.text
@@ -241,11 +241,11 @@ def test_attention_finds_the_angles_of_its_position(kernel_device: torch.device)
 
 def test_numbers_that_are_not_finite_do_not_hide_a_fault() -> None:
     want = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
-    assert merged._distance(want.clone(), want) <= 1
-    assert merged._distance(torch.tensor([1.0, float("nan"), float("inf"), 2.1]), want) > 1
-    assert merged._distance(torch.tensor([1.0, 0.0, float("inf"), 2.0]), want) > 1
-    assert merged._distance(torch.zeros(3), torch.zeros(3)) <= 1
-    assert merged._distance(torch.full((3,), 1e-3), torch.zeros(3)) > 1
+    assert fused_ops_triton._distance(want.clone(), want) <= 1
+    assert fused_ops_triton._distance(torch.tensor([1.0, float("nan"), float("inf"), 2.1]), want) > 1
+    assert fused_ops_triton._distance(torch.tensor([1.0, 0.0, float("inf"), 2.0]), want) > 1
+    assert fused_ops_triton._distance(torch.zeros(3), torch.zeros(3)) <= 1
+    assert fused_ops_triton._distance(torch.full((3,), 1e-3), torch.zeros(3)) > 1
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from explorl.rollout import Engine, SamplingParams, plan
+from explorl.rollout import Engine, SamplingParams, memory_plan
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.pages import NOBODYS, pages_for
 from explorl.rollout.sampling import Active
@@ -23,8 +23,8 @@ PARAMS = SamplingParams(max_tokens=24, stop_token_ids=(), seed=3)
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "SPANS", ())
-    monkeypatch.setitem(plan.PAGE, "cpu", 4)
+    monkeypatch.setattr(memory_plan, "SPANS", ())
+    monkeypatch.setitem(memory_plan.PAGE, "cpu", 4)
 
 
 def memory_of(session: Any) -> PageMemory:
@@ -158,10 +158,10 @@ def test_broken_rows_leave_no_nan_behind(llama: Any) -> None:
 def test_a_little_more_memory_is_no_reason_to_begin_anew() -> None:
     sizes = {"tokens": 64, "prompt_tokens": 16, "prefill_tokens": 64, "cache_bytes": 0, "prompt_bytes": 0}
     sizes |= {"work_bytes": 0, "page": 16, "row_pages": 5}
-    have = plan.Plan(slots=30, pages=95, split=True, **sizes)
-    assert have.covers(plan.Plan(slots=32, pages=100, split=True, **sizes))
-    assert not have.covers(plan.Plan(slots=30, pages=110, split=True, **sizes))
-    assert not have.covers(plan.Plan(slots=40, pages=95, split=True, **sizes))
-    assert not have.covers(plan.Plan(slots=30, pages=96, split=False, **sizes))
-    assert not have.covers(plan.Plan(slots=30, pages=95, split=True, **{**sizes, "page": 8}))
-    assert not have.covers(plan.Plan(slots=30, pages=95, split=True, **{**sizes, "tokens": 65}))
+    have = memory_plan.Plan(slots=30, pages=95, split=True, **sizes)
+    assert have.covers(memory_plan.Plan(slots=32, pages=100, split=True, **sizes))
+    assert not have.covers(memory_plan.Plan(slots=30, pages=110, split=True, **sizes))
+    assert not have.covers(memory_plan.Plan(slots=40, pages=95, split=True, **sizes))
+    assert not have.covers(memory_plan.Plan(slots=30, pages=96, split=False, **sizes))
+    assert not have.covers(memory_plan.Plan(slots=30, pages=95, split=True, **{**sizes, "page": 8}))
+    assert not have.covers(memory_plan.Plan(slots=30, pages=95, split=True, **{**sizes, "tokens": 65}))

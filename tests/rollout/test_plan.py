@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from explorl.rollout import Engine, SamplingParams, plan
+from explorl.rollout import Engine, SamplingParams, memory_plan
 from explorl.rollout.memory.slots import LayerShape
-from explorl.rollout.plan import allowed_memory, free_memory, make_plan, work_bytes, workspace_bytes
+from explorl.rollout.memory_plan import allowed_memory, free_memory, make_plan, work_bytes, workspace_bytes
 
 from .models import prompts
 
@@ -42,7 +42,7 @@ def held(engine: Engine, *args: Any) -> int:
 def test_a_call_takes_what_was_planned(
     llama: Any, rows: int, tokens: int, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "SPANS", ())
+    monkeypatch.setattr(memory_plan, "SPANS", ())
     engine = Engine(llama)
     engine.check(60)
     ids = prompts(lengths)
@@ -97,7 +97,7 @@ def test_work_is_the_largest_of_what_comes_and_goes() -> None:
 def test_workspaces(setting: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if setting:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", setting)
-    assert workspace_bytes(CUDA) == plan.STREAMS * each
+    assert workspace_bytes(CUDA) == memory_plan.STREAMS * each
     assert workspace_bytes(torch.device("cpu")) == 0
 
 
@@ -138,5 +138,5 @@ def test_where_nothing_is_said_there_is_no_limit(tmp_path: Path, monkeypatch: py
     (tmp_path / "odd").write_text("nothing\n\n")
     assert allowed_memory(tmp_path, tmp_path / "odd") is None
     free = free_memory(torch.device("cpu"))
-    monkeypatch.setattr("explorl.rollout.plan.allowed_memory", lambda: free // 4)
+    monkeypatch.setattr("explorl.rollout.memory_plan.allowed_memory", lambda: free // 4)
     assert free_memory(torch.device("cpu")) == free // 4

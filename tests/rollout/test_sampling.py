@@ -27,8 +27,8 @@ from explorl.rollout.sampling import (
     warp_top_k,
     warp_top_p,
 )
-from explorl.rollout.sampling.draw import Coin, Draw, draw, pick
 from explorl.rollout.sampling.ranking import branching_count, head_mask, mass_head, search_head
+from explorl.rollout.sampling.sample import Coin, Draw, draw, pick
 from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import KEY, STATUS, STEP, TOP_K, State
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.rollout import Engine, Rollout, SamplingParams, plan
+from explorl.rollout import Engine, Rollout, SamplingParams, memory_plan
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.memory import pages
 from explorl.rollout.sampling.rng import fork_key, request_keys, uniform
@@ -309,9 +309,9 @@ def house(rng: np.random.Generator) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         kind = str(rng.choice(["joined", "apart", "pages", "ahead"]))
         if kind == "apart":
-            patch.setattr(plan, "SHORT_PROMPT", 0)
+            patch.setattr(memory_plan, "SHORT_PROMPT", 0)
         if kind in ("pages", "ahead"):
-            patch.setattr(plan, "SPANS", ())
+            patch.setattr(memory_plan, "SPANS", ())
             patch.setitem(pages.PAGE, "cpu", int(rng.choice([2, 4, 16])))
             patch.setitem(scheduler.SYNC_STEPS, "cpu", int(rng.choice([1, 3, 8])))
         if kind == "ahead":

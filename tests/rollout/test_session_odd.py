@@ -14,14 +14,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from explorl.rollout import Engine, Rollout, SamplingParams, plan
+from explorl.rollout import Engine, Rollout, SamplingParams, memory_plan
 from explorl.rollout import looks as looks
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.memory import pages
 from explorl.rollout.requests import prepare
 from explorl.rollout.runner import Runner
-from explorl.rollout.samples import Sample
 from explorl.rollout.scheduler import Scheduler
+from explorl.rollout.sequences import Sample
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.state import State
 from explorl.rollout.stop_tokens import StopTokens
@@ -152,7 +152,7 @@ def test_rows_with_a_repetition_penalty_may_join_before_there_is_a_seat(llama: A
 
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "SPANS", ())
+    monkeypatch.setattr(memory_plan, "SPANS", ())
     monkeypatch.setitem(pages.PAGE, "cpu", 4)
     monkeypatch.setitem(scheduler.SYNC_STEPS, "cpu", 8)
 

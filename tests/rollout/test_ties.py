@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from explorl.rollout import SamplingParams
 from explorl.rollout.sampling import Active, ranking, rng, warp_bottom_p, warp_min_p, warp_top_k, warp_top_p
-from explorl.rollout.sampling.draw import sample_step
 from explorl.rollout.sampling.ranking import SLACK, count_head, first_tokens, head_mask, mass_head, search_head
+from explorl.rollout.sampling.sample import sample_step
 from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import KEY, LIMIT, LOGQ, RUNNING, STATUS, TOKENS, TOP_K, State
 

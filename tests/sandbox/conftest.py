@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from explorl.sandbox import nursery as nursery_module
+from explorl.sandbox import fork_client as nursery_module
 from explorl.sandbox import programs
-from explorl.sandbox.nursery import nursery
+from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.programs import Guarantees
 from tests.sandbox.support import ISOLATED, TRIED, named
 

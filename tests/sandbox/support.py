@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from explorl.sandbox import nursery as nursery_module
+from explorl.sandbox import fork_client as nursery_module
 from explorl.sandbox import programs
-from explorl.sandbox.nursery import nursery
+from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.programs import Guarantees, SandboxError, probe
 
 STUB = nursery_module.BOOTSTRAP.partition("from ")[0]

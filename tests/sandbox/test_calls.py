@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from explorl.sandbox.calls import (
+from explorl.sandbox.seccomp import (
     _INSIDE_ONLY,
     ARCHITECTURES,
     CLONE_THREAD,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from explorl.sandbox import nursery as nursery_module
+from explorl.sandbox import fork_client as nursery_module
 from explorl.sandbox import programs
-from explorl.sandbox.library import package_folders, python_paths, without
 from explorl.sandbox.programs import Guarantees, Limits, SandboxError, probe, run_many, run_python, run_tests
+from explorl.sandbox.python_paths import package_folders, python_paths, without
 from tests.sandbox.support import ISOLATED, PERMITTED, STUB, alive, eventually, script
 
 ATTEMPTS = """
@@ -334,7 +334,9 @@ def test_mounts_below_the_library_are_read_only(number: int) -> None:
     if os.getuid() != 0 or not any("namespaces" in here.layers for here in ISOLATED):
         pytest.skip("only root can mount, and only namespaces are mounted into")
     change = f"from explorl.sandbox import kernel\nkernel.MOUNT_SETATTR = {number}\n"
-    bootstrap = nursery_module.BOOTSTRAP.replace("from explorl.sandbox.nurse", f"{change}from explorl.sandbox.nurse")
+    bootstrap = nursery_module.BOOTSTRAP.replace(
+        "from explorl.sandbox.fork_server", f"{change}from explorl.sandbox.fork_server"
+    )
     change = f"from explorl.sandbox import nursery\nnursery.BOOTSTRAP = {bootstrap!r}\n"
     with script(change + SUBMOUNT) as process:
         out, err = process.communicate(timeout=60)

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.sandbox import interpreter_pool, interpreter_process, programs
+from explorl.sandbox.fork_client import Gone, nursery
 from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
+from explorl.sandbox.interpreter_child import compiled, shown
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.interpreter_results import RESTARTED
-from explorl.sandbox.notebook import compiled, shown
-from explorl.sandbox.notebook_keeper import Limit, Shown
-from explorl.sandbox.nursery import Gone, nursery
+from explorl.sandbox.interpreter_supervisor import Limit, Shown
 from explorl.sandbox.programs import Guarantees, SandboxError
 from tests.sandbox.support import PERMITTED, alive, children, descendants, eventually, nursery_pid, script
 

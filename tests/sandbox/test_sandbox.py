@@ -17,12 +17,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from explorl.sandbox import nursery as nursery_module
+from explorl.sandbox import fork_client as nursery_module
 from explorl.sandbox import programs
 from explorl.sandbox.child import _status, described, normal_form, raised, receive, receive_json, send, send_json
-from explorl.sandbox.library import python_paths
-from explorl.sandbox.nursery import nursery
-from explorl.sandbox.plain import decode, encode
+from explorl.sandbox.codec import decode, encode
+from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.programs import (
     Guarantees,
     Limits,
@@ -33,6 +32,7 @@ from explorl.sandbox.programs import (
     run_python,
     run_tests,
 )
+from explorl.sandbox.python_paths import python_paths
 from tests.sandbox.support import (
     ISOLATED,
     PERMITTED,

@@ -15,9 +15,9 @@ from unittest.mock import ANY
 
 import pytest
 
-from explorl.sandbox import programs, sealed
+from explorl.sandbox import isolated_call, programs
+from explorl.sandbox.isolated_call import Reply, Sealed, SealedLimits
 from explorl.sandbox.programs import Guarantees, SandboxError, probe
-from explorl.sandbox.sealed import Reply, Sealed, SealedLimits
 
 JUDGE = '''
 import os, sys, time
@@ -83,7 +83,7 @@ def permitted() -> list[programs.Layers]:
 def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> programs.Layers:
     """Each set of mechanisms that isolates on this machine."""
     chosen: programs.Layers = request.param
-    monkeypatch.setattr(sealed, "_layers", lambda: chosen)
+    monkeypatch.setattr(isolated_call, "_layers", lambda: chosen)
     return chosen
 
 
@@ -238,7 +238,7 @@ def test_what_is_given_is_computed_once_and_outside(judges: Callable[..., Sealed
 
 
 def test_each_message_has_its_own_time(judges: Callable[..., Sealed], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "_PATIENCE", 1000)  # the clock does not count here
+    monkeypatch.setattr(isolated_call, "_PATIENCE", 1000)  # the clock does not count here
     judge = judges(limits=SealedLimits(seconds=0.6))
     spin = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.2: pass\nvalue = 'slow'"
     replies = judge.call_many(["while True: pass"] * 6 + [spin, spin, "value = 'quick'"])
@@ -251,7 +251,9 @@ def test_a_busy_machine_is_not_the_message_s_fault(
     judges: Callable[..., Sealed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message is judged by its own processor time, however many others want the processor."""
-    monkeypatch.setattr(sealed, "_PATIENCE", 1000)  # which the test's own company does not use up, but others may
+    monkeypatch.setattr(
+        isolated_call, "_PATIENCE", 1000
+    )  # which the test's own company does not use up, but others may
     judge = judges(limits=SealedLimits(seconds=0.6))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
     try:
@@ -304,7 +306,7 @@ def test_a_message_whose_worker_is_killed_twice_has_crashed(judges: Callable[...
 
 def test_all_processes_end_with_their_host(folder: Path) -> None:
     source = (
-        f"import sys; sys.path.insert(0, {str(folder)!r})\nfrom explorl.sandbox.sealed import Sealed\n"
+        f"import sys; sys.path.insert(0, {str(folder)!r})\nfrom explorl.sandbox.isolated_call import Sealed\n"
         "judge = Sealed('holed_judge:run', workers=1); judge.call_many(['1'])\n"
         "print(judge._pool[0].pid, flush=True); judge.call_many(['while True: pass'])"
     )
@@ -414,15 +416,15 @@ def test_where_nothing_isolates_there_is_a_warning(
             raise SandboxError("no Python can be started in a sandbox")
         return probe(())
 
-    monkeypatch.setattr(sealed, "capabilities", capabilities)
-    sealed._layers.cache_clear()
+    monkeypatch.setattr(isolated_call, "capabilities", capabilities)
+    isolated_call._layers.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"not isolated here \(.*explorl doctor"):
             assert one(judges(), "value = 1").value == 1
         bad, good = judges(limits=SealedLimits(seconds=0.3)).call_many(["while True: pass", "value = 1"])
         assert (bad.error, good.value) == ("took too long", 1)
     finally:
-        sealed._layers.cache_clear()
+        isolated_call._layers.cache_clear()
 
 
 def test_bad_numbers_are_named() -> None:
@@ -435,5 +437,5 @@ def test_bad_numbers_are_named() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"1", b"null", b'{"other": 1}', b"{" * 10, b"[" * 100_000])
 def test_replies_that_are_none(body: bytes) -> None:
-    assert sealed._understood(body, 0.0).error == "crashed"
-    assert json.dumps(sealed._understood(b'{"value": [1]}', 0.0).value) == "[1]"
+    assert isolated_call._understood(body, 0.0).error == "crashed"
+    assert json.dumps(isolated_call._understood(b'{"value": [1]}', 0.0).value) == "[1]"

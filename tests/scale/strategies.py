@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from explorl.integrations.support import examples
+from tools.docs.support_matrix import examples
+
 from explorl.strategies import Curriculum, Strategy
 
 

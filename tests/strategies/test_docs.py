@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tools.docs import strategy_pages
 
 import explorl.strategies as xs
-from explorl.strategies import docs
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "strategies.md"
@@ -33,24 +33,24 @@ def blocks(path: Path, language: str) -> list[str]:
 
 def test_the_page_is_what_the_docstrings_say() -> None:
     written = PAGE.read_text(encoding="utf-8")
-    assert written == docs.render(written), "run python -m explorl.strategies.docs"
+    assert written == strategy_pages.render(written), "run python -m tools.docs.strategy_pages"
 
 
 def test_the_readme_lists_every_strategy() -> None:
     page = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
-    assert docs.readme(page) == page, "run python -m explorl.strategies.docs"
+    assert strategy_pages.readme(page) == page, "run python -m tools.docs.strategy_pages"
     for name, strategy in xs.REGISTRY.items():
         assert f"| `{name}` |" in page
         assert strategy.paper.split(",")[0] in page
         (source,) = re.findall(rf"^\| `{name}` \|.* \| (.+) \|$", page, re.MULTILINE)
         assert all(re.search(r"\b\d{4}\b", part) for part in source.split(";")), f"{name}: {source!r}"
     with pytest.raises(ValueError, match="no table that begins with"):
-        docs.readme("# A page\n")
+        strategy_pages.readme("# A page\n")
 
 
 @pytest.mark.parametrize("name", xs.REGISTRY)
 def test_every_strategy_has_a_whole_section(name: str) -> None:
-    section = docs.render().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    section = strategy_pages.render().split(f"\n## {name}\n")[1].split("\n## ")[0]
     for part in ("Idea", "What to expect", "When not to", "Source", "Deviations and errata"):
         text = section.split(f"**{part}.** ")[1].split("\n\n")[0]
         assert len(text) > 4, part
@@ -67,9 +67,12 @@ def test_every_strategy_has_a_whole_section(name: str) -> None:
 
 def test_comments_beside_fields_are_the_notes() -> None:
     assert "| `k` | `int \\| Schedule` | required | at most half of the generations of a prompt is a good rule |" in (
-        docs.render()
+        strategy_pages.render()
     )
-    assert "| `direction` | `1 \\| -1` | `1` | −1 favours high perplexity, the paper's losing arm |" in docs.render()
+    assert (
+        "| `direction` | `1 \\| -1` | `1` | −1 favours high perplexity, the paper's losing arm |"
+        in strategy_pages.render()
+    )
 
 
 def test_the_examples_of_the_page_build_the_same_strategies() -> None:
@@ -85,7 +88,7 @@ def test_the_page_opens_with_advice_that_was_measured() -> None:
     """Each interval in it stands in a page of results, and what it advises keeps pass@k."""
     page = PAGE.read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", page, re.MULTILINE)[0] == "Which strategy should I use?"
-    advice = docs.by_hand(page, docs.ADVICE)
+    advice = strategy_pages.by_hand(page, strategy_pages.ADVICE)
     results = "\n".join(path.read_text(encoding="utf-8") for path in (PAGE.parent / "results").glob("*.md"))
     intervals = re.findall(r"\[[+−][\d.]+, [+−][\d.]+\]", advice)
     assert len(intervals) >= 6
@@ -94,10 +97,12 @@ def test_the_page_opens_with_advice_that_was_measured() -> None:
 
 
 def test_measured_effects_are_kept() -> None:
-    page = docs.render().replace(docs.NOT_YET, "| strategy | entropy |\n| --- | --- |\n| egsw | 1.5 ± 0.1 |")
-    assert "egsw | 1.5 ± 0.1" in docs.render(page)
-    assert docs.render(page) == page
-    assert docs.render(docs.render()) == docs.render()
+    page = strategy_pages.render().replace(
+        strategy_pages.NOT_YET, "| strategy | entropy |\n| --- | --- |\n| egsw | 1.5 ± 0.1 |"
+    )
+    assert "egsw | 1.5 ± 0.1" in strategy_pages.render(page)
+    assert strategy_pages.render(page) == page
+    assert strategy_pages.render(strategy_pages.render()) == strategy_pages.render()
 
 
 @pytest.mark.parametrize(
@@ -107,18 +112,18 @@ def test_measured_effects_are_kept() -> None:
 )
 def test_broken_marks_never_lose_numbers(page: str) -> None:
     with pytest.raises(ValueError, match="must stand between"):
-        docs.render(page)
+        strategy_pages.render(page)
 
 
 def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    docs.write(page)
-    assert page.read_text(encoding="utf-8") == docs.render()
-    docs.write(page, check=True)
-    page.write_text(docs.render().replace("0.28", "0.29"), encoding="utf-8")
+    strategy_pages.write(page)
+    assert page.read_text(encoding="utf-8") == strategy_pages.render()
+    strategy_pages.write(page, check=True)
+    page.write_text(strategy_pages.render().replace("0.28", "0.29"), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(f"docs --path {page}")):
-        docs.write(page, check=True)
-    command = [sys.executable, "-m", "explorl.strategies.docs", "--path", str(page), "--check"]
+        strategy_pages.write(page, check=True)
+    command = [sys.executable, "-m", "tools.docs.strategy_pages", "--path", str(page), "--check"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert refused.stderr.startswith(f"{page} is not what the docstrings say")
@@ -150,7 +155,7 @@ def test_the_tutorials_case_by_hand(my_pkg: Path) -> None:
 
 
 def test_the_tutorials_config_loads_by_import_path(my_pkg: Path) -> None:
-    from explorl.config import Config
+    from explorl.core.config import Config
 
     (text,) = blocks(TUTORIAL, "yaml")
     settings = Config(**yaml.safe_load(text))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import explorl.strategies as xs
-from explorl.strategies.order_statistics import group_max, group_rank, sorted_groups
+from explorl.strategies._lib.order_statistics import group_max, group_rank, sorted_groups
 
 from . import reference
 from .cases import THOROUGH, Case, cases, checked, close, exact, make_batch

@@ -14,8 +14,8 @@ import torch
 
 import explorl.strategies as xs
 from explorl.strategies import Schedule, StepState, Strategy
+from explorl.strategies._lib.solve_rates import digest
 from explorl.strategies.base import overrides
-from explorl.strategies.solve_rates import digest
 
 from .cases import make_batch
 

@@ -505,7 +505,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from explorl.strategies import Scheduled, Strategy
-from explorl.strategies.validate import number
+from explorl.strategies._lib.validate import number
 
 if TYPE_CHECKING:
     from nowhere import Unknown

@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from explorl.strategies.selection import kth_smallest, leading, ordered_bits
-from explorl.strategies.world import ALONE
+from explorl.strategies._lib.collectives import ALONE
+from explorl.strategies._lib.selection import kth_smallest, leading, ordered_bits
 
 from .cases import checked
 from .worlds import on_threads

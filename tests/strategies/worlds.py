@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorl.strategies.world import World
+from explorl.strategies._lib.collectives import World
 
 
 class Table:

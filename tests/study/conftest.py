@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from explorl.study.arm import run_arm
-from explorl.study.file import load_study
-from explorl.study.run import locked_study, write_results
+from explorl.study.run_study import locked_study, write_results
+from explorl.study.spec import load_study
 
 STUDY = """
 name: mini

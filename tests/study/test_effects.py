@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from explorl.store import RunStore
+from explorl.core.store import RunStore
 from explorl.study.arm import run_folder
-from explorl.study.file import Study
+from explorl.study.spec import Study
 
 FILE = "effects"
 Measure = Callable[[Path], float]
@@ -88,7 +88,7 @@ def table(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from explorl.study.run import run_study
+    from explorl.study.run_study import run_study
 
     place = tmp_path_factory.mktemp("effects") / "study"
     outcome = run_study(FILE, folder=place, console=Console())

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tools.docs.results import BEGIN, END, write
 
-from explorl import cli
-from explorl.docs_results import BEGIN, END, write
-from explorl.store import cleaned
+from explorl.cli import app as cli
+from explorl.core.store import cleaned
+from explorl.core.text import clean
 from explorl.study import arm as arm_process
-from explorl.study.file import load_study
-from explorl.study.run import _print_plan, _progress, _Run, _Runner, _write_death, locked_study, write_results
-from explorl.text import clean
+from explorl.study.run_study import _print_plan, _progress, _Run, _Runner, _write_death, locked_study, write_results
+from explorl.study.spec import load_study
 
 from ..hostile import HOSTILE, NAMES, raw
 

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-import explorl.store
+import explorl.core.store
 from explorl.analysis.study_results import results_table, study_results
-from explorl.cli import main
-from explorl.store import RunStore, StoreError
+from explorl.cli.app import main
+from explorl.core.store import RunStore, StoreError
+from explorl.study.archive import UNKNOWN, keep, restore
 from explorl.study.arm import done, locked, run_folder
-from explorl.study.file import load_study
-from explorl.study.kept import UNKNOWN, keep, restore
-from explorl.study.run import default_folder, locked_study, run_study, study_status, write_results
+from explorl.study.run_study import default_folder, locked_study, run_study, study_status, write_results
+from explorl.study.spec import load_study
 from explorl.study.watch import frame
 
 ROOT = Path(__file__).parents[2]
@@ -109,10 +109,10 @@ def test_where_nothing_is_left_to_run_nothing_is_prepared(
     folder = tmp_path / "mini"
     restore([file], folder)
     asked: list[Any] = []
-    monkeypatch.setattr("explorl.study.run._prepare", lambda *given: asked.append(given))
+    monkeypatch.setattr("explorl.study.run_study._prepare", lambda *given: asked.append(given))
     run_study(study_file, folder=folder, only=["plain"], jobs=1, console=Console(quiet=True))
     assert not asked
-    monkeypatch.setattr("explorl.study.run._Runner.run", lambda self: None)
+    monkeypatch.setattr("explorl.study.run_study._Runner.run", lambda self: None)
     run_study(study_file, folder=folder, only=["plain"], seeds=3, jobs=1, console=Console(quiet=True))
     assert len(asked) == 1
 
@@ -327,7 +327,7 @@ def test_a_file_of_something_else_is_refused(text: bytes | None, words: str, fil
 
 
 def test_too_many_answers_are_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explorl.study.kept_file.MOST_ANSWERS", 100)
+    monkeypatch.setattr("explorl.study.archive_file.MOST_ANSWERS", 100)
     with pytest.raises(StoreError, match=r"mini.json has evaluations of 192 answers in all; at most 100 are laid out"):
         restore([file], tmp_path / "mini")
 
@@ -539,7 +539,7 @@ def test_folders_of_others_are_left_alone(whole_study: Path, file: Path, tmp_pat
 def test_an_interrupted_restore_leaves_whole_runs_and_goes_on(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, places = explorl.store.atomic_path, 0
+    real, places = explorl.core.store.atomic_path, 0
 
     def interrupted(count: int) -> bool:
         left = count
@@ -552,7 +552,7 @@ def test_an_interrupted_restore_leaves_whole_runs_and_goes_on(
             return real(to)
 
         with monkeypatch.context() as patch:
-            patch.setattr(explorl.store, "atomic_path", path)
+            patch.setattr(explorl.core.store, "atomic_path", path)
             try:
                 restore([file], tmp_path / "mini")
             except KeyboardInterrupt:

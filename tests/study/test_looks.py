@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import yaml
 from rich.console import Console
+from tools.docs.results import results_section
 
 from explorl.analysis.study_results import results_table, study_results
 from explorl.analysis.verdicts import arm_verdict
-from explorl.config import ConfigError
-from explorl.docs_results import results_section
+from explorl.core.config import ConfigError
+from explorl.core.store import StoreError, write_json, write_parquet
 from explorl.report.study_page import _note
-from explorl.store import StoreError, write_json, write_parquet
-from explorl.study import run as study_run
+from explorl.study import run_study as study_run
 from explorl.study.arm import run_folder
-from explorl.study.file import Study, load_study
 from explorl.study.plan import effect_words, size_words
-from explorl.study.run import _Run, _Runner, locked_study, run_study, study_status
+from explorl.study.run_study import _Run, _Runner, locked_study, run_study, study_status
+from explorl.study.spec import Study, load_study
 from explorl.study.watch import _study
 
 FILE: dict[str, Any] = {

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from explorl.quickstart import ARMS, study_file, table, verdict
+from explorl.cli.quickstart import ARMS, study_file, table, verdict
 from explorl.report.study_numbers import written
 from explorl.report.study_page import write_report
 from explorl.strategies import build_all
-from explorl.study.file import load_study
-from explorl.study.run import write_results
+from explorl.study.run_study import write_results
+from explorl.study.spec import load_study
 
 
 @pytest.fixture(scope="module")

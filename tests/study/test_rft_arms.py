@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from tools.docs.results import END, page_with, results_section
 
-from explorl.config import ConfigError
-from explorl.docs_results import END, page_with, results_section
-from explorl.store import RunStore
+from explorl.core.config import ConfigError
+from explorl.core.store import RunStore
 from explorl.study.arm import done, run_arm, run_folder
-from explorl.study.file import Study, load_study
-from explorl.study.run import locked_study, study_status, write_results
+from explorl.study.run_study import locked_study, study_status, write_results
+from explorl.study.spec import Study, load_study
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorl.analysis.looks import Looks
-from explorl.analysis.sequential import (
+from explorl.analysis.interim_looks import Looks
+from explorl.analysis.verdicts import found
+from explorl.stats.crossed import crossed_mean, power, student_quantile
+from explorl.stats.sequential import (
     Design,
     detectable_effect,
     finding_chance,
@@ -17,8 +19,6 @@ from explorl.analysis.sequential import (
     promise,
     sequential_p,
 )
-from explorl.analysis.statistics import crossed_mean, power, student_quantile
-from explorl.analysis.verdicts import found
 
 EIGHT = Design(first=3, seeds=8, keep=4, arms=13, measures=3)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.analysis.statistics import (
+from explorl.stats.crossed import (
     Estimate,
     area_weights,
     crossed_mean,

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from explorl.config import ConfigError
+from explorl.core.config import ConfigError
+from explorl.core.store import RunStore, StoreError
+from explorl.core.terminal import Pace
 from explorl.models import ModelError
-from explorl.store import RunStore, StoreError
 from explorl.study.arm import (
     done,
     is_locked,
@@ -33,8 +34,7 @@ from explorl.study.arm import (
     spent,
     trained_steps,
 )
-from explorl.study.file import load_study
-from explorl.study.run import (
+from explorl.study.run_study import (
     Outcome,
     _Run,
     environment,
@@ -44,14 +44,14 @@ from explorl.study.run import (
     time_left,
     write_results,
 )
-from explorl.terminal import Pace
+from explorl.study.spec import load_study
 
 TEN_STEPS = {"steps": 10, "iterations": 1}
 
 RUN = """
 import sys
 from rich.console import Console
-from explorl.study.run import run_study
+from explorl.study.run_study import run_study
 run_study(sys.argv[1], folder=sys.argv[2], seeds=1, jobs=1, console=Console())
 """
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 import explorl
-from explorl.config import ConfigError
-from explorl.store import cleaned
+from explorl.core.config import ConfigError
+from explorl.core.store import cleaned
 from explorl.strategies import REGISTRY
-from explorl.study.file import Study, checked_seeds, flat, inert, load_study, merged, seeds_in, slug
+from explorl.study.spec import Study, checked_seeds, flat, inert, load_study, merged, seeds_in, slug
 
 from ..hostile import NAMES
 

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from explorl.analysis.statistics import student_quantile
 from explorl.analysis.study_answers import error_breakdown, evenly, kind, operand_count, operation, sampled_rollouts
 from explorl.analysis.study_results import read_scores, results_table, strategy_text, study_results
 from explorl.analysis.verdicts import arm_verdict, difference_in_words, study_verdict
-from explorl.store import StoreError, write_parquet
+from explorl.core.store import StoreError, write_parquet
+from explorl.stats.crossed import student_quantile
 
 ARMS = {"plain": "plain", "Shaped + hot": "shaped-hot"}
 

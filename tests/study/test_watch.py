@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from explorl.store import StoreError
+from explorl.core.store import StoreError
 from explorl.study.watch import BLOCKS, braille, sparkline, watch
 
 

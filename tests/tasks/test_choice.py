@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorl.tasks.base import Problem
-from explorl.tasks.choice import Choice, verify
-from explorl.tasks.choice_files import HUB_ID, Question, read_file, read_hub
-from explorl.tasks.choice_letters import LETTERS, chosen
+from explorl.tasks.choice.letters import LETTERS, chosen
+from explorl.tasks.choice.question_files import HUB_ID, Question, read_file, read_hub
+from explorl.tasks.choice.task import Choice, verify
 
 ROWS = [
     {"question": "Which is a metal?", "choices": ["iron", "neon", "sulphur", "helium"], "answer": "iron"},

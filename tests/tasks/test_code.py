@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorl.core.text import clean
 from explorl.sandbox import programs
-from explorl.sandbox.nursery import nursery
+from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.programs import Guarantees, SandboxError, capabilities
 from explorl.tasks import Problem
-from explorl.tasks.code import FILE, HUB_ID, Code
-from explorl.tasks.code_extract import defines, extract, fences, preamble
-from explorl.text import clean
+from explorl.tasks.code.extract import defines, extract, fences, preamble
+from explorl.tasks.code.task import FILE, HUB_ID, Code
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

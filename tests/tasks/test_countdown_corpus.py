@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tools import countdown_corpus
+from tools.countdown_corpus import corpus, makeable
 
-from explorl.tasks import countdown_corpus
-from explorl.tasks.countdown import verify
-from explorl.tasks.countdown_corpus import corpus, makeable
-from explorl.tasks.countdown_generator import Puzzle
+from explorl.tasks.countdown.generator import Puzzle
+from explorl.tasks.countdown.task import verify
 
 
 def puzzle_of(row: dict[str, Any]) -> Puzzle:

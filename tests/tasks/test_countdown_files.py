@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from explorl.tasks.countdown_files import (
+from explorl.tasks.countdown.generator import MINI, PAPER, Puzzle, make_splits
+from explorl.tasks.countdown.problem_files import (
     HUB_ID,
     TEST_FILE,
     TRAIN_FILE,
@@ -22,7 +23,6 @@ from explorl.tasks.countdown_files import (
     read_splits,
     write_splits,
 )
-from explorl.tasks.countdown_generator import MINI, PAPER, Puzzle, make_splits
 
 GOOD = '{"nums": [3, 7, 12], "target": 33}\n'
 

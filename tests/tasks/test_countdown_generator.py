@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.tasks.countdown_generator import (
+from explorl.tasks.countdown.generator import (
     MINI,
     PAPER,
     SPLITS,
@@ -20,8 +20,8 @@ from explorl.tasks.countdown_generator import (
     list_puzzles,
     make_splits,
 )
-from explorl.tasks.countdown_solver import reachable, solve
-from explorl.tasks.draws import below, between, pick, shuffled
+from explorl.tasks.countdown.solver import reachable, solve
+from explorl.tasks.stable_random import below, between, pick, shuffled
 
 
 def test_draws_are_those_of_every_machine() -> None:

@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from explorl.tasks import get_task
-from explorl.tasks.countdown import Countdown, verify
-from explorl.tasks.countdown_files import TEST_FILE, TRAIN_FILE, read_jsonl
-from explorl.tasks.countdown_generator import PAPER, make_splits
-from explorl.tasks.countdown_search import LARGEST, ORDERS, SIGNS, search
-from explorl.tasks.countdown_traces import trace
+from explorl.tasks.countdown.generator import PAPER, make_splits
+from explorl.tasks.countdown.problem_files import TEST_FILE, TRAIN_FILE, read_jsonl
+from explorl.tasks.countdown.search import LARGEST, ORDERS, SIGNS, search
+from explorl.tasks.countdown.task import Countdown, verify
+from explorl.tasks.countdown.traces import trace
 from explorl.tasks.expression import numbers, parse
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -134,7 +134,7 @@ def test_finds_nearly_all_that_four_numbers_give() -> None:
 
 
 def test_the_docstrings_example() -> None:
-    from explorl.tasks import countdown_search
+    from explorl.tasks.countdown import search as countdown_search
 
     shown = [line for line in (countdown_search.__doc__ or "").splitlines() if re.match(r"    [0-9]+ [0-9]+[:?]", line)]
     shown = [line.strip().split("  ")[0] for line in shown]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.tasks.countdown import verify
-from explorl.tasks.countdown_solver import reachable, solutions, solve
+from explorl.tasks.countdown.solver import reachable, solutions, solve
+from explorl.tasks.countdown.task import verify
 from explorl.tasks.expression import canonical, numbers, parse
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.tasks import countdown_traces
-from explorl.tasks.countdown import verify
-from explorl.tasks.countdown_generator import MINI, PAPER, Space, make_splits
-from explorl.tasks.countdown_prompts import terse
-from explorl.tasks.countdown_solver import solve
-from explorl.tasks.countdown_traces import TERSE_ALPHABET, near_misses, trace
+from explorl.tasks.countdown import traces
+from explorl.tasks.countdown.generator import MINI, PAPER, Space, make_splits
+from explorl.tasks.countdown.solver import solve
+from explorl.tasks.countdown.task import verify
+from explorl.tasks.countdown.templates import terse
+from explorl.tasks.countdown.traces import TERSE_ALPHABET, near_misses, trace
 from explorl.tasks.expression import evaluate, numbers
 from explorl.tasks.tags import TAGS
 
@@ -92,7 +92,7 @@ def test_near_misses_are_nearer_than_chance(monkeypatch: pytest.MonkeyPatch) -> 
         return float(median(abs(evaluate(tree) - 50) for trees in drawn for tree in trees))
 
     near = median_distance()
-    monkeypatch.setattr(countdown_traces, "_CANDIDATES", 1)
+    monkeypatch.setattr(traces, "_CANDIDATES", 1)
     assert near < median_distance() / 2
 
 

@@ -25,11 +25,11 @@ import sympy
 from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS
 
-from explorl.sandbox.plain import decode
+from explorl.sandbox.codec import decode
 from explorl.tasks import Problem, get_task
-from explorl.tasks.gym import Gym, _answer
-from explorl.tasks.gym_guard import evaluate, guard, is_formula, uses_sympy
-from explorl.tasks.gym_worker import create, metadata_of, metadata_text, scored
+from explorl.tasks.gym.guard import evaluate, guard, is_formula, uses_sympy
+from explorl.tasks.gym.task import Gym, _answer
+from explorl.tasks.gym.worker import create, metadata_of, metadata_text, scored
 
 SLOW = {"arc_agi", "figlet_font", "group_anagrams", "knight_swap", "sudoku"}
 """Take a second or more for their first entry."""

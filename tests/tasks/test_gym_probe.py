@@ -10,10 +10,12 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from explorl.tasks import get_task, gym_probe
-from explorl.tasks.gym_probe import Finding, canned, examined, probe, sample, says_the_same, weakness, worst
-from explorl.tasks.gym_table import Row, kind_of_scorer, page, rows
-from explorl.tasks.gym_worker import factory
+from tools.docs.gym_table import Row, kind_of_scorer, page, rows
+
+from explorl.tasks import get_task
+from explorl.tasks.gym import probe as gym_probe
+from explorl.tasks.gym.probe import Finding, canned, examined, probe, sample, says_the_same, weakness, worst
+from explorl.tasks.gym.worker import factory
 
 PAGE = Path(__file__).parents[2] / "docs" / "gym.md"
 
@@ -183,7 +185,7 @@ def test_canned_answers() -> None:
 
 def test_a_sample_that_takes_long_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("explorl.tasks.gym_probe.time.thread_time", lambda: now[0])
+    monkeypatch.setattr("explorl.tasks.gym.probe.time.thread_time", lambda: now[0])
 
     def draw(index: int) -> dict[str, Any]:
         now[0] += 0.1

@@ -18,11 +18,11 @@ pytest.importorskip("reasoning_gym")
 
 from reasoning_gym.factory import DATASETS
 
-from explorl.sandbox.sealed import Reply, SealedLimits
+from explorl.sandbox.isolated_call import Reply, SealedLimits
 from explorl.tasks import Problem
-from explorl.tasks.gym import Gym
-from explorl.tasks.gym_score import Scorer, _understood, shared_scorer
-from explorl.tasks.gym_worker import create, scored
+from explorl.tasks.gym.score import Scorer, _understood, shared_scorer
+from explorl.tasks.gym.task import Gym
+from explorl.tasks.gym.worker import create, scored
 from tests.tasks.test_fuzz import completions
 from tests.tasks.test_gym import NO_DEFAULTS, SLOW, WITHOUT_ANSWER
 

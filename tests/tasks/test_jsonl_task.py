@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorl.tasks import Jsonl, Problem, get_task
-from explorl.tasks.jsonl_numbers import Number, is_number, last_number, number, same, shown
-from explorl.tasks.jsonl_styles import STYLES, stated
-from explorl.tasks.jsonl_verifiers import VERIFIERS
+from explorl.tasks.jsonl.numbers import Number, is_number, last_number, number, same, shown
+from explorl.tasks.jsonl.styles import STYLES, stated
+from explorl.tasks.jsonl.verifiers import VERIFIERS
 
 ROWS = [{"prompt": f"What is {n} plus 3?", "answer": n + 3} for n in range(40)]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say yes."}]

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from explorl.tasks.base import Problem
 from explorl.tasks.boxed import boxes, last_boxed, last_hash
-from explorl.tasks.math import Math, read_answer
-from explorl.tasks.math_files import SOURCES, Question, read_folder, read_hub, read_jsonl
-from explorl.tasks.math_form import texts
-from explorl.tasks.math_judge import shared_judge
-from explorl.tasks.math_worker import same
+from explorl.tasks.math.benchmark_files import SOURCES, Question, read_folder, read_hub, read_jsonl
+from explorl.tasks.math.form import texts
+from explorl.tasks.math.judge import shared_judge
+from explorl.tasks.math.sympy_worker import same
+from explorl.tasks.math.task import Math, read_answer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 COUNTS = {"math500": 500, "aime24": 30, "aime25": 30, "amc23": 40, "minerva": 272}

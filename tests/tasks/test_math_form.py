@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.tasks.math_files import read_jsonl
-from explorl.tasks.math_form import Row, adversarial, refusal, texts
-from explorl.tasks.math_judge import Judge
-from explorl.tasks.math_latex import Node, read
-from explorl.tasks.math_normal import MAX_LENGTH, mended, normal, numeral
-from explorl.tasks.math_tokens import Unreadable, translated
-from explorl.tasks.math_tree import TREE
-from explorl.tasks.math_units import agree, is_unit
-from explorl.tasks.math_value import Undefined, number
+from explorl.tasks.math.benchmark_files import read_jsonl
+from explorl.tasks.math.form import Row, adversarial, refusal, texts
+from explorl.tasks.math.judge import Judge
+from explorl.tasks.math.latex import Node, read
+from explorl.tasks.math.latex_tokens import Unreadable, translated
+from explorl.tasks.math.normalize import MAX_LENGTH, mended, normal, numeral
+from explorl.tasks.math.tree import TREE
+from explorl.tasks.math.units import agree, is_unit
+from explorl.tasks.math.value import Undefined, number
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FILES = {"math500": 500, "aime24": 30, "aime25": 30, "amc23": 40, "minerva": 272}

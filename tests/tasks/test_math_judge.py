@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorl.sandbox import sealed
-from explorl.tasks import math_judge
-from explorl.tasks.math_judge import Judge, Judgement, at_once, shared_judge
-from explorl.tasks.math_normal import MAX_LENGTH, mended, normal, numeral
-from explorl.tasks.math_worker import compare, prepare, same
-from explorl.tasks.math_worker import given as given_answer
+from explorl.sandbox import isolated_call
+from explorl.tasks.math import judge as math_judge
+from explorl.tasks.math.judge import Judge, Judgement, at_once, shared_judge
+from explorl.tasks.math.normalize import MAX_LENGTH, mended, normal, numeral
+from explorl.tasks.math.sympy_worker import compare, prepare, same
+from explorl.tasks.math.sympy_worker import given as given_answer
 
 LIMIT = 1.0
 HANGS = "9^{9^{9^{9}}}"
@@ -121,7 +121,7 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("strange")
 def test_a_hung_pair_costs_its_limit_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "_PATIENCE", 1000)  # else the clock ends it first where the machine is very busy
+    monkeypatch.setattr(isolated_call, "_PATIENCE", 1000)  # else the clock ends it first where the machine is very busy
     with Judge(workers=2, limit=LIMIT) as judge:
         hung, right = judge.judge_many([("2k+24690", "2(k+12345)"), ("2k+2", "2(k+1)")])
         assert hung == Judgement(False, "the comparison took too long", hung.seconds)
@@ -149,7 +149,9 @@ def test_what_would_hang_is_refused_at_once(answer: str) -> None:
 @pytest.mark.usefixtures("strange")
 def test_answers_that_hang_take_no_time_from_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer has the same time, whatever else is in its batch and wherever it stands there."""
-    monkeypatch.setattr(sealed, "_PATIENCE", 1000)  # else the clock ends them first where the machine is very busy
+    monkeypatch.setattr(
+        isolated_call, "_PATIENCE", 1000
+    )  # else the clock ends them first where the machine is very busy
     hanging = [(f"{2 * n}k+24690", f"2({n}k+12345)") for n in range(2, 10)]
     slow = [(f"{2 * n}k+86420", f"2({n}k+43210)") for n in range(2, 5)]
     with Judge(workers=2, limit=1.0) as judge:

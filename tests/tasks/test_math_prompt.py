@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.tasks.base import Problem
-from explorl.tasks.jsonl_task import Jsonl
-from explorl.tasks.math import Math
-from explorl.tasks.math_files import read_jsonl
-from explorl.tasks.math_judge import Judge
-from explorl.tasks.math_prompt import refusal
+from explorl.tasks.jsonl.task import Jsonl
+from explorl.tasks.math.benchmark_files import read_jsonl
+from explorl.tasks.math.judge import Judge
+from explorl.tasks.math.prompt import refusal
+from explorl.tasks.math.task import Math
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FILES = ("math500", "aime24", "aime25", "amc23", "minerva")

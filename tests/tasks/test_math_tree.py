@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import sympy
 
-from explorl.tasks import math_form, math_tree
+from explorl.tasks.math import form
+from explorl.tasks.math import tree as math_tree
 
 
 def parsed(latex: str) -> list[Any]:
@@ -68,7 +69,7 @@ def test_this_layer_alone_stops_code_in_a_name(gold: str) -> None:
 def test_the_form_alone_stops_code_in_a_name() -> None:
     for gold in (r"\pi", "e", "5", "x", r"\sum_{k=0}^{\infty} \frac{x^{k}}{k!}", r"\bm{x}"):
         for answer in (ATTACK, NAME, NAME.replace("\f", " "), NAME.replace("bm", "text"), NAME.replace("bm", "hat")):
-            assert math_form.refusal(gold, answer) is not None, (gold, answer)
+            assert form.refusal(gold, answer) is not None, (gold, answer)
 
 
 def test_a_name_that_is_not_plain_is_refused_where_the_right_answer_is_a_sum_too() -> None:
@@ -180,7 +181,7 @@ def test_formulas_that_differ_are_refuted_by_numbers(gold: str, answer: str) -> 
 
 def test_trees_are_built_as_they_were_read() -> None:
     gold = r"\left(\frac{x^2-\sqrt{y}}{3}, \ln x, |y|\right)"
-    first, second = math_form.texts(gold, r"(\frac{1}{3}(x^2-y^{1/2}), \ln(x), |y|)")
+    first, second = form.texts(gold, r"(\frac{1}{3}(x^2-y^{1/2}), \ln(x), |y|)")
     x, y = sympy.symbols("x0 x1", real=True)
     expected = sympy.Tuple((x**2 - sympy.sqrt(y)) / 3, sympy.log(x), abs(y))
     assert math_tree.built(first) == expected

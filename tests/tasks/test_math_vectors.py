@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from explorl.tasks.math_judge import Judge
+from explorl.tasks.math.judge import Judge
 
 
 @pytest.fixture(scope="module")

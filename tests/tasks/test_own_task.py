@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 import yaml
 
-from explorl import cli
-from explorl.config import ConfigError, load_config
+from explorl.cli import app as cli
 from explorl.core import plugins
+from explorl.core.config import ConfigError, load_config
+from explorl.core.store import RunStore, StoreError
 from explorl.evaluation.harness import parse_options, run_evaluation
 from explorl.evaluation.protocols import protocol, task_label
 from explorl.models import load_policy
-from explorl.store import RunStore, StoreError
-from explorl.study.file import load_study
+from explorl.study.spec import load_study
 from explorl.tasks import Problem, Task, Verdict, get_task, registry, takes_option, task_type
 from explorl.tasks.base import json_text, problems_of, verdicts_of
-from explorl.training.common import check_holdout
+from explorl.training.run_setup import check_holdout
 
 MODULE = '''
 from dataclasses import dataclass
@@ -326,7 +326,7 @@ def test_a_script_elsewhere_finds_the_working_folder(tmp_path: Path, here: Path)
     """As the installed command does; but not where Python is told to be safe."""
     script = tmp_path / "bin" / "explorl"
     script.parent.mkdir()
-    script.write_text("from explorl.cli import main\n\nmain()\n")
+    script.write_text("from explorl.cli.app import main\n\nmain()\n")
     words = ["config", "show", "--set", "task.name=own_puzzles:Puzzle"]
 
     def said(*python: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from explorl.tasks import get_task
-from explorl.tasks.math_files import SOURCES
+from explorl.tasks.math.benchmark_files import SOURCES
 
 QUESTIONS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(30)]
 PROGRAMS = [

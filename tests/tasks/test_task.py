@@ -12,8 +12,8 @@ import pytest
 
 from explorl.tasks import TASKS, Countdown, Problem, Task, Verdict, get_task, opens_think
 from explorl.tasks.base import completion_text
-from explorl.tasks.countdown_files import TEST_FILE, TRAIN_FILE, write_splits
-from explorl.tasks.countdown_generator import Puzzle
+from explorl.tasks.countdown.generator import Puzzle
+from explorl.tasks.countdown.problem_files import TEST_FILE, TRAIN_FILE, write_splits
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CORRECT = "<think>hm</think><answer>3*7+12</answer>"
@@ -129,7 +129,7 @@ def test_reward_functions_as_trl_calls_them(generated: Task, template: str) -> N
 
 
 def example_for(row: dict[str, Any]) -> str:
-    from explorl.tasks.countdown_solver import solve
+    from explorl.tasks.countdown.solver import solve
 
     text = f"<think>hm</think><answer>{solve(row['data']['nums'], row['data']['target'])}</answer>"
     return text.removeprefix("<think>") if row["opened"] else text

@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from explorl.strategies import Batch, Strategy, build_all
 from explorl.strategies.grpo import grpo_advantages
-from explorl.training.batch import Recorded, generation_batch, put_back
-from explorl.training.correct import Correct
-from explorl.training.shaping import shape
-from explorl.training.world import Processes
+from explorl.training.grpo.batch import Recorded, generation_batch, put_back
+from explorl.training.grpo.correct import Correct
+from explorl.training.grpo.distributed import Processes
+from explorl.training.grpo.shaping import shape
 
 GENERATIONS, ROWS, WIDTH = 4, 12, 9
 """Groups straddle the processes of a world of two, with six rows each, and all of them those of a world of four."""

@@ -11,8 +11,8 @@ import pytest
 from trl import GRPOTrainer
 
 from explorl.strategies import Batch, Strategy
-from explorl.training import activity
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo import activity
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 
 def warned(trainer: Any) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 import explorl.strategies as xs
 from explorl.strategies import Batch, Strategy
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from explorl.strategies import Batch, ElementWiseTemperature, Sampling, Strategy
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -107,7 +107,7 @@ def test_of_two_temperatures_the_later_strategy_wins(make_trainer: Callable[...,
 
 
 def test_a_run_with_the_lens_looks_at_each_token_at_its_temperature(make_trainer: Callable[..., Any]) -> None:
-    from explorl.training.observers import statistics
+    from explorl.training.grpo.observers import statistics
 
     options = {"strategies": [CURVE], "observers": statistics()}
     trainer = make_trainer(ExplorationTrainer, options=options, max_steps=1)

@@ -272,6 +272,6 @@ def test_scores_name_the_reward_function_as_well() -> None:
 
 def test_every_strategy_can_be_told_from_its_base() -> None:
     """The table of hooks that a method carries names hooks that exist."""
-    from explorl.training.construction import CARRIED_BY
+    from explorl.training.grpo.construction import CARRIED_BY
 
     assert all(hasattr(Strategy, hook) for hooks in CARRIED_BY.values() for hook in hooks)

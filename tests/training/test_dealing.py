@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorl.training.dealing import deal, dealt
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.micro_batches import deal, dealt
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_invariance import Gradients
 
 

@@ -19,9 +19,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from explorl import strategies as xs
 from explorl.models import load_policy
-from explorl.training import options
-from explorl.training.draws import beyond_the_engine, sampling_options
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo import options
+from explorl.training.grpo.sampling_plan import beyond_the_engine, sampling_options
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
 
@@ -44,7 +44,7 @@ def test_every_argument_of_trls_trainer_is_in_the_table() -> None:
 
 def test_the_page_about_options_is_up_to_date() -> None:
     text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
-    assert text == options.page(), "write it anew: python -m explorl.training.options > docs/trl.md"
+    assert text == options.page(), "write it anew: python -m explorl.training.grpo.options > docs/trl.md"
 
 
 def test_unknown_arguments_are_errors(make_trainer: Callable[..., Any]) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.training.drawn import Draw
-from explorl.training.dynamic import DynamicSampling, as_option, expected_cost, keep_rate, varies
-from explorl.training.fresh import fresh_rows, keyed_uniform, row_key
-from explorl.training.solved import STATE, SkipSolved, Streaks, solve_rates
-from explorl.training.trl_trainer import Answered
+from explorl.training.grpo.dynamic import DynamicSampling, as_option, expected_cost, keep_rate, varies
+from explorl.training.grpo.fresh import fresh_rows, keyed_uniform, row_key
+from explorl.training.grpo.sampled_groups import Draw
+from explorl.training.grpo.solved import STATE, SkipSolved, Streaks, solve_rates
+from explorl.training.grpo.trl_adapter import Answered
 
 NAN = float("nan")
 

@@ -22,8 +22,8 @@ from trl import GRPOConfig
 from explorl.models import load_policy
 from explorl.rollout import Rollouts, SamplingParams
 from explorl.strategies import Batch, Strategy
-from explorl.training.fresh import keyed_seed, keyed_uniform
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.fresh import keyed_seed, keyed_uniform
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_invariance import Gradients
 
 PROMPTS = [f"{a} {b}=" for a in range(1, 6) for b in range(5, 10)]

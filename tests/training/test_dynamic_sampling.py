@@ -12,15 +12,15 @@ import pytest
 import torch
 from datasets import Dataset
 
-from explorl.cli import main
-from explorl.store import RunStore
+from explorl.cli.app import main
+from explorl.core.store import RunStore
 from explorl.strategies import Batch, Strategy
-from explorl.training.batch import by_pass
-from explorl.training.drawn import Draw
-from explorl.training.dynamic import DynamicSampling, expected_cost
-from explorl.training.fresh import keyed_uniform
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.trl_trainer import Answered
+from explorl.training.grpo.batch import by_pass
+from explorl.training.grpo.dynamic import DynamicSampling, expected_cost
+from explorl.training.grpo.fresh import keyed_uniform
+from explorl.training.grpo.sampled_groups import Draw
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.grpo.trl_adapter import Answered
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
 from tests.training.test_every_strategy import RATES, SETTINGS, check_resumed, few_answers, label, logs, weights

@@ -9,7 +9,7 @@ import pytest
 from transformers import GenerationConfig
 
 from explorl.rollout import Engine
-from explorl.training.sampling import ENGINE_OPTIONS, SamplingTrainer
+from explorl.training.grpo.sampler import ENGINE_OPTIONS, SamplingTrainer
 
 
 class Bare(SamplingTrainer):

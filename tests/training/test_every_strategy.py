@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from explorl.strategies import REGISTRY
-from explorl.training.checkpoints import REFERENCE_STATE
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.checkpoint import REFERENCE_STATE
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.tool_policy import calculator
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

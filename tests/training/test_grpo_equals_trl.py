@@ -9,8 +9,8 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.loss import LOSSES
+from explorl.training.grpo.loss import LOSSES
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_invariance import answers, reward
 
 

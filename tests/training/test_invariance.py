@@ -19,8 +19,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from explorl.strategies import Batch, build_all
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.shaping import shape
+from explorl.training.grpo.shaping import shape
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -16,14 +16,14 @@ import torch
 from rich.console import Console
 from transformers import TrainerCallback
 
-from explorl.analysis.quality import quality_by_step
-from explorl.config import load_config
-from explorl.store import RunStore
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.lens import Lens, ObserverError, Sampled, StepView, build_observers, observed
-from explorl.training.observers import FastestDrop, position_profile, statistics
-from explorl.training.records import counted_tokens, token_lists, token_texts
-from explorl.training.run import run_grpo
+from explorl.analysis.response_quality import quality_by_step
+from explorl.core.config import load_config
+from explorl.core.store import RunStore
+from explorl.training.grpo.inspection_schedule import Lens, ObserverError, Sampled, StepView, build_observers, observed
+from explorl.training.grpo.logged_columns import counted_tokens, token_lists, token_texts
+from explorl.training.grpo.observers import FastestDrop, position_profile, statistics
+from explorl.training.grpo.run import run_grpo
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.conftest import PROMPTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -217,7 +217,9 @@ def test_a_batch_in_use_is_completed_by_the_run_that_goes_on(make_trainer: Make,
 
 
 def test_nobody_asks_and_nothing_is_done(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("explorl.training.watching.answer_records", lambda *_, **__: pytest.fail("a pass was made"))
+    monkeypatch.setattr(
+        "explorl.training.grpo.inspection.answer_records", lambda *_, **__: pytest.fail("a pass was made")
+    )
     kept = Kept()
     trainer = make_trainer(ExplorationTrainer, options={"on_rollouts": kept, "token_records": 1})
     trainer.train()

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.lens import Lens
-from explorl.training.observers import statistics
+from explorl.training.grpo.inspection_schedule import Lens
+from explorl.training.grpo.observers import statistics
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training import test_two_processes as two
 from tests.training.test_two_processes import policy  # noqa: F401 (a fixture)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.lens import Lens, ObserverError, StepView
-from explorl.training.observers import FastestDrop, statistics
+from explorl.training.grpo.inspection_schedule import Lens, ObserverError, StepView
+from explorl.training.grpo.observers import FastestDrop, statistics
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_lens import made_up
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -13,10 +13,10 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 from explorl.strategies import REGISTRY, Batch, BottomP, ClipHigher, EntropyGuidedWeighting, Strategy, build_all
+from explorl.strategies._lib.collectives import World
 from explorl.strategies.base import act_on_parts
-from explorl.strategies.world import World
-from explorl.training import grpo
-from explorl.training.shaping import Shaped, shape
+from explorl.training.grpo import trainer as grpo
+from explorl.training.grpo.shaping import Shaped, shape
 from tests.strategies.worlds import on_threads
 from tests.training.local_parts import ROWS, Undefined, batch_of, normalised, one_process, scene, shaped
 from tests.training.test_every_strategy import SETTINGS, label

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from explorl.training.loss import LoggedRows, clipped_surrogate, importance_ratio, k3, normalised
+from explorl.training.grpo.loss import LoggedRows, clipped_surrogate, importance_ratio, k3, normalised
 
 MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 STRATEGIES = [{"element_wise_temperature": {"source": "running"}}]
 

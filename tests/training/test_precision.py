@@ -11,9 +11,9 @@ from trl import GRPOTrainer
 
 from explorl.modeling import passes
 from explorl.modeling.precision import Shadow, weights_dtype
-from explorl.training import sampling
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.loss import LOSSES
+from explorl.training.grpo import sampler
+from explorl.training.grpo.loss import LOSSES
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_grpo_equals_trl import random_inputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,7 +61,7 @@ def test_loss_and_gradients_equal_those_of_trl_to_the_rounding_of_bfloat16(
 def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "has_arithmetic", lambda device, dtype: True)
+    monkeypatch.setattr(sampler, "has_arithmetic", lambda device, dtype: True)
     trainer = make_trainer(ExplorationTrainer, **DEFAULTS, max_steps=3, learning_rate=1e-2)
     engine = trainer._engine
     assert engine is not None
@@ -90,7 +90,7 @@ def test_the_engine_samples_from_a_shadow_of_what_the_optimizer_moves(
 def test_a_processor_without_bfloat16_samples_in_float32(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "has_arithmetic", lambda device, dtype: False)
+    monkeypatch.setattr(sampler, "has_arithmetic", lambda device, dtype: False)
     trainer = make_trainer(ExplorationTrainer, **DEFAULTS)
     assert trainer._engine is not None
     assert trainer._engine.dtype is None

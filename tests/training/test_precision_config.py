@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from explorl.config import Config, ConfigError, load_config
+from explorl.core.config import Config, ConfigError, load_config
+from explorl.core.store import RunStore
 from explorl.models import load_policy
-from explorl.store import RunStore
-from explorl.training.run import StoredExplorationTrainer, correct_reward, grpo_config, run_grpo
-from explorl.training.sft import StoredSFTTrainer, run_sft, starting_policy
+from explorl.training.grpo.run import StoredExplorationTrainer, correct_reward, grpo_config, run_grpo
+from explorl.training.sft.run import StoredSFTTrainer, run_sft, starting_policy
 
 CPU_ONLY = pytest.mark.skipif(torch.accelerator.is_available(), reason="says what happens on a host without a GPU")
 LOST = "bfloat16 weights without a float32 copy"

@@ -15,16 +15,16 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
-from explorl.cli import main
-from explorl.config import ConfigError, load_config
+from explorl.cli.app import main
+from explorl.core.config import ConfigError, load_config
+from explorl.core.store import RunStore
 from explorl.models import Policy, load_policy, tiny_tokenizer
 from explorl.rollout import Rollout
-from explorl.store import RunStore
 from explorl.tasks import get_task
-from explorl.training.rejection import loop, sampling
-from explorl.training.rejection.fitting import fit
-from explorl.training.rejection.folder import IterationFolder
-from explorl.training.rejection.loop import run_rft
+from explorl.training.rft import loop, sampling
+from explorl.training.rft.fitting import fit
+from explorl.training.rft.folder import IterationFolder
+from explorl.training.rft.loop import run_rft
 
 from .test_rejection_runs import TASK, made, settings
 from .test_sft import CHAT, chat_policy

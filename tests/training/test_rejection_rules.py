@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.config import load_config, read_yaml
+from explorl.core.config import load_config, read_yaml
 from explorl.tasks import Problem, Task, Verdict, get_task
-from explorl.training.rejection import filters, selectors
-from explorl.training.rejection.answers import answer_mark, first_answer_end
-from explorl.training.rejection.registry import build_filters, build_selector
-from explorl.training.rejection.samples import Sample, from_columns, to_columns
-from explorl.training.rejection.selectors import select
+from explorl.training.rft import filters, selectors
+from explorl.training.rft.answer_spans import answer_mark, first_answer_end
+from explorl.training.rft.registry import build_filters, build_selector
+from explorl.training.rft.samples import Sample, from_columns, to_columns
+from explorl.training.rft.selectors import select
 
 WHOLE = "3+4=7 <answer>7</answer> and <answer>8</answer>"
 CUT = Sample("a", 0, WHOLE[:24], False, "7", tokens=5, entropy=0.5, branching=1.0, answer_end=24)
@@ -267,8 +267,8 @@ def test_a_budget_of_one_is_a_right_response() -> None:
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_rules.py").write_text(
-        "from explorl.training.rejection.filters import rft_filter\n"
-        "from explorl.training.rejection.selectors import rft_selector\n"
+        "from explorl.training.rft.filters import rft_filter\n"
+        "from explorl.training.rft.selectors import rft_selector\n"
         "def plain(samples, rng):\n    return [1.0 for _ in samples]\n"
         "@rft_filter\n"
         "def polite(samples, *, word='please'):\n"

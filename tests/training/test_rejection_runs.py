@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from explorl.config import Config, load_config, rft_config
+from explorl.core.config import Config, load_config, rft_config
+from explorl.core.store import RunStore
 from explorl.evaluation import Evaluation
-from explorl.store import RunStore
-from explorl.training.rejection import folder, loop, sampling
-from explorl.training.rejection.loop import run_rft, where
-from explorl.training.sft import StoredSFTTrainer
+from explorl.training.rft import folder, loop, sampling
+from explorl.training.rft.loop import run_rft, where
+from explorl.training.sft.run import StoredSFTTrainer
 
 TASK = """
 from explorl.tasks import Problem, Task, Verdict

@@ -17,11 +17,11 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
-from explorl.cli import main
-from explorl.config import load_config
-from explorl.store import RunStore
-from explorl.training.checkpoints import fault
-from explorl.training.stored import Diverged, Shown, StopAtDivergence
+from explorl.cli.app import main
+from explorl.core.config import load_config
+from explorl.core.store import RunStore
+from explorl.training.callbacks import Diverged, Shown, StopAtDivergence
+from explorl.training.grpo.checkpoint import fault
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_rows_that_have_changed_since_are_told_of(
 def test_a_schedule_that_was_falling_is_told_of(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("explorl.training.run.run_grpo", lambda config, store, **_: store.folder / "model")
+    monkeypatch.setattr("explorl.training.grpo.run.run_grpo", lambda config, store, **_: store.folder / "model")
     run, config = tmp_path / "run", load_config(config_file, overrides=["training.schedule=cosine"])
     RunStore(run).begin(config.dump(), "grpo")
     out = command("train", "--resume", run, "--set", "training.steps=6", capsys=capsys)[1]
@@ -239,12 +239,12 @@ def test_an_interrupted_command_says_how_to_go_on(
         os.kill(os.getpid(), number)
         raise AssertionError("went on")
 
-    monkeypatch.setattr("explorl.training.run.run_grpo", interrupted)
+    monkeypatch.setattr("explorl.training.grpo.run.run_grpo", interrupted)
     ended, _, err = command("train", "--config", config_file, "--run", run, capsys=capsys)
     assert ended == code
     assert err == f"explorl: interrupted; go on (from checkpoint-2) with: explorl train --resume '{run}'\n"
 
-    monkeypatch.setattr("explorl.study.run.run_study", lambda *_, **__: os.kill(os.getpid(), number))
+    monkeypatch.setattr("explorl.study.run_study.run_study", lambda *_, **__: os.kill(os.getpid(), number))
     monkeypatch.chdir(tmp_path)
     Path("my study.yaml").touch()
     ended, _, err = command("study", "my study.yaml", "--jobs", "2", capsys=capsys)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from explorl.config import ConfigError, load_config
+from explorl.core.config import ConfigError, load_config
 from explorl.strategies import Batch, OutcomeExploration, Strategy
 from explorl.tasks import Task
 from explorl.tasks.base import Problem, Verdict
-from explorl.training.answers import answers_of
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.shaping import shape
+from explorl.training.grpo.answers import answers_of
+from explorl.training.grpo.shaping import shape
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 from .small_runs import digits
 from .test_shaping import make_batch

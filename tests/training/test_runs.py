@@ -21,9 +21,9 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
-from explorl.config import Config, load_config
-from explorl.store import RunStore, StoreError
-from explorl.training.run import finished, run_grpo, run_name
+from explorl.core.config import Config, load_config
+from explorl.core.store import RunStore, StoreError
+from explorl.training.grpo.run import finished, run_grpo, run_name
 
 STEPS = 8
 
@@ -149,7 +149,7 @@ def test_killed_at_ten_random_moments_it_still_ends(small_policy: Path, tmp_path
     config = small_config(small_policy, steps=48)
     folder = tmp_path / "run"
     RunStore.create(folder, config.dump())
-    command = [sys.executable, "-m", "explorl.cli", "train", "--resume", str(folder)]
+    command = [sys.executable, "-m", "explorl.cli.app", "train", "--resume", str(folder)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     moments = random.Random(0)
     reached = []
@@ -232,7 +232,7 @@ def test_a_full_disk_during_a_checkpoint_is_one_clear_error(small_policy: Path, 
 def test_the_command_says_that_the_disk_is_full(
     small_policy: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from explorl.cli import main
+    from explorl.cli.app import main
 
     file = small_disk.parent / "config.yaml"
     file.write_text(
@@ -253,7 +253,7 @@ def test_the_tiny_policy_is_made_again_from_nothing(tmp_path: Path) -> None:
     from explorl.metrics import paired_difference
     from explorl.models import load_policy, tiny_checkpoint
     from explorl.tasks import get_task
-    from explorl.training.sft import run_sft
+    from explorl.training.sft.run import run_sft
 
     torch.set_num_threads(os.cpu_count() or 1)
     config = load_config(preset="tiny")

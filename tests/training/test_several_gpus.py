@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from explorl.cli import main
+from explorl.cli.app import main
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])

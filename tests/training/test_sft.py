@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from explorl.config import Config, ConfigError, load_config
+from explorl.core.config import Config, ConfigError, load_config
+from explorl.core.store import RunStore
 from explorl.models import load_policy, tiny_tokenizer
-from explorl.store import RunStore
-from explorl.tasks.countdown import Countdown
-from explorl.training.sft import StoredSFTTrainer, run_sft
-from explorl.training.sft_data import without_completion
+from explorl.tasks.countdown.task import Countdown
+from explorl.training.sft.data import without_completion
+from explorl.training.sft.run import StoredSFTTrainer, run_sft
 
 CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from explorl.modeling.packed import packed_rows
-from explorl.training import sft_rows
-from explorl.training.sft_rows import TokenRows
+from explorl.training.sft import packed_rows as sft_rows
+from explorl.training.sft.packed_rows import TokenRows
 
 language = pytest.importorskip("triton.language")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,18 +11,18 @@ from datasets import Dataset
 from rich.console import Console
 from trl import SFTConfig
 
-from explorl.config import Config
+from explorl.core.config import Config
+from explorl.core.store import RunStore
 from explorl.models import load_policy, tiny_tokenizer, tiny_tools_model
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec, calculator_tool, output_block, python_tool
 from explorl.sandbox.interpreter import Result
-from explorl.store import RunStore
 from explorl.tasks import get_task
-from explorl.training.common import disabled_progress
-from explorl.training.sft import StoredSFTTrainer, run_sft
-from explorl.training.sft_data import tokenised
-from explorl.training.sft_trainer import PackedSFTTrainer
+from explorl.training.run_setup import disabled_progress
+from explorl.training.sft.data import tokenised
+from explorl.training.sft.run import StoredSFTTrainer, run_sft
+from explorl.training.sft.trainer import PackedSFTTrainer
 from tests.rollout.planted import Desk, standing_in
 from tests.training.test_sft import CHAT
 

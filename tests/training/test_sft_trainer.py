@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Tr
 from trl import SFTConfig, SFTTrainer
 
 from explorl.models import load_policy, tiny_tokenizer
-from explorl.training import sft_rows
-from explorl.training.common import disabled_progress, quiet
-from explorl.training.sft_data import tokenised
-from explorl.training.sft_pass import tokens_that_fit
-from explorl.training.sft_rows import TokenRows
-from explorl.training.sft_trainer import PackedSFTTrainer
+from explorl.training.run_setup import disabled_progress, quiet
+from explorl.training.sft import packed_rows
+from explorl.training.sft.data import tokenised
+from explorl.training.sft.forward_pass import tokens_that_fit
+from explorl.training.sft.packed_rows import TokenRows
+from explorl.training.sft.trainer import PackedSFTTrainer
 from tests.modeling import zoo
 from tests.training.test_sft import CHAT
 
@@ -106,7 +106,7 @@ def make(small_policy: Path, tmp_path: Path) -> Callable[..., Any]:
 def quietly() -> Iterator[None]:
     """No bars."""
     with disabled_progress(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sft_rows.WORTH, "cpu", 1)  # so that small batches have blocks
+        patch.setitem(packed_rows.WORTH, "cpu", 1)  # so that small batches have blocks
         yield
 
 

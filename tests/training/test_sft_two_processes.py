@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from trl import SFTConfig
 
 from explorl.models import tiny_tokenizer
-from explorl.training.sft_trainer import PackedSFTTrainer
+from explorl.training.sft.trainer import PackedSFTTrainer
 from tests.training.test_sft_trainer import Watch, ready, text_rows
 
 LIMIT = 120

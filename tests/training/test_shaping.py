@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from explorl.strategies import Batch, ClipHigher, EntropyGuidedWeighting, KLCov, Strategy
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.loss import LOSSES
-from explorl.training.shaping import shape
+from explorl.training.grpo.loss import LOSSES
+from explorl.training.grpo.shaping import shape
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from explorl.config import ConfigError
-from explorl.training.common import accumulated
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.sft import rows_of_process
+from explorl.core.config import ConfigError
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.run_setup import accumulated
+from explorl.training.sft.run import rows_of_process
 from explorl.training.sharding import emptied, ignored_sharding, is_spread, spread_devices, why_not_gathered
 
 

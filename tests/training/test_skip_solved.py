@@ -11,9 +11,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from explorl.training.fresh import row_key
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.solved import STATE
+from explorl.training.grpo.fresh import row_key
+from explorl.training.grpo.solved import STATE
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.conftest import PROMPTS
 from tests.training.test_every_strategy import logs, weights
 

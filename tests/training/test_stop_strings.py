@@ -15,14 +15,14 @@ import yaml
 from datasets import Dataset
 from trl import GRPOConfig
 
-from explorl.config import ConfigError, load_config
+from explorl.core.config import ConfigError, load_config
 from explorl.models import load_policy, tiny_tokenizer
-from explorl.recording import PassAtK
 from explorl.strategies import Batch, Strategy
 from explorl.tasks import get_task
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.run import grpo_config
-from explorl.training.stopping import Stopped, cut_at_stops, strings_in
+from explorl.training.grpo.run import grpo_config
+from explorl.training.grpo.stopping import Stopped, cut_at_stops, strings_in
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.run_recorder import PassAtK
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import grpo_config as small_config
 from tests.training.test_tools_of_trl import make as make_with_tools  # noqa: F401 (a fixture)

@@ -17,8 +17,8 @@ from explorl import strategies as xs
 from explorl.modeling.answer_states import states
 from explorl.modeling.packed import packed_logps
 from explorl.strategies import Batch, Strategy
-from explorl.training.draws import Draw
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.sampling_plan import Draw
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
 
@@ -49,7 +49,7 @@ def test_neftune_is_scaled_by_the_rows_of_trl(
         packed.append(args[1].shape)
         return packed_logps(*args, **given)
 
-    monkeypatch.setattr("explorl.training.logps.packed_logps", watched)
+    monkeypatch.setattr("explorl.training.grpo.logprobs.packed_logps", watched)
     with pytest.warns(UserWarning, match=r"neftune_noise_alpha is 5\.0"):
         trainer = make_trainer(ExplorationTrainer, max_steps=1, neftune_noise_alpha=5.0)
     trainer.train()

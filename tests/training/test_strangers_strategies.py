@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from explorl.strategies import Batch, Strategy
-from explorl.training.batch import penalties
-from explorl.training.shaping import shape
+from explorl.training.grpo.batch import penalties
+from explorl.training.grpo.shaping import shape
 
 ROWS = 4
 """As many rows as tokens: a value per row would be spread along the wrong axis without a word."""

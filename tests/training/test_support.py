@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tools.docs.support_matrix import REFUSALS, examples
 
-from explorl.integrations.support import REFUSALS, examples
 from explorl.strategies import REGISTRY
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.tool_policy import calculator
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -15,11 +15,11 @@ from explorl.rollout import tool_use
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import Delimiters, python_tool
 from explorl.strategies import REGISTRY, Batch, Strategy, build_all
-from explorl.training import sampling
-from explorl.training.batch import ROW_FIELDS, penalties
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.observers import statistics
-from explorl.training.shaping import shape
+from explorl.training.grpo import sampler
+from explorl.training.grpo.batch import ROW_FIELDS, penalties
+from explorl.training.grpo.observers import statistics
+from explorl.training.grpo.shaping import shape
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_every_strategy import SETTINGS, few_answers, logs, weights
 from tests.training.tool_policy import PROMPTS, calculator, make_trainer, save_tool_policy
 
@@ -185,7 +185,7 @@ def sampled_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[tuple[int
         place[0] += 1
         return rollouts
 
-    monkeypatch.setattr(sampling, "generate_with_tools", sampled)
+    monkeypatch.setattr(sampler, "generate_with_tools", sampled)
 
     def again() -> dict[tuple[int, ...], torch.Tensor]:
         place[0] = 0

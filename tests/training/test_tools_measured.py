@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from explorl.analysis.quality import quality_by_step
-from explorl.metrics.text import trigram_redundancy
+from explorl.analysis.response_quality import quality_by_step
+from explorl.core.store import RunStore
+from explorl.metrics.format import trigram_redundancy
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import python_tool
-from explorl.store import RunStore
-from explorl.training.interpreting import Said
-from explorl.training.records import calls_columns, own_words
+from explorl.training.grpo.logged_columns import calls_columns, own_words
+from explorl.training.grpo.tool_transcripts import Said
 
 from ..rollout.planted import Desk, always, echo, planted, standing_in
 

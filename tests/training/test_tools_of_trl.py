@@ -14,7 +14,7 @@ from trl import GRPOConfig
 
 from explorl.models import load_policy
 from explorl.strategies import Batch, Strategy
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

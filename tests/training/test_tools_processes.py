@@ -19,10 +19,10 @@ import torch
 
 from explorl.rollout import Rollouts, SamplingParams
 from explorl.rollout.tool_use import generate_with_tools
-from explorl.training import sampling
-from explorl.training.fresh import keyed_seed
-from explorl.training.grpo import ExplorationTrainer
-from explorl.training.observers import statistics
+from explorl.training.grpo import sampler
+from explorl.training.grpo.fresh import keyed_seed
+from explorl.training.grpo.observers import statistics
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.small_runs import digits
 from tests.training.test_invariance import Gradients
 from tests.training.tool_policy import make_trainer, save_tool_policy
@@ -56,7 +56,7 @@ def by_row(trainer: Any) -> None:
             rollouts += generate_with_tools(engine, [ids], n, own, tools, uses=used).rollouts
         return Rollouts(rollouts, prompt_ids, n, 0)
 
-    vars(sampling)["generate_with_tools"] = one_by_one
+    vars(sampler)["generate_with_tools"] = one_by_one
 
 
 def train(policy: Path, name: str, processes: int) -> dict[str, Any]:

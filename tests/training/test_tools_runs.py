@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from explorl.config import ConfigError, load_config
-from explorl.store import RunStore
-from explorl.training.rejection.loop import check_rft
-from explorl.training.run import run_grpo
+from explorl.core.config import ConfigError, load_config
+from explorl.core.store import RunStore
+from explorl.training.grpo.run import run_grpo
+from explorl.training.rft.loop import check_rft
 
 SMALL = [
     "rollout.tools=calculator", "training.steps=2", "training.prompts_per_step=4", "training.micro_batch=32",

@@ -35,8 +35,8 @@ from explorl.rollout import Rollout, Rollouts, SamplingParams
 from explorl.rollout.branching import BranchedRollouts, Branching, branch_rows
 from explorl.strategies import REGISTRY, build_all
 from explorl.strategies.base import overrides
-from explorl.training.branches import branch_numbers, told
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.branches import branch_numbers, told
+from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.small_runs import grpo_config
 from tests.training.test_every_strategy import SETTINGS, few_answers, label
 

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 from explorl import ExplorationTrainer
 from explorl import strategies as xs
 from explorl.rollout.backends.vllm_requests import Drawn
-from explorl.training import vllm_rows
+from explorl.training.grpo import vllm_rows
 
 
 class Server:

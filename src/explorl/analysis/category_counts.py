@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.categories import CATEGORIES, REST, WordLists, groups_of, word_lists
-from explorl.analysis.clusters import cell, cluster_means, told
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.series import Effect
 from explorl.metrics import Cell, Interval, Table
+from explorl.stats.clusters import cell, cluster_means, told
+from explorl.stats.regression import Effect
 
 EDGE = 0.2
 """Share of the steps that is the beginning of a run, and its end."""

@@ -22,9 +22,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.clusters import cluster_means
-from explorl.analysis.series import Effect
 from explorl.metrics import Interval
+from explorl.stats.clusters import cluster_means
+from explorl.stats.regression import Effect
 
 LEVEL = 0.05
 
@@ -191,7 +191,7 @@ def grouped(
     """Mean and squared impact of each group of tokens, and the differences of pairs of groups, over answers.
 
     ``together`` has a number for each of the run's answers: those of one number are drawn together
-    (`explorl.analysis.clusters`).
+    (`explorl.stats.clusters`).
     """
     names = [name for name in names if any(name in token.groups for token in tokens)]
     pairs = [pair for pair in pairs if set(pair) <= set(names)]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from explorl.analysis.clusters import cell, told
 from explorl.analysis.impact import PAIRS, RULES, Comparison, GroupImpact, TokenImpact, enough_samples, grouped
 from explorl.analysis.impact_sampling import Limits, Probe, draw, most_tokens, within_budget
 from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, longest_answer, probes_of
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
+from explorl.core.text import clean
 from explorl.metrics import Cell, Table
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.requests import eos_token_ids
-from explorl.text import clean
+from explorl.stats.clusters import cell, told
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from explorl.analysis.impact import Continuation, Side, TokenImpact, benjamini_hochberg, fisher, newcombe
+from explorl.core.text import clean
 from explorl.rollout import SamplingParams
 from explorl.tasks import Problem, Task, opens_think
 from explorl.tasks.base import verdicts_of
-from explorl.text import clean
 
 MOST_TEXT = 2000
 """Characters of a continuation that are kept."""

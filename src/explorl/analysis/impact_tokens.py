@@ -21,9 +21,9 @@ from explorl.analysis.instances import answer_perplexity, perplexity_groups
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import signs
+from explorl.core.text import clean
 from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
-from explorl.text import clean
 
 NAME = "impact"
 SAMPLES, EACH, ANSWERS, BUDGET = 16, 12, 32, 4_000_000

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.clusters import cell, cluster_means, sums_by, told
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.series import Effect
 from explorl.metrics import Cell, Interval, Table
+from explorl.stats.clusters import cell, cluster_means, sums_by, told
+from explorl.stats.regression import Effect
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.store import RunStore, StoreError, step_files
+from explorl.core.store import RunStore, StoreError, step_files
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

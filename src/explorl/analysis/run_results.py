@@ -11,8 +11,8 @@ from typing import Any
 
 from explorl.analysis.study_results import Run, results_of
 from explorl.analysis.verdicts import points
-from explorl.config import changed_keys, completed
-from explorl.store import RunStore, StoreError, read_json
+from explorl.core.config import changed_keys, completed
+from explorl.core.store import RunStore, StoreError, read_json
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "task": {"name": ""},

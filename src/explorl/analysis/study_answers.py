@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from explorl.store import read_parquet, step_files
-from explorl.tasks.countdown import sides
+from explorl.core.store import read_parquet, step_files
+from explorl.tasks.countdown.task import sides
 from explorl.tasks.expression import ExpressionError, Tree, parse
 from explorl.tasks.tags import last_answer
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable, NotRecorded, numbered
 from explorl.analysis.positions import signs
-from explorl.analysis.series import Effect
-from explorl.analysis.stages import LEAST_STEPS, rising_end
+from explorl.analysis.reward_stages import LEAST_STEPS, rising_end
+from explorl.stats.regression import Effect
 
 Floats = NDArray[np.float64]
 

@@ -23,12 +23,15 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from explorl.config import read_yaml
-from explorl.evaluation.core import Evaluation, fitting_template
-from explorl.evaluation.drawing import Chunk, Job
-from explorl.evaluation.folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
+from explorl.core.config import read_yaml
+from explorl.core.store import file_name, write_json
+from explorl.core.terminal import TELLING_STEPS, ProgressLines, duration, ends_of_k, literal
+from explorl.core.text import clean
+from explorl.evaluation.evaluate import Evaluation, fitting_template
+from explorl.evaluation.job import Chunk, Job
 from explorl.evaluation.prompts import check_prompts
 from explorl.evaluation.protocols import Protocol, protocol, task_label
+from explorl.evaluation.results_folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
 from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.evaluation.side_by_side import side_by_side
 from explorl.metrics import Cell, Interval, Table
@@ -38,11 +41,8 @@ from explorl.rollout.backends.vllm import VllmEngine, need_vllm
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.store import file_name, write_json
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
-from explorl.terminal import TELLING_STEPS, ProgressLines, duration, ends_of_k, literal
-from explorl.text import clean
 
 RECORD_BYTES = 2 << 30
 """Token records are kept by default where they take no more than this before compression."""
@@ -389,7 +389,7 @@ def evaluate_command(
     ``changes`` alter the protocol (samples, temperature, …); ``options`` go to `run_evaluation`. ``json_file`` gets the
     summary, or a list of them where there are several.
     """
-    from explorl.training.stored import progress_bar
+    from explorl.training.callbacks import progress_bar
 
     with progress_bar(console) as progress:
         bars: dict[tuple[str, str], Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from explorl.config import ConfigError
+from explorl.core.config import ConfigError
 from explorl.models import Policy
 from explorl.models.chat_templates import REPLY, template_fault
 from explorl.rollout.requests import prompt_as_seen, prompt_token_ids

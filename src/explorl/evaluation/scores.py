@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from explorl.evaluation.core import Evaluation, number_of
+from explorl.evaluation.evaluate import Evaluation, number_of
 from explorl.metrics import Cell, Interval, Table, answer_diversity, bootstrap_mean
-from explorl.metrics.bootstrap import CHUNK
 from explorl.metrics.quality import REPETITIVE
+from explorl.stats.bootstrap import CHUNK
 
 LABELS: Mapping[str, str] = {
     "distinct_answers": "distinct answers per problem",

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from explorl.metrics.bootstrap import Interval, bootstrap_mean, paired_difference, permutation_test
 from explorl.metrics.boundary import Diversity, answer_diversity, set_regions, unsolvable, upset_counts
+from explorl.metrics.format import format_violations, language_mixing, trigram_redundancy
 from explorl.metrics.passk import avg_at_k, maj_at_k, pass_at_k
-from explorl.metrics.table import Cell, Table
-from explorl.metrics.text import format_violations, language_mixing, trigram_redundancy
+from explorl.stats.bootstrap import Interval, bootstrap_mean, paired_difference, permutation_test
+from explorl.stats.table import Cell, Table
 
 if TYPE_CHECKING:
-    from explorl.metrics.tokens import branching_factor, branching_factor_of_probs, masked_mean, perplexity, token_entropy
+    from explorl.metrics.tokens import (
+        branching_factor,
+        branching_factor_of_probs,
+        masked_mean,
+        perplexity,
+        token_entropy,
+    )
 
 __all__ = [
     "Cell",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from explorl.metrics.text import format_violations, language_mixing, trigram_redundancy
+from explorl.metrics.format import format_violations, language_mixing, trigram_redundancy
 
 REPETITIVE = 0.31
 """3-gram redundancy above which a response counts as repetitive (Deng et al. 2025 §4.4.1)."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from explorl.sandbox.sealed import Sealed, SealedLimits
+from explorl.sandbox.isolated_call import Sealed, SealedLimits
 
 SECONDS = 1.0
 """Processor time that a template may take for one conversation."""
@@ -32,7 +32,7 @@ def _fault(template: str, tokens: str, conversations: str) -> str | None:
     given = json.loads(tokens)
     messages = [{"template": template, "tokens": given, "conversation": turns} for turns in json.loads(conversations)]
     limits = SealedLimits(seconds=SECONDS)
-    with Sealed("explorl.sandbox.chat_templates:refusal", workers=1, limits=limits) as renderer:
+    with Sealed("explorl.sandbox.template_check:refusal", workers=1, limits=limits) as renderer:
         for message, reply in zip(messages, renderer.call_many(messages), strict=True):
             if reply.error is not None:
                 return f"{reply.error} with a prompt"

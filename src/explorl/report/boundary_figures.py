@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from explorl.analysis.boundary import Boundary
+from explorl.analysis.ability_boundary import Boundary
+from explorl.core.store import atomic_path
 from explorl.metrics import Interval, set_regions
 from explorl.report.figures import COLOURS
-from explorl.store import atomic_path
 
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^DvP"

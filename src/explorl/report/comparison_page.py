@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from explorl.analysis.boundary import Boundary
-from explorl.analysis.differences import NO_SPREAD
-from explorl.analysis.statistics import holm
+from explorl.analysis.ability_boundary import Boundary
 from explorl.analysis.study_answers import error_breakdown
 from explorl.analysis.verdicts import arm_verdict
 from explorl.metrics import Interval
+from explorl.stats.arm_differences import NO_SPREAD
+from explorl.stats.crossed import holm
 
 UNITS: Mapping[str, tuple[str, str, bool | None]] = {
     "distinct_answers": ("distinct answers per problem", "", None),

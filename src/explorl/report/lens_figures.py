@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from explorl.analysis.defects import Defects, defects_summary
-from explorl.analysis.fastest import FastestDrop, WordChange, Words, drop_summary
+from explorl.analysis.entropy_by_sign import SignSplit, split_summary
+from explorl.analysis.entropy_drop import FastestDrop, WordChange, Words, drop_summary
 from explorl.analysis.lens import Drawing
-from explorl.analysis.series import LEVEL
-from explorl.analysis.signs import SignSplit, split_summary
-from explorl.analysis.stages import EntropyLaw, Stages, law_summary, stages_summary
-from explorl.analysis.updates import SMALL, Bins, Updates
+from explorl.analysis.probability_shift import SMALL, Bins, Updates
+from explorl.analysis.reward_stages import EntropyLaw, Stages, law_summary, stages_summary
+from explorl.core.text import clean
 from explorl.metrics import Interval
 from explorl.report.figures import smoothed
 from explorl.report.lens_render import Palette
 from explorl.report.study_figures import smoothing_window
-from explorl.text import clean
+from explorl.stats.regression import LEVEL
 
 SHOWN = 12
 """Words in a figure."""

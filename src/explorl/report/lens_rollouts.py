@@ -13,7 +13,7 @@ import numpy as np
 from explorl.analysis.impact import TokenImpact
 from explorl.analysis.lens_table import LensTable, read_run
 from explorl.analysis.study_answers import evenly
-from explorl.store import RunStore, StoreError, read_json
+from explorl.core.store import RunStore, StoreError, read_json
 
 STEPS, PROMPTS, ANSWERS = 8, 4, 8
 """Steps that are shown, prompts of a step, and answers to a prompt; more where their tokens were replaced."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from explorl.core.store import RunStore, StoreError, file_name, read_json
 from explorl.report.study_sections import Numbers, Picture
-from explorl.store import RunStore, StoreError, file_name, read_json
 
 TAGS = frozenset({"svg", "g", "path", "defs", "use", "text", "tspan", "clipPath", "rect", "circle", "line", "polygon"})
 """What matplotlib makes of our figures."""
@@ -75,8 +75,8 @@ def _made(folder: Path) -> list[dict[str, Any]]:
     """Runs what needs records alone."""
     from explorl.analysis.lens import Context
     from explorl.analysis.lens_table import read_run
-    from explorl.analyze import analyzed, chosen, entry_of
     from explorl.report.lens_render import page_svg
+    from explorl.report.run_analyses import analyzed, chosen, entry_of
 
     if not _has_tokens(folder):
         return []

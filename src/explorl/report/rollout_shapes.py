@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from explorl.text import clean
+from explorl.core.text import clean
 
 Block = tuple[int, int, str, str]
 """First token, the one behind the last, "call" or "output", and what is said of it."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from explorl.analysis.run_results import run_results
+from explorl.core.store import StoreError, kind_of
 from explorl.report.lens_rollouts import with_impacts
 from explorl.report.lens_sections import lens_results
 from explorl.report.study_page import write_report
-from explorl.store import StoreError, kind_of
 
 
 def write_run_report(

@@ -10,13 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from explorl.analysis.looks import found_words, plan_words, power_words
+from explorl.analysis.interim_looks import found_words, plan_words, power_words
+from explorl.core.store import cleaned, write_text
 from explorl.report import study_sections as sections
 from explorl.report.lens_sections import lens_sections
 from explorl.report.study_figures import Look, looks, swatch
 from explorl.report.study_numbers import spoken
 from explorl.report.study_rollouts import compact, measures, script_json, trimmed
-from explorl.store import cleaned, write_text
 
 NOUNS = {"runs": "run", "comparison": "model"}
 """What is set side by side, by the kind of results; an arm, where it is a study's."""

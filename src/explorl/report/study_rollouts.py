@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from explorl.analysis.categories import CATEGORIES, categories_of
+from explorl.core.text import clean
 from explorl.report.rollout_shapes import blocks, lineage
 from explorl.report.study_numbers import finite
-from explorl.text import clean
 
 
 @dataclass(frozen=True)

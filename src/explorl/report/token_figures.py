@@ -8,14 +8,14 @@ from typing import Any
 
 from explorl.analysis import category_counts, gradient_check, impact_run, instances, positions
 from explorl.analysis.category_counts import CategoryCounts, Count
-from explorl.analysis.clusters import told
 from explorl.analysis.impact import TokenImpact
 from explorl.analysis.impact_run import Impact
 from explorl.analysis.instances import Instances
 from explorl.analysis.lens import Analysis, Drawing
 from explorl.analysis.positions import PositionProfile
+from explorl.core.text import clean
 from explorl.metrics import Interval
-from explorl.text import clean
+from explorl.stats.clusters import told
 
 SHOWN_TOKENS = 24
 """Tokens whose impact is drawn; the table has all."""

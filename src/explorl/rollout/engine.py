@@ -24,19 +24,19 @@ from torch import Tensor, nn
 from explorl.modeling.attention import alone_with
 from explorl.modeling.gpu import kernels_run
 from explorl.modeling.llama import llama_like
+from explorl.modeling.onednn_ops import copied_bytes
 from explorl.modeling.precision import Shadow, own_defaults, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
-from explorl.modeling.reordered import copied_bytes
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.slots import probe
 from explorl.rollout.memory.spans import SpanMemory
-from explorl.rollout.plan import ROWS, Plan, free_memory, make_plan, total_memory
+from explorl.rollout.memory_plan import ROWS, Plan, free_memory, make_plan, total_memory
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.runner import Runner
-from explorl.rollout.samples import PromptTokens
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.sampling.constraints import is_whole
+from explorl.rollout.sequences import PromptTokens
 from explorl.rollout.session import Session
 from explorl.rollout.trial import Admitted, UnsupportedModel, admitted
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from explorl.rollout.reading import Reading
 from explorl.rollout.rollouts import FinishReason
-from explorl.rollout.samples import Sample
+from explorl.rollout.sequences import Sample
 from explorl.rollout.state import BROKEN, STOPPED
 
 LONGEST = 32

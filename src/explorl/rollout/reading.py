@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorl.rollout.samples import Sample
 from explorl.rollout.sampling import Active
+from explorl.rollout.sequences import Sample
 from explorl.rollout.state import BRANCHING, ENTROPY, LOGP, LOGQ, TOKENS, State
 from explorl.rollout.transfer import Download, upload
 

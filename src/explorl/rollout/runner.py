@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from explorl.modeling.attention import attending
 from explorl.modeling.fused import Fusion
+from explorl.modeling.fused_ops_triton import MergedOps
 from explorl.modeling.llama import LlamaForward, Ops, TorchOps, llama_like
-from explorl.modeling.merged import MergedOps
+from explorl.modeling.onednn_ops import ReorderedOps
 from explorl.modeling.proof import keeps_logits
-from explorl.modeling.reordered import ReorderedOps
 from explorl.rollout.memory.joined import JoinedCache
 from explorl.rollout.memory.pages import Filling, PageCache
 from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
-from explorl.rollout.plan import Plan
+from explorl.rollout.memory_plan import Plan
 from explorl.rollout.sampling import Active
-from explorl.rollout.sampling.draw import Scratch, sample_step
+from explorl.rollout.sampling.sample import Scratch, sample_step
 from explorl.rollout.state import POSITION, TOKEN, State
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.memory.spans import SpanMemory
 from explorl.rollout.reading import Reading
 from explorl.rollout.runner import Runner
-from explorl.rollout.samples import Sample, numbers
 from explorl.rollout.sampling import Active
+from explorl.rollout.sequences import Sample, numbers
 from explorl.rollout.state import (
     BIAS_SET,
     BROKEN,

@@ -26,12 +26,12 @@ from explorl.modeling.gpu import on
 from explorl.modeling.precision import own_defaults
 from explorl.rollout.requests import Prompt, Requests, continued
 from explorl.rollout.rollouts import Rollout
-from explorl.rollout.samples import Sample, recorded
 from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.sampling.constraints import token_list
 from explorl.rollout.sampling.rng import fork_key, request_keys
 from explorl.rollout.sampling.tables import Tables
 from explorl.rollout.scheduler import Scheduler
+from explorl.rollout.sequences import Sample, recorded
 
 if TYPE_CHECKING:
     from explorl.rollout.engine import Engine

@@ -27,9 +27,9 @@ import sys
 import time
 import types
 
-from explorl.sandbox import kernel
+from explorl.sandbox import linux
+from explorl.sandbox.codec import BEGUN, decode, encode
 from explorl.sandbox.disk import ENTRIES, OPEN_FOLDER, Disk
-from explorl.sandbox.plain import BEGUN, decode, encode
 from explorl.sandbox.usage import Usage, longest, longest_look
 
 TYPE_CHECKING = False
@@ -152,13 +152,13 @@ def launch(
     """
 
     def enter() -> int:
-        kernel.drop_privileges(uid)
+        linux.drop_privileges(uid)
         if "namespaces" in request["layers"]:
             child = os.fork()
             if child:
                 first(child)
             os.setsid()
-            kernel.drop_privileges(uid)
+            linux.drop_privileges(uid)
         return uid
 
     child = Child(request, descriptors, enter, body)
@@ -176,7 +176,7 @@ def _begin(
         uid = enter()
         arrange(descriptors)
         ready = _READY
-        _shut_in(request, _others(request, was_root and os.geteuid() == uid >= kernel.FIRST_UID))
+        _shut_in(request, _others(request, was_root and os.geteuid() == uid >= linux.FIRST_UID))
         os.write(ready, b"ready")
         os.close(ready)
     except BaseException as error:
@@ -219,19 +219,19 @@ def _shut_in(request: dict[str, Any], others: int | None) -> None:  # pragma: no
     os.chdir(request["folder"])
     sys.argv[:] = ["program.py"]
     sys.dont_write_bytecode = True
-    kernel.limit_resources(request["limits"], others=others)
+    linux.limit_resources(request["limits"], others=others)
     if "landlock" in layers:
-        kernel.restrict_files_further(request["folder"])
+        linux.restrict_files_further(request["folder"])
     if "seccomp" in layers:
         threads = others is not None or _ask_for_threads()
-        kernel.refuse_calls(namespaces=_has_own_processes(request), threads=threads)
+        linux.refuse_calls(namespaces=_has_own_processes(request), threads=threads)
     os.closerange(_QUESTIONS, _QUESTIONS + 1)
 
 
 def _ask_for_threads() -> bool:  # pragma: no cover (another process)
     """Give the keeper the say in each new thread; False where the kernel does not know how."""
     try:
-        listener = kernel.ask_for_threads()
+        listener = linux.ask_for_threads()
     except OSError:
         return False
     way = socket.socket(fileno=_QUESTIONS)
@@ -313,7 +313,7 @@ def _exit(body: Callable[..., None], *args: Any) -> NoReturn:  # pragma: no cove
 
 def keep(nursery: int) -> None:  # pragma: no cover (another process)
     """Run one request from standard input and answer on standard output."""
-    kernel.die_with(nursery)
+    linux.die_with(nursery)
     request = marshal.loads(receive(0))
     answer = os.dup(1)
     try:
@@ -375,10 +375,10 @@ def _start_tests(request: dict[str, Any], descriptors: dict[int, int]) -> Child:
     keeper = os.getpid()
 
     def enter() -> int:
-        kernel.die_with(keeper)
+        linux.die_with(keeper)
         request["tests"] = receive(0).decode(errors="surrogatepass")
         uid, _, _ = surround(request, keeper)
-        kernel.drop_privileges(uid)
+        linux.drop_privileges(uid)
         return uid
 
     null = os.memfd_create("null")  # tests may print
@@ -391,7 +391,7 @@ def _start_tests(request: dict[str, Any], descriptors: dict[int, int]) -> Child:
 def restrict_keeper(request: dict[str, Any]) -> None:  # pragma: no cover (another process)
     """Restrict which files this process, and all that it starts, can open where no namespace does so."""
     if "landlock" in request["layers"]:
-        kernel.restrict_files(request["folder"], kernel.KEEPERS_FILES)
+        linux.restrict_files(request["folder"], linux.KEEPERS_FILES)
 
 
 def surround(
@@ -401,24 +401,24 @@ def surround(
 
     Return its user, a descriptor of the host's /proc, and what it can write to of the host's disk, if it can.
     """
-    uid = kernel.spare_user()
+    uid = linux.spare_user()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     disk = None
     if "namespaces" in request["layers"]:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or its own /proc, which is to be written to, would be root's
-        kernel.enter_namespaces(request["limits"]["disk"], uid, processes=_has_own_processes(request))
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # or its own /proc, which is to be written to, would be root's
+        linux.enter_namespaces(request["limits"]["disk"], uid, processes=_has_own_processes(request))
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
         request["folder"] = "/tmp"
-        if os.geteuid() == 0 and not kernel.can_become(uid):
+        if os.geteuid() == 0 and not linux.can_become(uid):
             raise RuntimeError(f"user {uid} cannot read {os.__file__}")
     else:
-        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         disk = Disk(os.open(request["folder"], OPEN_FOLDER), request["limits"]["disk"])
         request["folder"] = os.path.join(request["folder"], "tests" if "tests" in request else "program")
         os.mkdir(request["folder"], 0o700)
-        if os.geteuid() == 0 and kernel.can_become(uid):
+        if os.geteuid() == 0 and linux.can_become(uid):
             os.chown(request["folder"], uid, uid)
-    kernel.die_with(parent)  # again: trying to be another user has undone it
+    linux.die_with(parent)  # again: trying to be another user has undone it
     return uid, proc, disk
 
 
@@ -505,12 +505,12 @@ def _allow_threads(child: int, listener: int, most: int) -> NoReturn:  # pragma:
     poll.register(listener, select.POLLIN)
     while True:
         poll.poll()
-        question = kernel.next_question(listener)
+        question = linux.next_question(listener)
         if question is None:  # who asked is gone, and perhaps with it all
             time.sleep(0.01)
             continue
         threads = _threads(child)
-        kernel.answer_question(listener, question, allow=0 < threads < most)
+        linux.answer_question(listener, question, allow=0 < threads < most)
         for _ in range(100):  # or the next one, asked at the same time, would be allowed for the same place
             if _threads(child) != threads or not 0 < threads < most:
                 break

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
 
+from explorl.core.text import clean
+from explorl.sandbox.fork_client import Gone
 from explorl.sandbox.interpreter import Call, Interpreter
 from explorl.sandbox.interpreter_process import Process
 from explorl.sandbox.interpreter_results import RESTARTED, InterpreterLimits, Result, Status
-from explorl.sandbox.nursery import Gone
 from explorl.sandbox.programs import SandboxError, isolating_layers
 from explorl.sandbox.usage import longest
-from explorl.text import clean
 
 _GRACE = 5.0
 """Seconds beyond a call's longest that its keeper has to answer."""

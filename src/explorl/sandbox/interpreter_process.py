@@ -10,9 +10,9 @@ import weakref
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from explorl.sandbox.folders import working_folder
-from explorl.sandbox.nursery import Gone, nursery
-from explorl.sandbox.plain import CROWD
+from explorl.sandbox.codec import CROWD
+from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.scratch import working_folder
 
 if TYPE_CHECKING:
     from explorl.sandbox.interpreter import Interpreter

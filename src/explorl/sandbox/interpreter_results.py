@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from explorl.core.text import clean
 from explorl.sandbox.programs import DEFAULTS
-from explorl.text import clean
 
 Status = Literal["ok", "error", "timeout", "memory", "exited", "killed", "refused"]
 RESTARTED = "the interpreter was restarted, its variables are gone"

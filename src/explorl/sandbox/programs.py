@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
-from explorl.sandbox.folders import working_folder
-from explorl.sandbox.nursery import Gone, nursery
-from explorl.sandbox.plain import BEGUN
+from explorl.core.text import clean
+from explorl.sandbox.codec import BEGUN
+from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.scratch import working_folder
 from explorl.sandbox.usage import longest
-from explorl.text import clean
 
 T = TypeVar("T")
 Status = Literal["ok", "error", "failed", "timeout", "memory", "killed"]

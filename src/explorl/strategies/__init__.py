@@ -10,12 +10,13 @@ Every tensor function is computed in double precision without gradient, gives 0 
 looks at no padding. Shaped advantages keep the dtype of the advantages; weights and masks are float32.
 """
 
+from explorl.strategies._lib.covariance import token_covariance
+from explorl.strategies._lib.schedule import Schedule, Scheduled, at
 from explorl.strategies.annealed_temperature import AnnealedTemperature, annealed_temperatures
 from explorl.strategies.base import Batch, Sampling, StepState, Strategy
 from explorl.strategies.bottom_p import BottomP
 from explorl.strategies.clip_cov import ClipCov, clip_cov_mask
 from explorl.strategies.clip_higher import ClipHigher
-from explorl.strategies.covariance import token_covariance
 from explorl.strategies.curriculum import Curriculum
 from explorl.strategies.egsw import EntropyGuidedWeighting, egsw_weights
 from explorl.strategies.element_wise_temperature import ElementWiseTemperature
@@ -41,7 +42,6 @@ from explorl.strategies.quantile_baseline import QuantileBaseline, quantile_adva
 from explorl.strategies.reference_reset import ReferenceReset
 from explorl.strategies.registry import REGISTRY, build, build_all, describe, find, warn_inert
 from explorl.strategies.risk_sensitive import RiskSensitive, risk_sensitive_advantages
-from explorl.strategies.schedule import Schedule, Scheduled, at
 from explorl.strategies.tool_progression import ToolProgression, allowed_calls
 from explorl.strategies.ucpo import UniformCorrect, uniform_correct
 from explorl.strategies.unlikeliness import Unlikeliness, unlikeliness_rewards

@@ -29,9 +29,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number, ordered, whole
 from explorl.strategies.base import Batch, Sampling, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.validate import choice, number, ordered, whole
 
 
 def annealed_temperatures(*, highest: float, lowest: float, decay: float, warmup: int = 0) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.strategies.world import ALONE, World
+from explorl.strategies._lib.collectives import ALONE, World
 
 
 @dataclass(frozen=True)

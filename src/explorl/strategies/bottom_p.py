@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Sampling, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.validate import choice, number
 
 
 @dataclass(frozen=True)

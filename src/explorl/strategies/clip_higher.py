@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.validate import number
 
 
 @dataclass(frozen=True)

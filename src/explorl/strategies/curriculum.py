@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from explorl.strategies._lib.solve_rates import SolveRates, load, no_match
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.solve_rates import SolveRates, load, no_match
-from explorl.strategies.validate import choice, number
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.masked_stats import counted, double, negligible
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, double, negligible
-from explorl.strategies.validate import choice, number
-from explorl.strategies.world import ALONE, World
 
 
 def _min_max(values: Float[Tensor, "a b"], present: Bool[Tensor, "a b"], world: World) -> Float[Tensor, "a b"]:

@@ -27,10 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.solve_rates import SolveRates, digest, load, no_match, remember
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Sampling, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.solve_rates import SolveRates, digest, load, no_match, remember
-from explorl.strategies.validate import choice, number
 
 
 @dataclass(frozen=True)

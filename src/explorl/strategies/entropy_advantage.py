@@ -22,10 +22,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import counted
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted
-from explorl.strategies.validate import number
 
 
 def entropy_shaped(

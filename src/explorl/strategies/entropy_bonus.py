@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from explorl.strategies._lib.validate import number, ordered
 from explorl.strategies.base import Strategy
-from explorl.strategies.validate import number, ordered
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from explorl.metrics.branching import marker_text
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.masked_stats import counted, double
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, fail, number, title, whole
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, double
-from explorl.strategies.validate import choice, fail, number, title, whole
-from explorl.strategies.world import ALONE, World
 
 
 def shared_rows(

@@ -29,11 +29,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.selection import kth_smallest
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.selection import kth_smallest
-from explorl.strategies.validate import choice, number
-from explorl.strategies.world import ALONE, World
 
 
 def forking_mask(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies.stats import double, group_moments
+from explorl.strategies._lib.masked_stats import double, group_moments
 
 EPSILON = 1e-4
 

@@ -31,10 +31,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import double
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import double
-from explorl.strategies.validate import number
 
 
 def importance_weights(

@@ -27,13 +27,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.covariance import token_covariance
+from explorl.strategies._lib.masked_stats import share
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.selection import leading
+from explorl.strategies._lib.validate import number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.covariance import token_covariance
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.selection import leading
-from explorl.strategies.stats import share
-from explorl.strategies.validate import number
-from explorl.strategies.world import ALONE, World
 
 
 def top_cov_mask(

@@ -31,12 +31,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.masked_stats import counted, double, share
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.selection import leading
+from explorl.strategies._lib.validate import number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.selection import leading
-from explorl.strategies.stats import counted, double, share
-from explorl.strategies.validate import number
-from explorl.strategies.world import ALONE, World
 
 MOST = 10.0
 """Bound of a token's penalty, as in the authors' release: beyond it there is no gradient."""

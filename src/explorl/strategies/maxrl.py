@@ -31,10 +31,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.graded import graded
+from explorl.strategies._lib.masked_stats import double, group_moments
+from explorl.strategies._lib.validate import choice
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import graded
-from explorl.strategies.stats import double, group_moments
-from explorl.strategies.validate import choice
 
 
 def maxrl_advantages(rewards: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:

@@ -28,10 +28,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import double
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import number
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import double
-from explorl.strategies.validate import number
 
 
 def signed_advantages(

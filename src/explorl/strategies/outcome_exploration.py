@@ -33,11 +33,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import counted, double, group_moments, group_total
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.solve_rates import digest
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.solve_rates import digest
-from explorl.strategies.stats import counted, double, group_moments, group_total
-from explorl.strategies.validate import choice, number
 
 MOST_ANSWERS = 1000
 """Different answers to a prompt whose counts are remembered."""

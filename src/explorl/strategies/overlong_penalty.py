@@ -30,10 +30,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import double
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import fail, number, whole
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import double
-from explorl.strategies.validate import fail, number, whole
 
 
 def overlong_penalties(lengths: Float[Tensor, " batch"], *, longest: int, cache: int) -> Float[Tensor, " batch"]:

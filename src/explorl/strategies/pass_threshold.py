@@ -27,10 +27,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import double, group_moments
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import double, group_moments
-from explorl.strategies.validate import choice, number
 
 
 @dataclass(frozen=True)

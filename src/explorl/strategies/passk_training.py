@@ -29,10 +29,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import double, group_total
+from explorl.strategies._lib.schedule import Schedule, at
+from explorl.strategies._lib.validate import k_fits, whole
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.schedule import Schedule, at
-from explorl.strategies.stats import double, group_total
-from explorl.strategies.validate import k_fits, whole
 
 
 def binomial_ratio(m: Float[Tensor, " batch"], n: Float[Tensor, " batch"], k: int) -> Float[Tensor, " batch"]:

@@ -35,13 +35,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.graded import graded
+from explorl.strategies._lib.masked_stats import double, group_total
+from explorl.strategies._lib.order_statistics import group_max, sorted_groups
+from explorl.strategies._lib.schedule import Schedule, at
+from explorl.strategies._lib.validate import choice, k_fits, whole
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import graded
-from explorl.strategies.order_statistics import group_max, sorted_groups
 from explorl.strategies.passk_training import binomial_ratio
-from explorl.strategies.schedule import Schedule, at
-from explorl.strategies.stats import double, group_total
-from explorl.strategies.validate import choice, k_fits, whole
 
 
 def pkpo_advantages(

@@ -26,10 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from explorl.strategies._lib.masked_stats import counted, double
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number, whole
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, double
-from explorl.strategies.validate import choice, number, whole
 
 
 def position_shaped(

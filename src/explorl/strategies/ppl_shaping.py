@@ -27,11 +27,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.masked_stats import counted, group_moments, negligible
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, interval, number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, group_moments, negligible
-from explorl.strategies.validate import choice, interval, number
-from explorl.strategies.world import ALONE, World
 
 
 def ppl_shaped(

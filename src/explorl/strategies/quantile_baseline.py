@@ -30,13 +30,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.graded import graded
+from explorl.strategies._lib.masked_stats import double, group_moments, group_total
+from explorl.strategies._lib.order_statistics import sorted_groups
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import graded
 from explorl.strategies.grpo import EPSILON
-from explorl.strategies.order_statistics import sorted_groups
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import double, group_moments, group_total
-from explorl.strategies.validate import choice, number
 
 
 def quantile_advantages(

@@ -21,8 +21,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from explorl.strategies._lib.validate import fail, whole
 from explorl.strategies.base import Batch, StepState, Strategy
-from explorl.strategies.validate import fail, whole
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
 from explorl.core.plugins import Kind, offer
+from explorl.strategies._lib.schedule import Schedule
+from explorl.strategies._lib.validate import title
 from explorl.strategies.annealed_temperature import AnnealedTemperature
 from explorl.strategies.base import Strategy, overrides
 from explorl.strategies.bottom_p import BottomP
@@ -40,11 +42,9 @@ from explorl.strategies.ppl_shaping import PerplexityShaping
 from explorl.strategies.quantile_baseline import QuantileBaseline
 from explorl.strategies.reference_reset import ReferenceReset
 from explorl.strategies.risk_sensitive import RiskSensitive
-from explorl.strategies.schedule import Schedule
 from explorl.strategies.tool_progression import ToolProgression
 from explorl.strategies.ucpo import UniformCorrect
 from explorl.strategies.unlikeliness import Unlikeliness
-from explorl.strategies.validate import title
 
 REGISTRY: dict[str, type[Strategy]] = {
     strategy.name: strategy

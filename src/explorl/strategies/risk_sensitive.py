@@ -28,12 +28,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.graded import graded
+from explorl.strategies._lib.masked_stats import double, group_moments
+from explorl.strategies._lib.order_statistics import group_max
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy, per_token
-from explorl.strategies.graded import graded
-from explorl.strategies.order_statistics import group_max
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import double, group_moments
-from explorl.strategies.validate import choice, number
 
 
 def risk_sensitive_advantages(

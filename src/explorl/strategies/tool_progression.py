@@ -24,9 +24,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from explorl.strategies._lib.schedule import Schedule, Scheduled, at
+from explorl.strategies._lib.validate import number, whole
 from explorl.strategies.base import Batch, Sampling, Strategy
-from explorl.strategies.schedule import Schedule, Scheduled, at
-from explorl.strategies.validate import number, whole
 
 SHARE = Schedule(begin=0.25, to=1.0, steps=100)
 CALLS = Schedule(begin=1, to=3, steps=100)

@@ -27,12 +27,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.masked_stats import counted, double, group_total
+from explorl.strategies._lib.order_statistics import group_max
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.order_statistics import group_max
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, double, group_total
-from explorl.strategies.validate import number
-from explorl.strategies.world import ALONE, World
 
 
 def uniform_correct(

@@ -31,12 +31,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.masked_stats import counted, double, group_total
+from explorl.strategies._lib.order_statistics import group_rank
+from explorl.strategies._lib.schedule import Scheduled, at
+from explorl.strategies._lib.validate import choice, number
 from explorl.strategies.base import Batch, Strategy
-from explorl.strategies.order_statistics import group_rank
-from explorl.strategies.schedule import Scheduled, at
-from explorl.strategies.stats import counted, double, group_total
-from explorl.strategies.validate import choice, number
-from explorl.strategies.world import ALONE, World
 
 
 def unlikeliness_rewards(

@@ -23,12 +23,12 @@ from typing import Any
 
 from rich.console import Console
 
-from explorl import processes
-from explorl.config import Config, changed_keys
+from explorl.core import processes
+from explorl.core.config import Config, changed_keys
 from explorl.core.plugins import working_folder
-from explorl.store import RunStore, StoreError, write_json, write_text
-from explorl.study.file import Study
-from explorl.text import clean
+from explorl.core.store import RunStore, StoreError, write_json, write_text
+from explorl.core.text import clean
+from explorl.study.spec import Study
 
 ERROR_LINES = 12
 """How much of a traceback error.txt keeps."""
@@ -52,8 +52,8 @@ def done(store: RunStore) -> bool:
 
 def run_arm(folder: Path, slug: str, seed: int) -> None:
     """Trains and evaluates, from the last checkpoint on."""
-    from explorl.training.rejection.loop import run_rft
-    from explorl.training.run import finished, run_grpo
+    from explorl.training.grpo.run import finished, run_grpo
+    from explorl.training.rft.loop import run_rft
 
     study = Study.read(folder)
     arm = study.arm(slug)
@@ -99,9 +99,9 @@ def spent(store: RunStore, budget: Mapping[str, float]) -> Callable[[int], bool]
 
 def prepare(folder: Path) -> None:
     """Makes the warm start and measures the solve rates of the starting policy, where the study asks for them."""
-    from explorl.config import load_config
-    from explorl.training.run import finished
-    from explorl.training.sft import run_sft
+    from explorl.core.config import load_config
+    from explorl.training.grpo.run import finished
+    from explorl.training.sft.run import run_sft
 
     study = Study.read(folder)
     if study.warm_start is not None:
@@ -127,8 +127,8 @@ def solve_rates(config: Config, samples: int) -> dict[str, float]:
     from explorl.evaluation import evaluate, protocol
     from explorl.tasks import get_task
     from explorl.tasks.base import problems_of
-    from explorl.training.common import configured_policy, task_options
-    from explorl.training.records import prompt_text
+    from explorl.training.grpo.logged_columns import prompt_text
+    from explorl.training.run_setup import configured_policy, task_options
 
     task = get_task(config.task.name, **task_options(config))
     problems = problems_of(task, "train", config.task.train_problems)
@@ -156,7 +156,7 @@ def _evaluate_end(config: Config, store: RunStore) -> None:
     """Scores the trained policy, unless the last step's evaluation is there."""
     if done(store):
         return
-    from explorl.training.common import configured_policy, evaluate_holdout
+    from explorl.training.run_setup import configured_policy, evaluate_holdout
 
     step = trained_steps(store)
     result = evaluate_holdout(config, configured_policy(config, str(store.folder / "model")))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from explorl.analysis.looks import Looks, looks_of
-from explorl.analysis.statistics import minimum_detectable_effect
+from explorl.analysis.interim_looks import Looks, looks_of
 from explorl.analysis.study_results import study_results
-from explorl.config import unconfined
-from explorl.store import StoreError
-from explorl.study.file import Study
-from explorl.terminal import counted
+from explorl.core.config import unconfined
+from explorl.core.store import StoreError
+from explorl.core.terminal import counted
+from explorl.stats.crossed import minimum_detectable_effect
+from explorl.study.spec import Study
 
 ASSUMED = "as the study assumes (seed_deviation)"
 SEEN = "as seen in the runs that are done"

@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from explorl.store import RunStore, StoreError, read_study
-from explorl.terminal import ends_of_k, literal
+from explorl.core.store import RunStore, StoreError, read_study
+from explorl.core.terminal import ends_of_k, literal
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")

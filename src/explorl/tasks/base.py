@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from explorl.core.plugins import unknown
-from explorl.text import clean
+from explorl.core.text import clean
 
 Message = dict[str, str]
 """One turn of a conversation: ``{"role": "user", "content": "…"}``."""

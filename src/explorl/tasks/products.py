@@ -25,8 +25,8 @@ from typing import Any, ClassVar
 
 from explorl.core.plugins import unknown
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
-from explorl.tasks.draws import between, pick, shuffled
 from explorl.tasks.expression import Tree, evaluate, render, steps
+from explorl.tasks.stable_random import between, pick, shuffled
 from explorl.tasks.tags import is_well_formed, last_answer, read
 
 _SPLITS = ("holdout", "train", "sft")  # so that asking for more training problems never changes the holdout

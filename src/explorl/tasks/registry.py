@@ -13,13 +13,13 @@ from typing import Any
 
 from explorl.core.plugins import Found, Kind, is_path, told, unknown
 from explorl.tasks.base import Task
-from explorl.tasks.choice import Choice
-from explorl.tasks.code import Code
-from explorl.tasks.countdown import Countdown, CountdownMini
-from explorl.tasks.gym import Gym
-from explorl.tasks.jsonl_task import Jsonl
-from explorl.tasks.math import Math
-from explorl.tasks.math_files import SOURCES
+from explorl.tasks.choice.task import Choice
+from explorl.tasks.code.task import Code
+from explorl.tasks.countdown.task import Countdown, CountdownMini
+from explorl.tasks.gym.task import Gym
+from explorl.tasks.jsonl.task import Jsonl
+from explorl.tasks.math.benchmark_files import SOURCES
+from explorl.tasks.math.task import Math
 from explorl.tasks.products import Products
 
 TASKS: dict[str, type[Any]] = {

@@ -20,7 +20,7 @@ from trl import GRPOConfig
 
 from explorl.models import load_policy
 from explorl.strategies import Strategy
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.sharding import fsdp_modules, fsdp_version, zero_stage
 from tests.scale.sharded.training import digits, prepare, sharding
 from tests.scale.strategies import beside, one_of_each

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.docs.support_matrix import REFUSALS
 
-from explorl.integrations.support import REFUSALS
 from tests.scale.strategies import one_of_each, unlike
 
 pytestmark = pytest.mark.scale

@@ -22,8 +22,8 @@ from trl import GRPOConfig
 
 from explorl.models import load_policy
 from explorl.rollout import Rollouts, SamplingParams
-from explorl.training.batch import padded_to
-from explorl.training.grpo import ExplorationTrainer
+from explorl.training.grpo.batch import padded_to
+from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.sharding import at_hand
 
 SHAPED = [{"ppl_shaping": {"alpha": 0.2}}, {"forking_tokens": {"fraction": 0.5}}, {"clip_cov": {"fraction": 0.1}}]

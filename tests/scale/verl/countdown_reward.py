@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from explorl.tasks.countdown import verify
+from explorl.tasks.countdown.task import verify
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> Any:

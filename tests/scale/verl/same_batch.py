@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from explorl import ExplorationTrainer
 from explorl.models.tiny import tiny_checkpoint
-from explorl.training.batch import Recorded
+from explorl.training.grpo.batch import Recorded
 
 GENERATIONS = 4
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("verl.protocol")
 pytestmark = pytest.mark.scale
 
-from explorl.integrations.support import REFUSALS, examples  # noqa: E402
+from tools.docs.support_matrix import REFUSALS, examples  # noqa: E402
 
 
 def test_the_column_verl(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from verl.workers.utils.losses import ppo_loss  # noqa: E402
 from explorl.integrations.verl import plugin  # noqa: E402
 from explorl.integrations.verl.policy_loss import ExplorlLoss  # noqa: E402
 from explorl.strategies import ClipHigher, KLCov, Strategy  # noqa: E402
-from explorl.training.shaping import shape  # noqa: E402
+from explorl.training.grpo.shaping import shape  # noqa: E402
 
 LENGTHS, PROMPT = (3, 5, 2, 4), 2
 
@@ -70,7 +70,7 @@ def test_without_strategies_the_loss_is_verls_own() -> None:
 
 def carrying_batch(strategies: list[Strategy], data: TensorDict) -> TensorDict:
     """The micro-batch with what the strategies say of it."""
-    from explorl.integrations.verl.batch import batch_of, carried, correct_of, parts_of
+    from explorl.integrations.verl.conversion import batch_of, carried, correct_of, parts_of
     from explorl.integrations.verl.settings import Settings
 
     padded = data.select("response_mask", "old_log_probs", "ref_log_prob", "advantages").to_padded_tensor()
@@ -194,7 +194,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import verl
 from explorl.integrations.verl import plugin, support
-import explorl.training.batch
+import explorl.training.grpo.batch
 assert plugin.FAILURE is None, plugin.FAILURE
 assert support()
 """

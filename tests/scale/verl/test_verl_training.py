@@ -18,8 +18,8 @@ pytestmark = pytest.mark.scale
 
 import torch  # noqa: E402
 
+from explorl.core.store import RunStore  # noqa: E402
 from explorl.integrations.verl import support  # noqa: E402
-from explorl.store import RunStore  # noqa: E402
 
 HERE = Path(__file__).parent
 STEPS, PROMPTS, ANSWERS = 2, 4, 4

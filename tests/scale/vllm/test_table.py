@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from datasets import Dataset
+from tools.docs.support_matrix import REFUSALS
 from trl.generation import vllm_generation
 
 from explorl import ExplorationTrainer
-from explorl.integrations.support import REFUSALS
 from explorl.strategies import Strategy
 from tests.scale.strategies import beside, one_of_each, unlike
 from tests.scale.vllm.test_training import PROMPTS, config, reward

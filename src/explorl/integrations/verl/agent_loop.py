@@ -9,7 +9,7 @@ from verl.experimental.agent_loop.agent_loop import register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 
-from explorl.integrations.verl.sampling import FIELD, request
+from explorl.integrations.verl.sampling_params import FIELD, request
 
 
 class RowSampling:

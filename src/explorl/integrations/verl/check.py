@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorl.integrations.verl.sampling import EXTRA
+from explorl.core.store import RunStore
+from explorl.integrations.verl.sampling_params import EXTRA
 from explorl.integrations.verl.settings import ESTIMATOR, SECTION, Settings, at, names_explorl, settings_of
 from explorl.integrations.verl.support import IN_LOSS, refusal, sampled
-from explorl.store import RunStore
 from explorl.strategies import BottomP, Strategy, warn_inert
+from explorl.strategies._lib.validate import title
 from explorl.strategies.base import overrides
-from explorl.strategies.validate import title
 
 PER_ANSWER = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", ESTIMATOR)
 """Advantage estimators that give all tokens of an answer the same advantage, from its reward alone."""

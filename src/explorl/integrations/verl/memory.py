@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from explorl.store import read_json, write_json
+from explorl.core.store import read_json, write_json
 from explorl.strategies import Strategy
-from explorl.strategies.validate import title
+from explorl.strategies._lib.validate import title
 
 FILE = "explorl_strategies.json"
 

@@ -22,12 +22,12 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.torch_functional import masked_mean
 from verl.workers.utils.losses import ppo_loss
 
-from explorl.integrations.verl.batch import PREFIX, groups_of
 from explorl.integrations.verl.check import in_loss
-from explorl.integrations.verl.loss import Carried, carried_now, carrying, token_losses
+from explorl.integrations.verl.conversion import PREFIX, groups_of
 from explorl.integrations.verl.settings import ESTIMATOR, SECTION
+from explorl.integrations.verl.token_loss import Carried, carried_now, carrying, token_losses
 from explorl.strategies import Strategy, grpo_advantages
-from explorl.strategies.validate import title
+from explorl.strategies._lib.validate import title
 
 STEP = "explorl_step"
 """Key of a batch's extra information: the step that it is for."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from explorl.integrations.verl.sampling import EXTRA, REFUSED
+from explorl.integrations.verl.sampling_params import EXTRA, REFUSED
 from explorl.strategies import REGISTRY, Strategy, build
 from explorl.strategies.base import overrides
 

@@ -29,9 +29,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from explorl.integrations.verl import memory, sampling
+from explorl.integrations.verl import memory, sampling_params
 from explorl.integrations.verl.agent_loop import loop_for
-from explorl.integrations.verl.batch import (
+from explorl.integrations.verl.check import checked, in_loss
+from explorl.integrations.verl.conversion import (
     answers_of,
     batch_of,
     carried,
@@ -42,15 +43,14 @@ from explorl.integrations.verl.batch import (
     spread,
     truncated_rows,
 )
-from explorl.integrations.verl.check import checked, in_loss
 from explorl.integrations.verl.policy_loss import STEP, ExplorlLoss
-from explorl.integrations.verl.recording import Recorder, answer_columns
-from explorl.integrations.verl.rows import READ, Rows, listed
+from explorl.integrations.verl.run_folder import Recorder, answer_columns
 from explorl.integrations.verl.settings import SECTION, Settings
+from explorl.integrations.verl.step_rows import READ, Rows, listed
 from explorl.strategies import Batch
 from explorl.strategies.base import overrides
-from explorl.training.records import prompt_text
-from explorl.training.shaping import Shaped, shape
+from explorl.training.grpo.logged_columns import prompt_text
+from explorl.training.grpo.shaping import Shaped, shape
 
 
 @register_trainer(SECTION)
@@ -136,10 +136,12 @@ class ExplorlTrainer(PPOTrainerSync):
             counts = listed(batch["__rollout_n__"]) if "__rollout_n__" in batch else usual
             texts = [prompt_text(prompt) for prompt in listed(batch["raw_prompt"])]
             prompts = [text for text, count in zip(texts, counts, strict=True) for _ in range(int(count))]
-            said = iter(sampling.rows_of(sampling.said(self.strategies, prompts, self.step_now), len(prompts)))
+            said = iter(
+                sampling_params.rows_of(sampling_params.said(self.strategies, prompts, self.step_now), len(prompts))
+            )
             own = [[next(said) for _ in range(int(count))] for count in counts]
             self._rows |= dict(zip(uids, own, strict=True))
-            tu.assign_non_tensor_stack(batch, sampling.FIELD, [json.dumps(rows) for rows in own])
+            tu.assign_non_tensor_stack(batch, sampling_params.FIELD, [json.dumps(rows) for rows in own])
             named = listed(batch["agent_name"]) if "agent_name" in batch else None
             default = str(self.config.actor_rollout_ref.rollout.agent.default_agent_loop)
             loops = [loop_for(str(name)) for name in named or [default] * len(uids)]
@@ -163,7 +165,7 @@ class ExplorlTrainer(PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """log π_old at each row's own temperature, and the entropy at temperature 1."""
-        own = self._temperatures(batch.keys, sampling.training_temperature)
+        own = self._temperatures(batch.keys, sampling_params.training_temperature)
         if self._sampling:
             batch = _put(batch, {"temperature": own})
         batch = super()._compute_old_log_prob(batch, metrics)

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from explorl.rollout.sampling import bottom_p_cut, rng, warp_min_p, warp_top_k, warp_top_p
-from explorl.rollout.sampling.draw import Coin
+from explorl.rollout.sampling.sample import Coin
 
 PREFIX = "explorl_"
 

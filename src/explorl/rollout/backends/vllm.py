@@ -25,7 +25,7 @@ import torch
 
 from explorl.modeling.proof import inner_model, text_config
 from explorl.rollout.backends.chain import Chain
-from explorl.rollout.backends.recorded import Recorded, RecordPass, record
+from explorl.rollout.backends.token_stats import Recorded, RecordPass, record
 from explorl.rollout.backends.vllm_requests import Drawn, chains_of, options_of, refuse
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts

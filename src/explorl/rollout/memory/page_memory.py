@@ -15,7 +15,7 @@ import numpy as np
 
 from explorl.rollout.memory.pages import BLANK, NOBODYS, pages_for
 from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.samples import PromptTokens, Sample
+from explorl.rollout.sequences import PromptTokens, Sample
 
 
 class Kept:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorl.rollout.memory.attention import causal_attention, masked_attention
+from explorl.rollout.memory.cached_attention import causal_attention, masked_attention
 from explorl.rollout.memory.slots import LayerShape, _allocate, _Base
 from explorl.rollout.state import POSITION, RUNNING, STATUS, State
 from explorl.rollout.transfer import upload

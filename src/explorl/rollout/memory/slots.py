@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from explorl.modeling.attention import attending, sampling_mode
-from explorl.rollout.memory.attention import Grouping, causal_attention, masked_attention, shared_attention
+from explorl.rollout.memory.cached_attention import Grouping, causal_attention, masked_attention, shared_attention
 from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
 
 NOWHERE = 1 << 40

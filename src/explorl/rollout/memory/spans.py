@@ -14,7 +14,7 @@ import torch
 from explorl.rollout.memory.sharing import Layout, SharedRows
 from explorl.rollout.memory.slots import PromptCache, SlotCache, Span
 from explorl.rollout.runner import Runner
-from explorl.rollout.samples import PromptTokens, Sample
+from explorl.rollout.sequences import PromptTokens, Sample
 from explorl.rollout.state import TOKEN
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from explorl.modeling.triton_order import SHIFTS, key_of, value_of
 from explorl.rollout import state as fields
 from explorl.rollout.sampling import Active, ranking, rng
-from explorl.rollout.sampling.draw import FLOOR as LEAST_SCORE
+from explorl.rollout.sampling.sample import FLOOR as LEAST_SCORE
 from explorl.rollout.state import State
 
 TOKEN, POSITION, STEP, LIMIT = (tl.constexpr(i) for i in (fields.TOKEN, fields.POSITION, fields.STEP, fields.LIMIT))

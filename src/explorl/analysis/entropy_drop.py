@@ -1,0 +1,250 @@
+"""Which tokens lose their entropy, and which take over: Deng et al. 2025, §3.2.2 and Figure 3b, 3c.
+
+Token types are followed over the steps of the rising stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorl.analysis.lens import Context, Unavailable
+from explorl.analysis.lens_table import LensTable
+from explorl.analysis.token_types import LEAST_AT, RESAMPLES, TokenTypes, drawn_effect, token_types
+from explorl.metrics import Cell, Table
+from explorl.stats.crossed import holm
+from explorl.stats.regression import LEVEL, Effect, in_points
+
+Floats = NDArray[np.float64]
+
+FASTEST = 0.2
+"""Share of token types with the fastest entropy drop that are looked at."""
+LISTED = 20
+"""Words in a table."""
+
+
+@dataclass(frozen=True)
+class FastestDrop:
+    """The token types whose entropy falls fastest, and which answers they come from."""
+
+    types: int
+    """Token types that were seen often enough."""
+    fastest: int
+    negative_share: Effect
+    """Of the occurrences of the fastest types in answers with a sign, the share in negative ones."""
+    all_share: float
+    """The same of all types."""
+    excess: Effect
+    """The difference of the two."""
+    only_negative: int
+    """Types that are in no positive answer."""
+    only_negative_slope: Effect | None
+    """Mean slope of those − mean slope of the others, over occurrences (nats per 100 steps)."""
+    texts: tuple[str, ...]
+    slopes: Floats
+    """Nats per 100 steps, the fastest first, of the types in `texts`."""
+    negatives: Floats
+    """Share of each type's occurrences in negative answers."""
+    counts: Floats
+
+
+@dataclass(frozen=True)
+class WordChange:
+    """What becomes of a token type from the first to the last third of the steps."""
+
+    text: str
+    count: int
+    before: float
+    after: float
+    change: Effect
+    corrected: float | None
+    """p value after Holm's correction for all types."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words whose frequency rises most, and those whose entropy falls most."""
+
+    types: int
+    steps: tuple[int, int]
+    """First and last step of the rising stage, or of the run where no breakpoint is seen."""
+    risen: tuple[WordChange, ...]
+    """Share of all tokens."""
+    fallen: tuple[WordChange, ...]
+    """Mean entropy (nats)."""
+
+
+def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailable:
+    """The 20 % of token types with the fastest entropy drop.
+
+    The slope of a type is that of least squares over its occurrences, in nats per 100 steps. Types that rise are never
+    among the fastest.
+    """
+    if not (np.any(table.answers.sign > 0) and np.any(table.answers.sign < 0)):
+        return Unavailable("no answer is positive, or none is negative, as where all rewards are equal")
+    types = token_types(table, context)
+    weights = types.drawn(context.seed, RESAMPLES)
+    t = (types.steps - types.steps.mean()) / 100
+    one = np.ones_like(t)
+    sums = types.weighted(weights, {
+        "n": ("n", one), "x": ("n", t), "xx": ("n", t**2), "y": ("y", one), "xy": ("y", t),
+        "positive": ("positive", one), "negative": ("negative", one),
+    })  # fmt: skip
+    spread = sums["n"] * sums["xx"] - sums["x"] ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = np.where(spread > 1e-9, (sums["n"] * sums["xy"] - sums["x"] * sums["y"]) / spread, np.inf)
+    kept = int(np.ceil(FASTEST * types.count))
+    order = np.argsort(slopes, axis=1, kind="stable")[:, :kept]
+    falling = np.take_along_axis(slopes, order, 1) < 0
+    negative, positive = (
+        (np.take_along_axis(sums[name], order, 1) * falling).sum(axis=1) for name in ("negative", "positive")
+    )
+    if not falling[0].any() or positive[0] + negative[0] == 0:
+        return Unavailable("no token type that was seen often enough has an entropy that falls in answers with a sign")
+    shares = negative / np.maximum(positive + negative, 1e-9)
+    everything = sums["negative"].sum(1) / np.maximum(sums["negative"].sum(1) + sums["positive"].sum(1), 1e-9)
+    blocks = types.blocks
+    only = (sums["positive"][0] == 0) & (sums["negative"][0] > 0)
+    first = order[0][falling[0]]
+    signed = np.maximum(sums["positive"][0] + sums["negative"][0], 1e-9)
+    return FastestDrop(
+        types=types.count,
+        fastest=len(first),
+        negative_share=drawn_effect(shares, blocks),
+        all_share=float(everything[0]),
+        excess=drawn_effect(shares - everything, blocks),
+        only_negative=int(only.sum()),
+        only_negative_slope=_slope_of(only, slopes, sums["n"], blocks),
+        texts=tuple(types.texts[first]),
+        slopes=slopes[0, first],
+        negatives=sums["negative"][0, first] / signed[first],
+        counts=sums["n"][0, first],
+    )
+
+
+def _slope_of(only: NDArray[np.bool_], slopes: Floats, counts: Floats, blocks: float) -> Effect | None:
+    """Mean slope of some types − mean slope of the others, over occurrences."""
+    if not only.any() or only.all():
+        return None
+    known = np.where(np.isfinite(slopes), slopes, 0.0)
+    weight = np.where(np.isfinite(slopes), counts, 0.0)
+    means = [
+        (known[:, side] * weight[:, side]).sum(1) / np.maximum(weight[:, side].sum(1), 1e-9) for side in (only, ~only)
+    ]
+    return drawn_effect(means[0] - means[1], blocks)
+
+
+def words(table: LensTable, context: Context) -> Words | Unavailable:
+    """Frequency and entropy of token types in the last third of the rising stage against the first third."""
+    types = token_types(table, context)
+    weights = types.drawn(context.seed + 1, RESAMPLES)
+    first, last = np.quantile(types.steps, [1 / 3, 2 / 3])
+    early, late = (types.steps <= first).astype(float), (types.steps > last).astype(float)
+    sums = types.weighted(weights, {
+        "n early": ("n", early), "n late": ("n", late), "y early": ("y", early), "y late": ("y", late),
+    })  # fmt: skip
+    totals = {name: np.maximum((weights * part) @ types.totals, 1e-9) for name, part in
+              (("early", early), ("late", late))}  # fmt: skip
+    blocks = types.blocks
+    frequency = [sums[f"n {part}"] / totals[part][:, None] for part in ("early", "late")]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = [sums[f"y {part}"] / sums[f"n {part}"] for part in ("early", "late")]
+    counts = (sums["n early"] + sums["n late"])[0]
+    both = (sums["n early"][0] >= LEAST_AT) & (sums["n late"][0] >= LEAST_AT)
+    risen = _changes(types, frequency, np.ones(types.count, dtype=bool), counts, blocks)
+    fallen = _changes(types, entropy, both, counts, blocks)
+    return Words(
+        types.count,
+        (int(types.steps[0]), int(types.steps[-1])),
+        tuple(sorted((w for w in risen if w.change.mean > 0), key=lambda w: -w.change.mean)[:LISTED]),
+        tuple(sorted((w for w in fallen if w.change.mean < 0), key=lambda w: w.change.mean)[:LISTED]),
+    )
+
+
+def _changes(
+    types: TokenTypes, values: list[Floats], chosen: NDArray[np.bool_], counts: Floats, blocks: float
+) -> list[WordChange]:
+    before, after = values
+    found = {}
+    for place in np.flatnonzero(chosen):
+        draws = after[:, place] - before[:, place]
+        known = np.isfinite(draws)
+        if known[0] and known.sum() > RESAMPLES // 2:
+            found[int(place)] = drawn_effect(np.concatenate([draws[:1], draws[1:][known[1:]]]), blocks)
+    corrected = holm({str(place): effect.p for place, effect in found.items()})
+    return [
+        WordChange(
+            str(types.texts[place]), int(counts[place]), float(before[0, place]), float(after[0, place]), effect,
+            corrected[str(place)],
+        )
+        for place, effect in found.items()
+    ]  # fmt: skip
+
+
+def drop_summary(result: FastestDrop) -> str:
+    """Which sign the fastest-dropping tokens come from."""
+    word = {1: "more", -1: "less", 0: "no different, as far as can be told,"}[result.excess.found]
+    text = (
+        f"Of the {result.fastest} token types (of {result.types}) whose entropy falls fastest, "
+        f"{result.negative_share.interval:.1%} of the occurrences are in negative answers: {word} than of all types "
+        f"({result.all_share:.1%}; difference {in_points(result.excess.interval)})."
+    )
+    if result.only_negative_slope is None:
+        return f"{text} No type that was seen often enough is in negative answers alone."
+    slope = result.only_negative_slope
+    how = {-1: "faster", 1: "more slowly", 0: "no faster, as far as can be told,"}[slope.found]
+    return (
+        f"{text} The entropy of the {result.only_negative} types in negative answers alone falls {how} than that of "
+        f"the others ({slope.interval:+.3f} nats per 100 steps)."
+    )
+
+
+def drop_tables(result: FastestDrop) -> dict[str, Table]:
+    """The shares, and the fastest types."""
+    rows: list[list[Cell]] = [
+        ["negative share of the fastest types", result.negative_share.interval, None],
+        ["negative share of all types", result.all_share, None],
+        ["difference", result.excess.interval, result.excess.p],
+        ["types in negative answers alone", result.only_negative, None],
+    ]
+    if result.only_negative_slope is not None:
+        rows.append(["their slope − that of the others (nats per 100 steps)", result.only_negative_slope.interval,
+                     result.only_negative_slope.p])  # fmt: skip
+    listed: list[list[Cell]] = [
+        [repr(text), float(slope), float(share), int(count)]
+        for text, slope, share, count in zip(result.texts, result.slopes, result.negatives, result.counts, strict=True)
+    ]
+    columns = ["token", "slope (nats per 100 steps)", "share in negatives", "seen"]
+    return {
+        "fastest": Table(["measure", "value", "p of 0"], rows, title="tokens with the fastest entropy drop"),
+        "fastest-tokens": Table(columns, listed, title="the token types whose entropy falls fastest"),
+    }
+
+
+def words_summary(result: Words) -> str:
+    """The words at the top of both lists, and how many are beyond doubt."""
+
+    def told(changes: tuple[WordChange, ...]) -> str:
+        sure = [one.text for one in changes if one.corrected is not None and one.corrected < LEVEL]
+        return ", ".join(repr(text) for text in sure[:8]) if sure else "none beyond doubt"
+
+    return f"Frequency rises most: {told(result.risen)}. Entropy falls most: {told(result.fallen)}."
+
+
+def words_tables(result: Words) -> dict[str, Table]:
+    """Both lists."""
+    columns = ["token", "seen", "first third", "last third", "change", "p (Holm)"]
+
+    def rows(changes: tuple[WordChange, ...]) -> list[list[Cell]]:
+        return [[repr(w.text), w.count, w.before, w.after, w.change.interval, w.corrected] for w in changes]
+
+    return {
+        "words-frequency": Table(
+            columns, rows(result.risen), title="words whose frequency rises most (share of tokens)", number=".4f"
+        ),
+        "words-entropy": Table(
+            columns, rows(result.fallen), title="words whose entropy falls most (nats)", number=".4f"
+        ),
+    }

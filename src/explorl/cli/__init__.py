@@ -1,0 +1,1 @@
+"""The explorl command: one module per group of commands."""

@@ -1,0 +1,323 @@
+"""How many requests run at once, and how much memory that takes: decided before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from explorl.rollout.memory.joined import SHORT_PROMPT
+from explorl.rollout.memory.pages import COPY_BYTES, NOBODYS, PAGE
+from explorl.rollout.memory.slots import LayerShape
+from explorl.rollout.state import State
+
+ROWS = {"cuda": 1024, "cpu": 256}
+"""Most rows decoded together, where the caller does not say."""
+PREFILL_TOKENS = {"cuda": 32768, "cpu": 2048}
+"""Prompt tokens, padding included, computed in one forward pass."""
+LENGTH_STEP = {"cuda": 64, "cpu": 1}
+"""Lengths are rounded up to a multiple, so that a slightly longer batch finds the memory and graphs in place."""
+
+SPANS = ("cpu",)
+"""Devices where rows have spans."""
+NEARLY = 0.9
+"""Part of the rows and pages that there would be room for now, with which an engine makes do."""
+AT_LEAST = 4
+"""Rows are decoded together where there is memory for this part of their longest completions: few are that long."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and memory of one call."""
+
+    slots: int
+    """Rows decoded together."""
+    tokens: int
+    """Longest completion."""
+    prompt_tokens: int
+    """Longest prompt, without its last token."""
+    prefill_tokens: int
+    """Prompt tokens in one forward pass."""
+    cache_bytes: int
+    prompt_bytes: int
+    work_bytes: int
+    """State, logits, activations and what the libraries take; see `work_bytes`."""
+    split: bool
+    """Whether memory, not the caller, may keep some requests waiting."""
+    page: int = 0
+    """Tokens in a page; 0 where rows have spans, as on the CPU."""
+    pages: int = 0
+    row_pages: int = 0
+    """Most pages of a row."""
+    entries: int = 0
+    """Prompts kept at once beside spans."""
+    joined: bool = False
+    """Whether every span begins with a copy of its prompt."""
+    weight_bytes: int = 0
+    """Of copies of the weights that are read in their place; see `explorl.modeling.onednn_ops`."""
+
+    @property
+    def bytes(self) -> int:
+        """What the engine will hold at its peak, beside the model."""
+        return self.cache_bytes + self.prompt_bytes + self.work_bytes + self.weight_bytes
+
+    def covers(self, other: Plan) -> bool:
+        """Whether a call with the other plan can run in the memory of this one, and gives the same bits there."""
+        same = self.joined == other.joined and self.page == other.page
+        sizes = ("tokens", "entries", "prompt_tokens", "row_pages", "weight_bytes")
+        large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
+        # What memory allows is a little different each time; that alone is not worth new memory and graphs.
+        part = NEARLY if other.split else 1.0
+        return same and large and self.slots >= part * other.slots and self.pages >= part * other.pages
+
+    def holds(self, slots: int, most: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int) -> bool:
+        """Whether these requests can run in ``slots`` seats of this memory, and no more (up to ``most``) would help."""
+        enough = self.split or slots >= min(requests, most)
+        fits = not self.page or prompt_tokens - 1 + tokens <= self.page * self.row_pages
+        return enough and fits and tokens <= self.tokens and prompt_tokens - 1 <= self.prompt_tokens
+
+    def __str__(self) -> str:
+        kind = f"{self.pages} pages of {self.page}" if self.page else f"{self.entries} prompts of {self.prompt_tokens}"
+        return (
+            f"{self.slots} rows of {self.tokens} tokens, {kind}: {_mib(self.bytes)} (cache {_mib(self.cache_bytes)}, "
+            f"prompts {_mib(self.prompt_bytes)}, work {_mib(self.work_bytes)}, weights {_mib(self.weight_bytes)})"
+        )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a new tensor could take on this device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    limit = allowed_memory()
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        free = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
+    return free if limit is None else min(free, limit)
+
+
+def allowed_memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes that this process may still take by the limits of its control groups, as in a container; None is no limit.
+
+    What the system keeps of files counts as free: it gives that up before it ends a process.
+    """
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return None
+    found = []
+    for _, kinds, path in (line for line in lines if len(line) == 3):
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root = groups / "memory" if kinds else groups
+        most, used, cached = _OLD_GROUP if kinds else _GROUP
+        place = root / path.lstrip("/")
+        for folder in (place, *place.parents):
+            limit, taken = _number(folder / most), _number(folder / used)
+            if limit is not None and taken is not None:
+                found.append(max(0, limit - taken + _statistic(folder / "memory.stat", cached)))
+            if folder == root:
+                break
+    return min(found, default=None)
+
+
+_GROUP = ("memory.max", "memory.current", "inactive_file")
+_OLD_GROUP = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""Files of a control group, of the second version and of the first: its limit, what it takes; and what of that is kept
+of files, in ``memory.stat``."""
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where there is none, or "max"."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _statistic(file: Path, name: str) -> int:
+    try:
+        return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[0] == name)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes that the device has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+STREAMS = 3
+"""Streams on which the engine multiplies matrices: the caller's, that of warm-ups and that of captures."""
+
+
+def workspace_bytes(device: torch.device) -> int:
+    """What cuBLAS holds for good once the engine has run: for each stream what ``CUBLAS_WORKSPACE_CONFIG`` says (pairs
+    of KiB and count), or torch's default, 32 MiB from Hopper on and 8 before."""
+    if device.type != "cuda":
+        return 0
+    sizes = [int(part) for part in os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").split(":") if part.isdigit()]
+    if sizes and len(sizes) % 2 == 0:
+        own = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True)) << 10
+    else:
+        own = 32 << 20 if torch.cuda.get_device_capability(device)[0] >= 9 else (8 << 20) + (128 << 10)
+    return STREAMS * own
+
+
+def work_bytes(rows: int, prefill: int, *, records: int, logits: int, activations: int, copied: int) -> int:
+    """The most that the engine holds beside the keys and values, without the workspaces of libraries.
+
+        records + max(rows · (logits + activations), prefill · activations, copied)
+
+    Records stay; the rest comes and goes with a decode step (``logits`` and ``activations`` are bytes of one row), a
+    pass over ``prefill`` prompt tokens, and the copying of ``copied`` bytes of pages.
+    """
+    return records + max(rows * (logits + activations), prefill * activations, copied)
+
+
+def make_plan(
+    layers: Sequence[LayerShape],
+    *,
+    requests: int,
+    prompts: int,
+    prompt_tokens: int,
+    tokens: int,
+    vocab: int,
+    logit_bytes: int,
+    prefill_bytes: int,
+    batch_size: int | None,
+    budget: int,
+    device: torch.device,
+    kernels: bool = False,
+    before: Plan | None = None,
+    record_bytes: int = 0,
+) -> Plan:
+    """The largest batch that the budget allows.
+
+    ``prompts`` counts different ones. ``logit_bytes`` is what sampling holds for one entry of the logits,
+    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values, ``record_bytes`` what
+    is recorded of each sampled token beside the usual. On the CPU every row has a span for its longest completion,
+    which is the fastest to read; elsewhere, and where those do not fit, memory is pages, which follow the tokens that
+    exist. What the plan ``before`` could hold of prompts is not given up, if there is room for it.
+    """
+    step = LENGTH_STEP.get(device.type, 1)
+    tokens, stored = _round_up(tokens, step), _round_up(max(1, prompt_tokens - 1), step)
+    prefill = max(stored, min(PREFILL_TOKENS.get(device.type, 2048), prompts * stored))
+    while prefill > stored and prefill * prefill_bytes > budget // 8:
+        prefill = max(stored, prefill // 2)
+    wanted = min(batch_size or ROWS.get(device.type, 256), requests)
+
+    pages, kept = (before.pages, before.entries) if before is not None else (0, 0)
+
+    def entries(rows: int) -> int:
+        # Twice the prompts that the rows need: the next ones are computed many at a time, not whenever a row is free.
+        return min(prompts, 2 * -(-rows * prompts // requests) + 2)
+
+    workspace = workspace_bytes(device)
+    page_bytes = PAGE.get(device.type, 64) * max(layer.bytes for layer in layers)
+
+    def work(rows: int) -> int:
+        return workspace + work_bytes(
+            rows,
+            prefill,
+            records=State.bytes(rows, tokens) + rows * tokens * record_bytes,
+            logits=vocab * logit_bytes,
+            activations=prefill_bytes,
+            copied=min(max(COPY_BYTES, rows * page_bytes // 2), rows * page_bytes * len(layers)),  # keys or values
+        )
+
+    if device.type in SPANS and not kernels:
+        for count in (max(entries(wanted), kept), entries(wanted)):
+            plan = _spans(layers, wanted, tokens, stored, prefill, count, work(wanted))
+            if plan.bytes <= budget:
+                return plan
+
+    def paged(rows: int) -> Plan:
+        sizes = rows, tokens, stored, prefill, entries(rows), work(rows)
+        return _pages(layers, *sizes, budget=budget, kernels=kernels, fewer=rows < wanted, wanted=pages)
+
+    if paged(1).bytes > budget:
+        raise MemoryError(
+            f"one request with a prompt of {prompt_tokens} and a completion of {tokens} tokens needs "
+            f"{paged(1).bytes} bytes and the memory budget is {budget}; raise memory_budget, or shorten them"
+        )
+    low, high = 1, wanted + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if paged(middle).bytes <= budget else (low, middle)
+    return paged(low)
+
+
+def _spans(
+    layers: Sequence[LayerShape], rows: int, tokens: int, stored: int, prefill: int, entries: int, work: int
+) -> Plan:
+    """Rows with a span each; short prompts are copied into them."""
+    token_bytes = sum(layer.bytes for layer in layers)
+    joined = stored <= SHORT_PROMPT
+    return Plan(
+        slots=rows,
+        tokens=tokens,
+        prompt_tokens=stored,
+        prefill_tokens=prefill,
+        cache_bytes=rows * (tokens + joined * SHORT_PROMPT) * token_bytes,
+        prompt_bytes=entries * stored * token_bytes,
+        work_bytes=work,
+        split=False,
+        entries=entries,
+        joined=joined,
+    )
+
+
+def _pages(
+    layers: Sequence[LayerShape],
+    rows: int,
+    tokens: int,
+    stored: int,
+    prefill: int,
+    entries: int,
+    work: int,
+    *,
+    budget: int,
+    kernels: bool,
+    fewer: bool,
+    wanted: int,
+) -> Plan:
+    """Rows with pages: for all that they may sample where the budget allows it, for `AT_LEAST` of that in any case."""
+    page = PAGE.get(layers[0].device.type, 64)
+    page_bytes = page * sum(layer.bytes for layer in layers)
+    row_pages = -(-(stored + tokens) // page)
+    if not kernels:  # torch gathers the keys and values of a layer, and once more for each query head
+        work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
+    table = rows * row_pages * 4
+    prompt_pages = entries * -(-stored // page)
+    most = rows * (-(-tokens // page) + 1) + prompt_pages + NOBODYS
+    least = max(row_pages + 1, rows * (-(-tokens // (page * AT_LEAST)) + 1) + -(-stored // page)) + NOBODYS
+    pages = min(max(most, wanted), max(least, (budget - work - table) // page_bytes))
+    return Plan(
+        slots=rows,
+        tokens=tokens,
+        prompt_tokens=stored,
+        prefill_tokens=prefill,
+        cache_bytes=pages * page_bytes + table,
+        prompt_bytes=0,
+        work_bytes=work,
+        split=fewer or pages < most,
+        page=page,
+        pages=pages,
+        row_pages=row_pages,
+    )

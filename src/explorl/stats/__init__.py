@@ -1,0 +1,1 @@
+"""How sure we are: intervals, paired differences, resampling, sequential looks and regression."""

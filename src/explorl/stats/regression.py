@@ -1,0 +1,206 @@
+"""Regressions on training steps, whose noise at one step is not independent of the next.
+
+A learning curve's residuals u are taken as autoregressive,
+
+    u_t = Σ_j φ_j u_{t−j} + ε_t,   ε ~ N(0, σ²),   order p ≤ 4 by Schwarz's criterion
+
+fitted by Yule and Walker's equations. Residuals of a regression look less correlated than the noise is; what one
+simulation of the whole procedure with the fitted φ loses is added to φ (Kendall 1954). The least-squares estimates then
+have the covariance (XᵀX)⁻¹ Xᵀ Γ X (XᵀX)⁻¹, Γ the noise's, and Student's quantile with as many degrees of freedom as
+there are independent steps. Simulated coverage of a slope's 95 % interval, 200 runs each, correlation 0, 0.5 and 0.8
+from step to step: 94.5, 95 and 94 % over 60 steps, 95.5, 93.5 and 94 % over 300.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorl.metrics import Interval
+from explorl.stats.crossed import student_cdf, student_quantile
+
+Floats = NDArray[np.float64]
+
+LEVEL = 0.01
+"""p value below which an effect is told as found: with nothing there, it is in 1 of 100 analyses."""
+ORDERS = 4
+MOST_POINTS = 600
+"""Points of a curve that a fit sees; of a longer one, means of neighbouring steps."""
+SIMULATIONS = 400
+LARGEST_ROOT = 0.97
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An estimate with its 95 % interval and the two-sided p value of there being no effect."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def found(self) -> int:
+        """1 where it is above zero, −1 where below, 0 where the data cannot tell (at a level of 1 %)."""
+        return int(np.sign(self.mean)) if self.p < LEVEL else 0
+
+    @property
+    def interval(self) -> Interval:
+        return Interval(self.mean, self.low, self.high)
+
+    @classmethod
+    def of(cls, mean: float, error: float, freedom: float) -> Effect:
+        """From a standard error with so many degrees of freedom."""
+        freedom = max(freedom, 1.0)
+        reach = student_quantile(0.975, freedom) * error
+        if not error:
+            return cls(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+        return cls(mean, mean - reach, mean + reach, 2 * (1 - student_cdf(abs(mean) / error, freedom)))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A stationary autoregressive process."""
+
+    coefficients: tuple[float, ...]
+    deviation: float
+    """Of its innovations."""
+
+    def simulated(self, count: int, draws: int, rng: np.random.Generator) -> Floats:
+        """count × draws values."""
+        burn = 0 if not self.coefficients else 100
+        values = self.deviation * rng.standard_normal((count + burn, draws))
+        for place in range(1, len(values) if self.coefficients else 0):
+            for lag, coefficient in enumerate(self.coefficients, start=1):
+                if lag <= place:
+                    values[place] += coefficient * values[place - lag]
+        return values[burn:]
+
+    def covariances(self, count: int) -> Floats:
+        """γ_0 … γ_{count−1}."""
+        weights = np.zeros(count + 300)
+        weights[0] = 1.0
+        for place in range(1, len(weights)):
+            for lag, coefficient in enumerate(self.coefficients, start=1):
+                if lag <= place:
+                    weights[place] += coefficient * weights[place - lag]
+        full = np.correlate(weights, weights, "full")[len(weights) - 1 :]
+        return np.asarray(self.deviation**2 * full[:count])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A least-squares fit with the noise around it."""
+
+    coefficients: Floats
+    errors: Floats
+    covariance: Floats
+    freedom: float
+    fitted: Floats
+    noise: Noise
+
+    def effect(self, weights: Any) -> Effect:
+        """A linear combination of the coefficients."""
+        w = np.asarray(weights, dtype=float)
+        return Effect.of(float(w @ self.coefficients), math.sqrt(max(float(w @ self.covariance @ w), 0)), self.freedom)
+
+    def band(self, design: Floats) -> tuple[Floats, Floats]:
+        """Ends of the 95 % interval of the mean at these rows."""
+        middle = design @ self.coefficients
+        spread = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", design, self.covariance, design), 0))
+        reach = student_quantile(0.975, self.freedom) * spread
+        return middle - reach, middle + reach
+
+
+def regression(design: Any, values: Any, seed: int = 0) -> Fit:
+    """Least squares of ``values`` on the columns of ``design``, with errors that allow for autocorrelation."""
+    x, y = np.asarray(design, dtype=float), np.asarray(values, dtype=float)
+    count, width = x.shape
+    inverse = np.linalg.pinv(x.T @ x)
+    coefficients = inverse @ x.T @ y
+    fitted = x @ coefficients
+    noise = autoregression(y - fitted, x, seed)
+    gamma = noise.covariances(count)
+    places = np.arange(count)
+    middle = x.T @ gamma[np.abs(places[:, None] - places[None, :])] @ x
+    covariance = inverse @ middle @ inverse
+    inflation = 1 + 2 * float((gamma[1:] / gamma[0] * (1 - places[1:] / count)).sum()) if gamma[0] > 0 else 1.0
+    freedom = max(count / max(inflation, 1.0) - width, 2.0)
+    return Fit(coefficients, np.sqrt(np.maximum(np.diag(covariance), 0)), covariance, freedom, fitted, noise)
+
+
+def trend(steps: Any, degree: int = 3) -> Floats:
+    """Columns 1, t − mean and polynomials orthogonal to both: the line's coefficients are those of a line alone, and a
+    bend is not taken for noise."""
+    t = np.asarray(steps, dtype=float)
+    scaled = (t - t.mean()) / max(float(np.abs(t - t.mean()).max()), 1e-12)
+    q = np.linalg.qr(np.vander(scaled, degree + 1, increasing=True))[0]
+    return np.column_stack([np.ones_like(t), t - t.mean(), q[:, 2:]])
+
+
+def autoregression(residuals: Any, design: Any, seed: int = 0) -> Noise:
+    """The noise that left these residuals when the columns of ``design`` were fitted."""
+    u, x = np.asarray(residuals, dtype=float), np.asarray(design, dtype=float)
+    count, width = x.shape
+    free = max(count - width, 1)
+    spread = float(np.sqrt((u**2).sum() / free))
+    if count < 2 * (width + 2) or spread < 1e-12:
+        return Noise((), spread)
+    q = np.linalg.qr(x)[0]
+    most = min(ORDERS, max((count - width) // 8, 1))
+    scores = []
+    for order in range(most + 1):
+        phi, innovation = _yule_walker(u[:, None], order)
+        scores.append(count * math.log(max(float(innovation[0]), 1e-300)) + order * math.log(count))
+    order = int(np.argmin(scores)) or 1  # even where none is seen, so that the first lag is never taken for known
+    phi = _yule_walker(u[:, None], order)[0][:, 0]
+    drawn = Noise(_stationary(phi), 1.0).simulated(count, SIMULATIONS // 2, np.random.default_rng(seed))
+    again = _yule_walker(drawn - q @ (q.T @ drawn), order)[0].mean(axis=1)
+    corrected = _stationary(phi + (np.asarray(_stationary(phi)) - again))
+    gamma = Noise(corrected, 1.0).covariances(count)
+    places = np.arange(count)
+    # the spread that this noise would leave after the fit, against the spread that was left
+    left = count * gamma[0] - float(np.einsum("ij,ik,kj->", q, gamma[np.abs(places[:, None] - places[None, :])], q))
+    return Noise(corrected, math.sqrt(float((u**2).sum()) / max(left, 1e-12)))
+
+
+def _yule_walker(u: Floats, order: int) -> tuple[Floats, Floats]:
+    """Coefficients (order × series) and innovation variances of each column."""
+    count = len(u)
+    gamma = np.stack([(u[lag:] * u[: count - lag]).sum(axis=0) / count for lag in range(order + 1)])
+    if order == 0:
+        return np.zeros((0, u.shape[1])), gamma[0]
+    places = np.abs(np.arange(order)[:, None] - np.arange(order)[None, :])
+    matrices = np.moveaxis(gamma[places], 2, 0) + 1e-12 * np.eye(order) * gamma[0].max()
+    phi = np.linalg.solve(matrices, gamma[1:].T[:, :, None])[:, :, 0].T
+    return phi, gamma[0] - (phi * gamma[1:]).sum(axis=0)
+
+
+def _stationary(phi: Any) -> tuple[float, ...]:
+    """The coefficients, drawn in until every root of the process lies inside the unit circle."""
+    values = np.asarray(phi, dtype=float)
+    roots = np.roots(np.concatenate([[1.0], -values]))
+    largest = float(np.abs(roots).max(initial=0.0))
+    if largest > LARGEST_ROOT:
+        values = values * (LARGEST_ROOT / largest) ** np.arange(1, len(values) + 1)
+    return tuple(float(value) for value in values)
+
+
+def binned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:
+    """Curves of many steps as means of so many neighbours that at most ``most`` points are left."""
+    count = len(columns[0])
+    every = -(-count // most)
+    if every <= 1:
+        return columns
+    starts = np.arange(0, count, every)
+    sizes = np.diff(np.append(starts, count))
+    return tuple(np.add.reduceat(column, starts) / sizes for column in columns)
+
+
+def in_points(interval: Interval) -> str:
+    """A difference of shares in percentage points: ``+4.1 [+1.2, +7.0] points``."""
+    return f"{Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high):+.1f} points"

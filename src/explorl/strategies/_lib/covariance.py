@@ -1,0 +1,30 @@
+"""Covariance of a token's advantage and its log-probability: what drives the entropy down.
+
+    cov_t = (A_t − mean A) · (log π_t − mean log π),   means over the counted tokens of the batch
+
+Cui et al. 2025 (The entropy mechanism): under a softmax policy the change of entropy in a step is minus the mean of
+this covariance, and a few tokens make up most of it. `clip_cov` and `kl_cov` act on those.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.masked_stats import counted, double
+
+
+def token_covariance(
+    advantages: Float[Tensor, "batch time"],
+    logps: Float[Tensor, "batch time"],
+    mask: Float[Tensor, "batch time"],
+    *,
+    world: World = ALONE,
+) -> Float[Tensor, "batch time"]:
+    """Each counted token's term of the covariance, 0 elsewhere."""
+    a, logp = counted(advantages, mask), counted(logps, mask)
+    tokens, a_sum, logp_sum = world.total(torch.stack([double((mask > 0).sum()), a.sum(), logp.sum()]))
+    tokens = tokens.clamp(min=1)
+    return torch.where(mask > 0, (a - a_sum / tokens) * (logp - logp_sum / tokens), 0.0).float()

@@ -1,0 +1,657 @@
+"""A study as a YAML file says it: a base configuration, arms that change it, seeds, and how they are judged.
+
+    name: egsw
+    base: {preset: tiny, rollout: {temperature: 1.0}}
+    arms:
+      GRPO: {}
+      EGSW: {strategies: [egsw], set: {training.learning_rate: 1e-4}}
+    baseline: GRPO
+    seeds: 3
+    evaluation: {every: 20, problems: 256, samples: 8}
+    budget: {steps: 60}
+    profiles:
+      gpu: {base: {model: {name: smollm2-135m}}, budget: {tokens: 2e7}}
+
+A profile changes any of the other keys; mappings are merged key by key, and `without` takes arms out. Everything is
+checked when the file is read: each arm's configuration is built whole, with its strategies. The papers' studies are
+part of the package, in `explorl/studies`, and are found by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from explorl.core.config import (
+    Config,
+    ConfigError,
+    Count,
+    Section,
+    load_config,
+    overridden,
+    preset_for,
+    presets,
+    read_yaml,
+    rft_config,
+)
+from explorl.core.plugins import nearest, offer
+from explorl.core.store import StoreError, cleaned, file_name, read_study
+from explorl.core.terminal import counted
+
+START = "start"
+"""As `solve_rates` of a strategy: those of the policy that all arms start from, measured once by the study."""
+ANY_RATES = {"any prompt": 0.5}
+"""Stands for them until they are measured."""
+WITHOUT_WARM_START = "to start all arms from {model} as it is, add --set warm_start=null"
+RESERVED = {
+    "seed": "the study's `seeds` say which",
+    "strategies": "list them under the arm's own `strategies`",
+    "evaluation": "all arms are judged alike, by the study's `evaluation`",
+    "training.steps": "all arms have the same `budget`",
+    "rft.iterations": "all arms have the same `budget`",
+}
+"""Keys that an arm cannot set, and why."""
+
+
+_OWN = Path(__file__).parents[1] / "studies"
+
+LONGEST_NAME = 100
+"""Characters of an arm's name, which stands in tables and legends."""
+MOST_SEEDS, LARGEST_SEED = 10_000, 2**32 - 1
+"""Of a study; NumPy takes no larger seed."""
+
+
+class ArmSettings(Section):
+    """What an arm changes in the base."""
+
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Dotted keys of the configuration, as in `--set`."""
+    strategies: list[str | dict[str, Any]] | None = None
+    """Strategies in place of the base's; null keeps those."""
+    kind: Literal["grpo", "rft"] | None = None
+    """How the arm is trained: by GRPO, or by rejection-sampling fine-tuning; null is the study's `kind`."""
+
+
+class EvaluationPlan(Section):
+    """How every arm is judged: before the first step, each `every` steps, and after the last."""
+
+    every: Count | None = None
+    """Training steps between evaluations; null evaluates only at the start and the end."""
+    problems: Count | None = None
+    """How many held-out problems; null takes the base's `evaluation.problems`."""
+    samples: Count | None = None
+    """Completions per problem; null takes the base's `evaluation.samples`."""
+    protocol: str | None = None
+    """How completions are drawn; null takes the base's `evaluation.protocol`."""
+
+
+class Budget(Section):
+    """What an arm may spend: one of steps, tokens and minutes; arms of kind rft spend iterations. A run ends with the
+    step at which it is spent."""
+
+    steps: Count | None = None
+    """Training steps, in place of the base's `training.steps`."""
+    tokens: Annotated[float, Field(gt=0)] | None = None
+    """Prompt and completion tokens; `training.steps` remains an upper limit."""
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Minutes of training, without evaluations; `training.steps` remains an upper limit."""
+    iterations: Count | None = None
+    """Iterations of arms of kind rft, in place of the base's `rft.iterations`."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Budget:
+        given = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
+        if len(given) > 1 or not (given or self.iterations):
+            raise ValueError(f"a budget is one of steps, tokens and minutes, like {{steps: 60}}; got {given or 'none'}")
+        return self
+
+
+class Sequential(Section):
+    """A study with two looks: every arm runs the first seeds, those that look alive and the baseline run the others.
+
+    The chance of any false finding stays below 5 % over both looks, all arms and all measures; docs/studies.md has the
+    rule. The arms, the seeds and this are chosen before the study begins."""
+
+    first: Annotated[int, Field(ge=2)]
+    """Seeds of every arm at the first look; `seeds` is how many there are at the last."""
+    keep: Count
+    """How many arms at most go on after the first look: those whose differences, either way, promise most findings."""
+    measures: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["pass@1"])
+    """What arms are compared on: `pass@k` with any k of 1, 2, 4, … samples, `entropy`, `branching`, `area`. The
+    correction is over all of them; an arm stops early as found by the first."""
+
+    @field_validator("measures")
+    @classmethod
+    def _once(cls, measures: list[str]) -> list[str]:
+        if len(set(measures)) < len(measures):
+            raise ValueError(f"a measure is named twice in {measures}; name each once")
+        return measures
+
+
+class StudyFile(Section):
+    """The keys of a study file, but for `profiles`."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    """What the study's folder is called: lower-case letters, digits, dots, hyphens and underscores."""
+    title: str = ""
+    """Heading of the report; empty is the name."""
+    description: str = ""
+    """A few sentences under that heading."""
+    kind: Literal["grpo", "rft"] = "grpo"
+    """How arms are trained that do not say it: by GRPO, or by rejection-sampling fine-tuning."""
+    base: dict[str, Any] = Field(default_factory=dict)
+    """The configuration that all arms share: a `preset`, and any keys of the configuration."""
+    warm_start: dict[str, Any] | None = None
+    """Keys of the configuration for an SFT run, which is made once: all arms start from its policy. It needs a task
+    with reference solutions; `--set warm_start=null` leaves it out."""
+    arms: dict[str, ArmSettings | None]
+    """What is compared: the name of each arm, over what it changes. `{}` changes nothing."""
+    baseline: str
+    """The arm with which all others are compared."""
+    seeds: Count | list[Annotated[int, Field(ge=0)]] = 3
+    """A count, which is the seeds 0, 1, …; or a list of seeds. Each arm is run once with each of them."""
+    sequential: Sequential | None = None
+    """Stops arms that show nothing after the first seeds, like `{first: 3, keep: 4}`; null runs all seeds of all."""
+    evaluation: EvaluationPlan = EvaluationPlan()
+    """When and how every arm is judged."""
+    budget: Budget | None = None
+    """What each run may spend; null is the base's `training.steps`."""
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Held-out accuracy to be reached, for the column "steps to target"."""
+    seed_deviation: Annotated[float, Field(gt=0)] = 0.02
+    """Assumed deviation between seeds of an arm's difference from the baseline, until there are runs to measure it."""
+    solve_rate_samples: Count = 4
+    """Samples of each training problem where an arm asks for `solve_rates: start`."""
+    without: list[str] = Field(default_factory=list)
+    """Arms to leave out, for a profile that does not need all of them."""
+
+    @field_validator("title", "description", "baseline", "without", "arms")
+    @classmethod
+    def _clean(cls, value: Any) -> Any:
+        """Names and texts that tables, figures, files and terminals can take."""
+        shown = cleaned(value)
+        if isinstance(value, dict) and len(shown) < len(value):
+            raise ValueError(f"two of {list(value)} are the same where they are shown: {list(shown)}; rename one")
+        return shown
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_once(cls, seeds: int | list[int]) -> int | list[int]:
+        return seeds if isinstance(seeds, int) else list(checked_seeds(seeds))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm, resolved."""
+
+    name: str
+    slug: str
+    """Its folder's name."""
+    changes: dict[str, Any]
+    """Flat differences to the base configuration, strategies apart."""
+    config: dict[str, Any]
+    """The whole configuration but for the seed."""
+    kind: str = "grpo"
+    """How it is trained: "grpo" or "rft"."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study with its profile applied and every configuration built."""
+
+    name: str
+    title: str
+    description: str
+    profile: str | None
+    base: dict[str, Any]
+    warm_start: dict[str, Any] | None
+    arms: tuple[Arm, ...]
+    baseline: str
+    seeds: tuple[int, ...]
+    budget: dict[str, float]
+    target: float | None
+    seed_deviation: float
+    solve_rate_samples: int
+    sequential: dict[str, Any] | None = None
+    """`first`, `keep` and `measures` of a study with two looks."""
+
+    @property
+    def needs_solve_rates(self) -> bool:
+        """Whether an arm asks for the solve rates of the starting policy."""
+        listed = [arm.config["strategies"] for arm in self.arms]
+        return _replaced(listed, ANY_RATES) != listed
+
+    def arm(self, name: str) -> Arm:
+        """An arm by its name or its folder's."""
+        for arm in self.arms:
+            if cleaned(name) in (arm.name, arm.slug):
+                return arm
+        raise ConfigError(f"the study {self.name} has no arm {name!r}; {offer(name, [a.name for a in self.arms])}")
+
+    def starting_config(self, folder: Path) -> Config:
+        """The base configuration, with the policy that all arms start from."""
+        return load_config(values=self._started(self.base, folder))
+
+    def arm_config(self, arm: Arm, seed: int, folder: Path) -> Config:
+        """What a run of an arm is started with, in a study's folder."""
+        values = self._started(arm.config, folder)
+        rates = str((folder / "solve-rates.json").resolve())
+        return load_config(values={**values, "seed": seed, "strategies": _replaced(values["strategies"], rates)})
+
+    def _started(self, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        if self.warm_start is None:
+            return dict(values)
+        return merged(values, {"model": {"name": str((folder / "warm-start" / "model").resolve())}})
+
+    def record(self) -> dict[str, Any]:
+        """As plain values, for study.json."""
+        return {
+            **{key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("arms", "seeds")},
+            "arms": [dict(vars(arm)) for arm in self.arms],
+            "seeds": list(self.seeds),
+        }
+
+    @classmethod
+    def read(cls, folder: Path) -> Study:
+        """The study that a folder holds."""
+        values = read_study(folder)
+        values.setdefault("sequential", None)  # older than the key
+        try:
+            arms = tuple(Arm(**arm) for arm in values["arms"])
+            kept = {key: values[key] for key in cls.__dataclass_fields__ if key not in ("arms", "seeds")}
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"{folder / 'study.json'} is no whole study: {error}; restore it") from None
+        return cls(**kept, arms=arms, seeds=tuple(values["seeds"]))
+
+
+def study_names() -> list[str]:
+    """Names of the studies that come with the package."""
+    return sorted(path.name.removesuffix(".yaml") for path in _OWN.iterdir() if path.suffix == ".yaml")
+
+
+def find_study(study: str | Path) -> Path:
+    """The file of a study that is given by its name or by a path; ./deng is a file where deng is a name."""
+    names, path = study_names(), Path(study)
+    if study in names:
+        return _OWN / f"{study}.yaml"
+    if os.path.isdir(study):
+        raise ConfigError(f"{study} is a folder; give a study file, or a name: {', '.join(names)}")
+    if os.path.exists(study):
+        return path
+    if path.stem in names:
+        advice = f"`explorl study {path.stem}` runs the one that comes with Explorl"
+    elif path.suffix in (".yaml", ".yml") or path.name != str(study):
+        advice = "check the path"
+    else:
+        near = nearest(study, names)
+        raise ConfigError(
+            f"there is no study {str(study)!r}{f'; did you mean {near!r}?' if near else ''}\n"
+            f"give a name ({', '.join(names)}) or a path to a study file, such as my-study.yaml"
+        )
+    raise ConfigError(f"cannot read the study file {study}: there is no such file; {advice}")
+
+
+def load_study(
+    path: str | Path,
+    *,
+    profile: str | None = None,
+    seeds: int | Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+    construct: bool = True,
+) -> Study:
+    """Read and check a study, given as a file or by its name.
+
+    `seeds` replace its own: a count, or themselves. `overrides` ("task.data_dir=problems") change its base, and with it
+    all arms that do not set the key themselves; "warm_start=null" and "warm_start.sft.epochs=1" change its warm start.
+    ``construct=False`` is for what only shows a study: tasks and the strategies of other packages are found, and not
+    constructed.
+    """
+    raw = _read(find_study(path))
+    profiles = raw.pop("profiles", None) or {}
+    if not isinstance(profiles, dict):
+        raise ConfigError(f"profiles in {path} must hold names over changes, like `tiny: {{seeds: 3}}`")
+    if profile is not None and not profiles:
+        raise ConfigError(f"{path} has no profiles, and --profile is {profile!r}; leave it out")
+    if profile is not None and profile not in profiles:
+        raise ConfigError(f"{path} has no profile {profile!r}; {offer(profile, list(profiles))}")
+    if profile is None and profiles:
+        raise ConfigError(f"{path} has profiles; choose one with --profile: {' or '.join(map(str, profiles))}")
+    place = f"{path}, profile {profile}" if profile else str(path)
+    values = merged(raw, profiles[profile] or {}) if profile else raw
+    of_study = [text for text in overrides if re.match(r"warm_start\b", text)]
+    of_base = [text for text in overrides if text not in of_study]
+    if of_study:
+        values = overridden(values, of_study)
+    if of_base and isinstance(values.get("base", {}), dict):
+        values = {**values, "base": overridden(values.get("base", {}), of_base)}
+    if overrides:
+        place = f"{place} and --set"
+    file = _validated(values, place)
+    _refuse_inert(flat(overridden({}, of_base)), file)
+    return _resolved(file, profile, seeds, place, construct)
+
+
+def _refuse_inert(asked: Mapping[str, Any], file: StudyFile) -> None:
+    """That what --set asks for is not said by the study itself, in keys that come before its base."""
+    own = {f"evaluation.{name}": f"evaluation.{name}" for name in file.evaluation.model_dump(exclude_none=True)}
+    if file.budget is not None:
+        places = {"steps": "training.steps", "iterations": "rft.iterations"}
+        own |= {key: f"budget.{name}" for name, key in places.items() if getattr(file.budget, name) is not None}
+    for key in own:
+        if key in asked:
+            raise ConfigError(
+                f"--set {key}={asked[key]} would have no effect: the study has its own {own[key]}; change it there"
+            )
+
+
+def seeds_in(text: str) -> int | list[int]:
+    """What ``--seeds`` says: how many (3), or which (3-5 or 3,7)."""
+    if long := max((len(digits) for digits in re.findall("[0-9]+", text) if len(digits) > 100), default=0):
+        raise ConfigError(f"--seeds has a number of {long} digits; give how many, such as 3, or which, such as 3-5")
+    if re.fullmatch(r"\s*[0-9]+\s*", text):
+        _refuse_many(int(text))
+        return int(text)
+    spans: list[range] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", part)
+        if not found:
+            raise ConfigError(f"--seeds is {text!r}; give how many, such as 3, or which, such as 3-5 or 3,7")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last > LARGEST_SEED:
+            raise ConfigError(f"--seeds has the seed {last}; seeds go up to {LARGEST_SEED}")
+        spans.append(range(first, last + 1))
+    _refuse_many(sum(map(len, spans)))
+    if not any(spans):
+        raise ConfigError(f"--seeds is {text!r}, which is none; give the lower one first, such as 3-5")
+    return [seed for span in spans for seed in span]
+
+
+def _refuse_many(count: int) -> None:
+    if count > MOST_SEEDS:
+        raise ConfigError(f"--seeds is {count:,} seeds; ask for at most {MOST_SEEDS:,}")
+
+
+def checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """A count as 0, 1, …; a list as it is, each seed once."""
+    if isinstance(seeds, int):
+        if not 1 <= seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds is {seeds}; ask for 1 to {MOST_SEEDS:,}, such as 3")
+        return tuple(range(seeds))
+    if not seeds:
+        raise ValueError("there are no seeds; give a count such as 3, or a list such as [0, 1, 2]")
+    if len(seeds) > MOST_SEEDS:
+        raise ValueError(f"there are {len(seeds):,} seeds; ask for at most {MOST_SEEDS:,}")
+    for seed, count in Counter(seeds).items():
+        if count > 1:
+            raise ValueError(f"the seed {seed} is given {count} times; give each once")
+        if seed > LARGEST_SEED:
+            raise ValueError(f"the seed {seed} is above {LARGEST_SEED}; give a lower one, such as 0")
+    return tuple(seeds)
+
+
+def inert(arm: Arm) -> list[str]:
+    """What in an arm will have no effect, and what to set."""
+    from explorl.strategies import build_all, warn_inert
+
+    strategies = build_all(_replaced(arm.config["strategies"], ANY_RATES))
+    return warn_inert(strategies, reused=arm.config["training"]["iterations"] > 1)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key; anything else is replaced. A budget is one of three, so it is replaced whole."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        whole = key == "budget" or not (isinstance(old, Mapping) and isinstance(value, Mapping))
+        result[key] = value if whole else merged(old or {}, value)
+    return result
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            result.update(flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result
+
+
+def slug(name: str) -> str:
+    """An arm's name as a folder's: by its letters from a to z and digits, where it has any."""
+    return file_name(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or name)
+
+
+# ---------------------------------------------------------------------------- reading
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the study file {path}: {error}") from error
+    values = read_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold keys and values, like `name: my-study`")
+    return values
+
+
+def _validated(values: Mapping[str, Any], place: str) -> StudyFile:
+    try:
+        return StudyFile.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(dict.fromkeys(_finding(one, place) for one in error.errors()))) from None
+
+
+def _finding(finding: Any, place: str) -> str:
+    """One of pydantic's findings as a line: key, value, what is wrong, the nearest known key."""
+    location = [str(part) for part in finding["loc"]]
+    key = ".".join(location)
+    if finding["type"] == "extra_forbidden":
+        sections: dict[str, type[Section]] = {
+            "arms": ArmSettings, "evaluation": EvaluationPlan, "budget": Budget, "sequential": Sequential,
+        }  # fmt: skip
+        section = sections.get(location[0], StudyFile) if len(location) > 1 else StudyFile
+        return f"unknown key {key} in {place}; {offer(location[-1], [*section.model_fields])}"
+    if finding["type"] == "value_error":
+        return f"{key}: {finding['ctx']['error']} (in {place})"
+    if finding["type"] == "missing":
+        return f"{place} lacks the key {key}"
+    return f"{key} is {finding['input']!r} in {place}: {finding['msg'].lower()}"
+
+
+# ---------------------------------------------------------------------------- resolving
+def _resolved(
+    file: StudyFile, profile: str | None, seeds: int | Sequence[int] | None, place: str, construct: bool
+) -> Study:
+    for name in file.without:
+        if name not in file.arms:
+            raise ConfigError(f"without: {place} has no arm {name!r}; {offer(name, [*file.arms])}")
+    arms = {name: arm or ArmSettings() for name, arm in file.arms.items() if name not in file.without}
+    if file.baseline not in arms:
+        raise ConfigError(f"baseline is {file.baseline!r}, which is no arm of {place}; {offer(file.baseline, arms)}")
+    try:
+        chosen = checked_seeds(file.seeds if seeds is None else seeds)
+    except ValueError as error:
+        raise ConfigError(f"{error} (in {'--seeds' if seeds is not None else place})") from None
+    base_values = _base_values(file, place)
+    base = _built(base_values, f"base of {place}", construct)
+    if file.warm_start is not None:
+        warm_config = _built(merged(base_values, file.warm_start), f"warm_start of {place}", construct)
+        _check_reference_solutions(warm_config, place)
+        warm = warm_config.dump()
+    resolved = tuple(_arm(name, arm, file, base, base_values, place, construct) for name, arm in arms.items())
+    for name in arms:
+        if len(name) > LONGEST_NAME:
+            shown = f"{name[:40]}…"
+            raise ConfigError(
+                f"the arm {shown!r} of {place} has a name of {len(name)} characters; give at most {LONGEST_NAME}"
+            )
+    for arm in resolved:
+        twins = [other.name for other in resolved if other.slug == arm.slug]
+        if len(twins) > 1:
+            raise ConfigError(f"the arms {twins} of {place} have the same folder name {arm.slug!r}; rename one")
+    return Study(
+        name=file.name,
+        title=file.title or file.name,
+        description=file.description.strip(),
+        profile=profile,
+        base=(rft_config(base) if file.kind == "rft" else base).dump(),
+        warm_start=warm if file.warm_start is not None else None,
+        arms=resolved,
+        baseline=file.baseline,
+        seeds=chosen,
+        budget=_budget(file, base, {arm.kind for arm in resolved}, place),
+        target=file.target,
+        seed_deviation=file.seed_deviation,
+        solve_rate_samples=file.solve_rate_samples,
+        sequential=_sequential(file, base, len(chosen), place),
+    )
+
+
+def _sequential(file: StudyFile, base: Config, seeds: int, place: str) -> dict[str, Any] | None:
+    """The plan of the looks, which fits the seeds and what is measured."""
+    from explorl.analysis.study_results import reported_ks
+    from explorl.evaluation import protocol
+
+    plan = file.sequential
+    if plan is None:
+        return None
+    if plan.first >= seeds:
+        raise ConfigError(
+            f"sequential.first is {plan.first} and there are {counted(seeds, 'seed')} in {place}; the first look needs "
+            "fewer than all, such as 3 of 8"
+        )
+    samples = base.evaluation.samples or protocol(base.evaluation.protocol).samples
+    known = [*(f"pass@{k}" for k in reported_ks(samples)), "entropy", "branching", "area"]
+    for name in plan.measures:
+        if name not in known:
+            has = f"with {counted(samples, 'sample')} there are {', '.join(known)}"
+            raise ConfigError(f"sequential.measures has {name!r} in {place}; {has}")
+    return plan.model_dump()
+
+
+def _budget(file: StudyFile, base: Config, kinds: set[str], place: str) -> dict[str, float]:
+    """What each run may spend, by the unit; an arm of kind rft has iterations alone."""
+    given = file.budget.model_dump(exclude_none=True) if file.budget else {}
+    for unit in ("tokens", "minutes"):
+        if unit in given and "rft" in kinds:
+            raise ConfigError(
+                f"budget has {unit} in {place}, which an arm of kind rft does not count; use iterations, like "
+                "{iterations: 4}, with steps for those of kind grpo"
+            )
+    spent = {key: value for key, value in given.items() if key != "iterations"}
+    if "grpo" in kinds and not spent:
+        spent = {"steps": base.training.steps}
+    return {**spent, **({"iterations": base.rft.iterations} if "rft" in kinds else {})}
+
+
+def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
+    """The base with its preset, the evaluation plan and the budget."""
+    given = dict(file.base)
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in presets():
+        raise ConfigError(f"base.preset is {preset!r} in {place}; {offer(str(preset), presets())}")
+    values = merged(preset_for(load_config(preset=preset).dump(), given), given)
+    values["evaluation"] = merged(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
+    if file.budget is not None and file.budget.steps is not None:
+        values["training"] = {**values["training"], "steps": file.budget.steps}
+    if file.budget is not None and file.budget.iterations is not None:
+        values["rft"] = {**values["rft"], "iterations": file.budget.iterations}
+    if file.evaluation.every is None:
+        values["evaluation"]["every"] = values["training"]["steps"]
+    return values
+
+
+def _arm(
+    name: str,
+    settings: ArmSettings,
+    file: StudyFile,
+    base: Config,
+    base_values: Mapping[str, Any],
+    place: str,
+    construct: bool,
+) -> Arm:
+    where = f"arm {name!r} of {place}"
+    values, kind = dict(base_values), settings.kind or file.kind
+    for key, value in settings.set.items():
+        _refuse_reserved(key, file, where)
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        values = merged(values, nested)
+    if settings.strategies is not None:
+        values["strategies"] = settings.strategies
+    config = _built(values, where, construct)
+    dump, old = config.dump(), flat(base.dump())
+    changes = {key: value for key, value in flat(dump).items() if value != old.get(key) and key != "strategies"}
+    if kind != file.kind:
+        changes = {"kind": kind, **changes}
+    if kind == "rft":
+        if values["strategies"]:
+            raise ConfigError(f"{where} is of kind rft, which has no strategies; write strategies: []")
+        config = rft_config(config)
+        dump = config.dump()
+        if file.evaluation.every is None:
+            dump["evaluation"]["every"] = config.rft.iterations
+    # evaluations are due by training steps; the trainer counts updates
+    dump["evaluation"]["every"] *= config.training.iterations
+    del dump["seed"]
+    dump["strategies"] = values["strategies"]
+    return Arm(name, slug(name), changes, dump, kind)
+
+
+def _refuse_reserved(key: str, file: StudyFile, where: str) -> None:
+    reserved = RESERVED | ({"model.name": "all arms start from the warm start"} if file.warm_start is not None else {})
+    for prefix, why in reserved.items():
+        if key == prefix or key.startswith(f"{prefix}."):
+            raise ConfigError(f"{where} sets {key}: {why}")
+
+
+def _built(values: Mapping[str, Any], where: str, construct: bool) -> Config:
+    """Return the configuration, with its strategies, task, template and protocol checked; errors name the place."""
+    from explorl.evaluation import protocol
+    from explorl.tasks import get_task, task_type
+
+    filled = {**values, "strategies": _replaced(values.get("strategies", []), ANY_RATES)}
+    try:
+        config = load_config(values=filled, construct=construct)
+        protocol(config.evaluation.protocol)
+        name, template = config.task.name, config.task.template
+        task = get_task(name, **config.task.options) if construct else task_type(name)
+        if template is not None and template not in task.templates:
+            has = ", ".join(task.templates) or "none: leave it out"
+            raise ValueError(f"task.template is {template!r}; {task.name} has {has}")
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return config
+
+
+def _check_reference_solutions(config: Config, place: str) -> None:
+    """Raise if the task of the warm start has nothing to fine-tune on."""
+    from explorl.tasks.base import Task
+    from explorl.tasks.registry import task_type
+
+    if getattr(task_type(config.task.name), "examples", None) is Task.examples:
+        raise ConfigError(
+            f"warm_start of {place}: task {config.task.name!r} has no reference solutions to fine-tune on; "
+            f"{WITHOUT_WARM_START.format(model=config.model.name)}"
+        )
+
+
+def _replaced(specs: Any, rates: Any) -> Any:
+    """A list of strategies with `solve_rates: start` given a value."""
+    if isinstance(specs, list):
+        return [_replaced(item, rates) for item in specs]
+    if isinstance(specs, dict):
+        return {
+            key: rates if key == "solve_rates" and value == START else _replaced(value, rates)
+            for key, value in specs.items()
+        }
+    return specs

@@ -1,0 +1,200 @@
+"""Programming: complete a Python function so that tests which the model never sees pass, as in HumanEval.
+
+    correctness = 1 if the function passes all tests
+    format      = 1 if the completion has exactly one fenced block, and it defines the function
+
+Chen et al. 2021, "Evaluating Large Language Models Trained on Code". Programs run in a `sandbox`, apart from the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from explorl.core.plugins import unknown
+from explorl.core.text import clean
+from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
+from explorl.tasks.base import Problem, Prompt, Task, Verdict
+from explorl.tasks.code.extract import defines, extract, fences, preamble
+from explorl.tasks.json_lines import Record, by_split, records, shortened, split_files
+from explorl.tasks.tags import read
+
+HUB_ID = "openai/openai_humaneval"
+FILE = "humaneval.jsonl"
+FIELDS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+MAX_SOURCE = 1 << 16
+
+_EXAMPLE = (
+    '{"task_id": "own/0", "prompt": "def f(x):\\n", "entry_point": "f", "canonical_solution": "    return x\\n", '
+    '"test": "def check(candidate):\\n    assert candidate(1) == 1\\n"}'
+)
+
+
+@dataclass(frozen=True)
+class Code(Task):
+    """HumanEval's problems from the hub, or of a folder's humaneval.jsonl (``data_dir``).
+
+    They are for evaluation, but for those that the files give for training: see `jsonl.split_files`.
+    """
+
+    name: str = "code"
+    data_dir: str | Path | None = None
+    seconds: float = DEFAULTS.seconds
+    """Time for a program and all its tests, and processor time of all its processes together. What it waits for a
+    processor that others use does not count (see `Limits`)."""
+    memory: int = DEFAULTS.memory
+    """Bytes of address space for a program."""
+    workers: int | None = None
+    """Programs that run at a time; None: one per core."""
+    unisolated: bool = False
+    """Run programs even where the sandbox cannot isolate them from this machine (docs/security.md)."""
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "holdout")
+    templates: ClassVar[tuple[str, ...]] = ("chat", "plain")
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers={self.workers}: give a count like 4, or None for one per core")
+        self._limits()
+
+    def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
+        self.check(split, limit)
+        if not self._given.get(split):
+            raise unknown("split", split, self._given)
+        return self._given[split][:limit]
+
+    def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
+        """``chat`` asks for the whole function in a fenced block; ``plain`` is the head that a base model continues."""
+        template = template or self.templates[0]
+        if template not in self.templates:
+            raise unknown("template", template, self.templates)
+        head = problem.data["prompt"]
+        if template == "plain":
+            return str(head)
+        content = (
+            f"Complete this Python function. Answer with the complete function, with the imports it needs, in one "
+            f"```python block.\n\n```python\n{head.strip()}\n```"
+        )
+        return [{"role": "user", "content": content}]
+
+    def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
+        """Judge a completion. What stands before the last ``</think>`` is no part of the answer."""
+        text, whole = read(completion)
+        _, closed, visible = text.rpartition("</think>")
+        name, prompt = problem.data["entry_point"], problem.data["prompt"]
+        found = fences(visible)
+        one = found.lines == 2 and len(found.blocks) == 1 and defines(found.blocks[0], name)
+        well_formed = whole and one and bool(closed or not opened)
+        source = extract(visible, prompt, name)
+        if not source:
+            return Verdict(False, well_formed, error="no code")
+        if len(source) > MAX_SOURCE:
+            return Verdict(False, well_formed, error=f"a program of over {MAX_SOURCE} characters")
+        before, _ = preamble(prompt, name)
+        tested = run_tests(
+            source,
+            problem.data["test"],
+            entry_point=name,
+            preamble=before,
+            limits=self._limits(),
+            unisolated=self.unisolated,
+        )
+        answer = tested.normal or clean(source.strip())
+        return Verdict(tested.status == "ok", well_formed, answer, self._error(tested))
+
+    def verify_many(
+        self,
+        completions: Sequence[str | bytes],
+        problems: Sequence[Problem],
+        *,
+        opened: Sequence[bool] | None = None,
+    ) -> list[Verdict]:
+        """Judge completions, as many at a time as there are workers."""
+        flags = [False] * len(completions) if opened is None else opened
+        if not len(completions) == len(problems) == len(flags):
+            raise ValueError(
+                f"{len(completions)} completions, {len(problems)} problems, {len(flags)} flags: give as many of each"
+            )
+
+        def judge(completion: str | bytes, problem: Problem, flag: bool) -> Verdict:
+            return self.verify(completion, problem, opened=flag)
+
+        return in_threads(judge, completions, problems, flags, workers=self.workers)
+
+    def _limits(self) -> Limits:
+        return Limits(seconds=self.seconds, cpu_seconds=self.seconds, memory=self.memory)
+
+    def _error(self, tested: Tested) -> str | None:
+        if tested.status == "ok":
+            return None
+        if tested.status == "timeout":
+            return f"took over {self.seconds:g} s"
+        text = shortened_error(tested.error or tested.status)
+        if text.startswith("MemoryError"):
+            return f"used over {self.memory >> 20} MiB"
+        return f"wrong answer: {text}" if text.startswith("AssertionError") else text
+
+    @cached_property
+    def _given(self) -> dict[str, list[Problem]]:
+        """The problems of each split; what is held out is not trained on."""
+        if self.data_dir is None:
+            rows = {"holdout": [(dict(record), f"{HUB_ID}, row {row}") for row, record in enumerate(_read_hub())]}
+        else:
+            rows = _read_folder(Path(self.data_dir))
+        splits = {split: _problems(rows[split]) for split in self.splits if split in rows}
+        asked = {key for problem in splits.get("holdout", ()) for key in (problem.id, problem.data["prompt"])}
+        if "train" in splits:
+            splits["train"] = [p for p in splits["train"] if not asked & {p.id, p.data["prompt"]}]
+        return splits
+
+
+def shortened_error(text: str) -> str:
+    """The first line of an error, at most 200 characters of it."""
+    line = text.strip().split("\n")[0]
+    return line if len(line) <= 200 else f"{line[:200]}…"
+
+
+def _read_hub() -> Iterable[Mapping[str, Any]]:
+    import datasets  # here, because it takes seconds and nothing else needs it
+
+    try:
+        return datasets.load_dataset(HUB_ID, split="test")
+    except OSError as error:
+        raise FileNotFoundError(
+            f"cannot load {HUB_ID} from the Hugging Face hub ({error}); give --data-dir, a folder with {FILE}"
+        ) from error
+
+
+def _read_folder(folder: Path) -> dict[str, list[Record]]:
+    files = split_files(folder, FILE.removesuffix(".jsonl"))
+    if not files:
+        raise FileNotFoundError(f"no file {FILE} in {str(folder)!r}; give a folder with one")
+    rows = {split: list(records(path, _EXAMPLE)) for split, path in files.items()}
+    if list(rows) == ["all"]:
+        rows = by_split(rows["all"]) or rows
+    return rows if "all" not in rows else {"holdout": rows["all"]}
+
+
+def _problems(given: Iterable[tuple[Mapping[str, Any], str]]) -> list[Problem]:
+    """Checked records as problems; the reference solution stays with them, no prompt shows it."""
+    problems: dict[str, Problem] = {}
+    for record, place in given:
+        for field in FIELDS:
+            if not isinstance(record.get(field), str):
+                raise ValueError(f"{place}: {field} is {shortened(record.get(field))}; give a line like {_EXAMPLE}")
+        if not defines(record["prompt"], record["entry_point"]):
+            raise ValueError(
+                f"{place}: the prompt does not define {record['entry_point']!r}; give a line like {_EXAMPLE}"
+            )
+        if not defines(record["test"], "check"):
+            raise ValueError(f"{place}: the test does not define check(candidate); give a line like {_EXAMPLE}")
+        key = f"code:{record['task_id']}"
+        if key in problems:
+            raise ValueError(f"{place}: task_id {record['task_id']!r} stands there twice; keep one of them")
+        problems[key] = Problem(key, {field: record[field] for field in FIELDS})
+    if not problems:
+        raise ValueError(f"no problems; give a file {FILE} with lines like {_EXAMPLE}")
+    return list(problems.values())

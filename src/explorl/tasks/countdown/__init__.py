@@ -1,0 +1,1 @@
+"""Countdown: reach a target from numbers by arithmetic."""

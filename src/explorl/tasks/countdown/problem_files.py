@@ -1,0 +1,113 @@
+"""Countdown problems from files and from the Hugging Face hub; split files, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from explorl.tasks.countdown.generator import SPLITS, Key, Puzzle, Splits
+from explorl.tasks.expression import MAX_DIGITS
+from explorl.tasks.json_lines import records, shortened
+
+HUB_ID = "Jiayi-Pan/Countdown-Tasks-3to4"
+TRAIN_FILE = "countdown-3to4-train.jsonl"
+TEST_FILE = "countdown-3to4-test.jsonl"
+
+_EXAMPLE = '{"nums": [3, 7, 12], "target": 33}'
+
+
+def read_folder(folder: str | Path) -> tuple[list[Puzzle], list[Puzzle]]:
+    """The problems of a folder's train file and of its test file."""
+    for name in (TRAIN_FILE, TEST_FILE):
+        if not (Path(folder) / name).is_file():
+            raise FileNotFoundError(
+                f"no file {name} in {str(folder)!r}; give a folder with {TRAIN_FILE} and {TEST_FILE}"
+            )
+    return read_jsonl(Path(folder) / TRAIN_FILE), read_jsonl(Path(folder) / TEST_FILE)
+
+
+def read_hub() -> list[Puzzle]:
+    """All problems of Countdown-Tasks-3to4."""
+    import datasets  # here, because it takes seconds and nothing else needs it
+
+    try:
+        rows = datasets.load_dataset(HUB_ID, split="train")
+    except OSError as error:
+        raise FileNotFoundError(
+            f"cannot load {HUB_ID} from the Hugging Face hub ({error}); give data_dir, a folder with {TRAIN_FILE} and "
+            f"{TEST_FILE}, or source='generated'"
+        ) from error
+    return [Puzzle(tuple(nums), target) for nums, target in zip(rows["nums"], rows["target"], strict=True)]
+
+
+def read_jsonl(path: str | Path) -> list[Puzzle]:
+    """Problems from a file with one JSON object a line, with ``nums`` and ``target``."""
+    puzzles = [_puzzle(record, place) for record, place in records(Path(path), _EXAMPLE)]
+    if not puzzles:
+        raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
+    return puzzles
+
+
+def write_splits(path: str | Path, splits: Mapping[str, Sequence[Puzzle]]) -> None:
+    """Write splits to one JSONL file, whole or not at all."""
+    lines = [
+        json.dumps({"split": name, "nums": list(puzzle.nums), "target": puzzle.target}) + "\n"
+        for name in SPLITS
+        for puzzle in splits.get(name, ())
+    ]
+    _write_whole(Path(path), "".join(lines).encode())
+
+
+def read_splits(path: str | Path) -> Splits:
+    """Read what `write_splits` wrote; a problem that stands in it twice is an error."""
+    splits: Splits = {name: [] for name in SPLITS}
+    seen: dict[Key, str] = {}
+    for record, place in records(Path(path), _EXAMPLE):
+        puzzle = _puzzle(record, place)
+        name = record.get("split")
+        if name not in SPLITS:
+            raise ValueError(f"{place}: split is {name!r}; give one of {', '.join(SPLITS)}")
+        if puzzle.key in seen:
+            raise ValueError(f"{place}: {puzzle.key} already stands in {seen[puzzle.key]}; keep one of them")
+        seen[puzzle.key] = place
+        splits[name].append(puzzle)
+    if not seen:
+        raise ValueError(f"{path}: no problems; give a file that write_splits wrote")
+    return splits
+
+
+def _puzzle(record: Mapping[str, Any], place: str) -> Puzzle:
+    for field in ("nums", "target"):
+        if field not in record:
+            raise ValueError(f"{place}: no field {field!r}; give a line like {_EXAMPLE}")
+    nums, target = record["nums"], record["target"]
+    if not isinstance(nums, list) or not nums or not all(map(_is_number, nums)):
+        raise ValueError(
+            f"{place}: nums is {shortened(nums)}; give positive integers of at most {MAX_DIGITS} digits, "
+            "like [3, 7, 12]"
+        )
+    if not _is_number(target):
+        raise ValueError(f"{place}: target is {shortened(target)}; give a positive integer, like 33")
+    return Puzzle(tuple(nums), target)
+
+
+def _is_number(value: object) -> bool:
+    # bool is an int to Python, but true is no number to whoever wrote the file.
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**MAX_DIGITS
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Temporary name, fsync, rename: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,203 @@
+"""Whether a scorer of reasoning-gym can be bought: answers that nobody thought about, tried on a few problems.
+
+A policy finds an answer that always wins long before it finds out how to solve a problem. So answers are *canned* (text
+that needs no thought: nothing, ``0``, ``nan``, the question itself, another problem's answer, …) and scored. One that
+wins on most of the problems that it does not answer is a `Finding`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from explorl.sandbox.codec import decode
+from explorl.tasks.gym.worker import create, packed, scored
+
+Entry = Mapping[str, Any]
+Score = Callable[[str, Entry], float]
+"""The score of an answer to a problem, from 0 to 1."""
+
+ITEMS = 16
+"""Problems of a sample."""
+FEW = 3
+"""Problems that a canned answer must lose to be given up, of those that it does not answer; and fewest of a sample."""
+SECONDS = 2.0
+"""Processor time of this thread after which a quick probe draws no more problems; most data sets take far less."""
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SHOWN = 40
+CONSTANTS = {
+    text: text
+    for text in (
+        *("", "0", "1", "2", "-1", "42", "0.5", "1/2", "100", "nan", "NaN", "inf", "-inf", "1e999", "0x0", "None"),
+        *("null", "True", "False", "yes", "no", "a", "A", "x", "C", "?", "()", "[]", "[[]]", "[0]", "[NaN]", "{}"),
+        *('""', "6+6+6+6", "1*2*3*4", "(1+2+3)*4", "0=0", "0 days", "00:00", "0 1 2 3", "A B C", "infeasible"),
+        *("The answer is 42.", "I do not know"),
+    )
+} | {"a long text": "the answer follows from what is given " * 200}
+"""Answers that are the same for every problem, by what they are called."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A canned answer, and on how many of the problems that it does not answer it wins."""
+
+    answer: str
+    wins: int
+    items: int
+
+    @property
+    def share(self) -> float:
+        return self.wins / self.items
+
+    def __str__(self) -> str:
+        return f"{self.answer} wins on {self.wins} of {self.items} problems that it does not answer"
+
+
+def weakness(name: str, config: Mapping[str, Any], threshold: float) -> Finding | None:
+    """By what a data set with these options is refused, found out in about a second and remembered; None: nothing."""
+    return _weakness(name, packed(name, config), threshold)
+
+
+@lru_cache(maxsize=1024)
+def _weakness(name: str, config: str, threshold: float) -> Finding | None:
+    return worst(examined(name, decode(json.loads(config)), threshold))
+
+
+def examined(name: str, config: Mapping[str, Any], threshold: float = 1.0, *, thorough: bool = False) -> list[Finding]:
+    """`probe` of a data set; one that is ``thorough`` takes its time."""
+    dataset = create(name, config, seed=0, size=ITEMS)
+    with _quiet(sys.modules[type(dataset).__module__]):
+        entries = sample(dataset.__getitem__, seconds=math.inf if thorough else SECONDS)
+        return probe(lambda answer, entry: scored(dataset, answer, entry)[0], entries, threshold, thorough=thorough)
+
+
+@contextmanager
+def _quiet(module: ModuleType) -> Iterator[None]:
+    """Some scorers say what they think of an answer. Only their module is silenced, not what other threads print."""
+    before = vars(module).get("print", print)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        vars(module)["print"] = lambda *_, **__: None
+        try:
+            yield
+        finally:
+            vars(module)["print"] = before
+
+
+def sample(draw: Callable[[int], Entry], *, most: int = ITEMS, seconds: float = math.inf) -> list[Entry]:
+    """The first problems; where they take long to draw, fewer."""
+    begun = time.thread_time()
+    entries: list[Entry] = []
+    while len(entries) < most and (len(entries) < FEW or time.thread_time() - begun < seconds):
+        entries.append(draw(len(entries)))
+    return entries
+
+
+def probe(score: Score, entries: Sequence[Entry], threshold: float, *, thorough: bool = False) -> list[Finding]:
+    """What each canned answer that wins at all wins, the best first.
+
+    Unless ``thorough``, a canned answer that loses the first few problems is given up.
+    """
+    findings = []
+    for name, answers in canned(entries).items():
+        wins = items = 0
+        for answer, entry in zip(answers, entries, strict=True):
+            if answer is None or says_the_same(answer, entry["answer"]):
+                continue
+            items += 1
+            wins += score(answer, entry) >= threshold
+            if items == FEW and not wins and not thorough:
+                break
+        if wins:
+            findings.append(Finding(name, wins, items))
+    return sorted(findings, key=lambda finding: -finding.share)
+
+
+def worst(findings: Sequence[Finding]) -> Finding | None:
+    """The finding by which a data set is refused: an answer that wins on most problems that it does not answer."""
+    return next((finding for finding in findings if finding.share > 0.5 and finding.items >= FEW), None)
+
+
+def canned(entries: Sequence[Entry]) -> dict[str, list[str | None]]:
+    """The canned answers to problems, by what they are called; None where there is none for a problem."""
+    golds = [entry["answer"] if isinstance(entry["answer"], str) else None for entry in entries]
+    known = list(dict.fromkeys(gold for gold in golds if gold is not None))
+    answers: dict[str, list[str | None]] = {
+        (repr(text) if name == text else name): [text] * len(entries) for name, text in CONSTANTS.items()
+    }
+    answers["the question"] = [entry["question"] for entry in entries]
+    answers["the last line of the question"] = [entry["question"].strip().rpartition("\n")[2] for entry in entries]
+    answers["the answer to the next problem"] = golds[1:] + golds[:1]
+    answers["all answers of the sample"] = [" ".join(known)[:9_000]] * len(entries)
+    for common in sorted(known, key=golds.count)[-2:]:
+        answers.setdefault(repr(common[:_SHOWN]), [common] * len(entries))
+    for number in ("0", "nan", "NaN", "inf"):
+        name = f"the answer with {number} for each number"
+        answers[name] = [_NUMBER.sub(number, gold) if gold and _NUMBER.search(gold) else None for gold in golds]
+    for key in dict.fromkeys(key for entry in entries for key in entry["metadata"]):
+        if "answer" not in str(key) and "solution" not in str(key):
+            answers[f"a text of the question ({key})"] = [_quoted(entry, key) for entry in entries]
+    answers["the target and zero times the numbers"] = [_target(entry["metadata"]) for entry in entries]
+    answers["the integral itself"] = [_integral(entry["metadata"]) for entry in entries]
+    return {name: texts for name, texts in answers.items() if any(text is not None for text in texts)}
+
+
+def _quoted(entry: Entry, key: object) -> str | None:
+    """A text of the metadata that can be copied from the question."""
+    value = entry["metadata"].get(key)
+    if isinstance(value, list | tuple):
+        value = max((text for text in value if isinstance(text, str)), key=len, default=None)
+    return value if isinstance(value, str) and value and value in entry["question"] else None
+
+
+def _target(metadata: Mapping[str, Any]) -> str | None:
+    """A number that a search for whole numbers does not see, beside all that shall be used."""
+    target, numbers = metadata.get("target"), metadata.get("numbers")
+    if not isinstance(target, int) or not isinstance(numbers, list | tuple):
+        return None
+    return f"{target}e0 + 0e0*({'+'.join(map(str, numbers))})"
+
+
+def _integral(metadata: Mapping[str, Any]) -> str | None:
+    if not {"integrand", "variable"} <= metadata.keys():
+        return None
+    return f"Integral({metadata['integrand']}, {metadata['variable']})"
+
+
+def says_the_same(answer: str, gold: Any) -> bool:
+    """Whether an answer is the right one, or is written differently only in case, spaces or form of a number."""
+    if not isinstance(gold, str):
+        return False
+    if _plain(answer) == _plain(gold):
+        return True
+    numbers = _value(answer), _value(gold)
+    return numbers[0] is not None and numbers[0] == numbers[1]
+
+
+def _plain(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text)).casefold()
+    except (ValueError, RecursionError):
+        return " ".join(text.split()).casefold()
+
+
+def _value(text: str) -> Fraction | complex | None:
+    text = text.strip().replace(",", "")[:100]
+    for read in (Fraction, lambda text: Fraction(int(text, 0)), lambda text: complex(text.replace("i", "j"))):
+        try:
+            return read(text)
+        except (ValueError, ZeroDivisionError, OverflowError):
+            pass
+    return None

@@ -1,0 +1,63 @@
+"""Scores answers to problems of reasoning-gym in processes that are shut in and killed when they take too long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary, finalize
+
+from explorl.core.text import clean
+from explorl.sandbox.isolated_call import Reply, Sealed
+from explorl.tasks.gym.guard import MAX_LENGTH
+from explorl.tasks.gym.worker import Score, modules, packed
+
+
+class Scorer:
+    """Processes that score the answers to one data set; they end with it."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self._sealed = Sealed("explorl.tasks.gym.worker:score", setup=dict(setup))
+        finalize(self, self._sealed.close)
+
+    def score(self, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Score]:
+        """The scores of answers to problems' data. The same answer to the same problem is scored once."""
+        messages = {
+            _key(answer, data): {"answer": answer, "entry": dict(data)}
+            for answer, data in answers
+            if len(answer) <= MAX_LENGTH
+        }
+        replies = self._sealed.call_many(messages.values()) if messages else []
+        scores = dict(zip(messages, map(_understood, replies), strict=True))
+        too_long = 0.0, f"an answer of over {MAX_LENGTH} characters"
+        return [scores.get(_key(answer, data), too_long) for answer, data in answers]
+
+
+def shared_scorer(name: str, config: Mapping[str, Any]) -> Scorer:
+    """One scorer for all tasks that have the same data set with the same options."""
+    key = name, packed(name, config)
+    scorer = _SHARED.get(key)
+    if scorer is None:
+        scorer = _SHARED[key] = Scorer({"name": name, "config": key[1], "modules": modules(name, config)})
+    return scorer
+
+
+_SHARED: WeakValueDictionary[tuple[str, str], Scorer] = WeakValueDictionary()
+
+
+def _key(answer: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
+    return answer, data["question"], data["answer"], data["metadata"]
+
+
+def _understood(reply: Reply) -> Score:
+    """A score, whatever a process replied."""
+    if reply.error is not None:
+        return 0.0, f"the scorer {reply.error}"
+    try:
+        value, error = reply.value
+        value = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0, "the scorer gave no number"
+    if math.isnan(value):
+        return 0.0, "the scorer gave no number"
+    return min(max(value, 0.0), 1.0), None if error is None else clean(str(error), 300)

@@ -1,0 +1,1 @@
+"""Problems from JSON lines files."""

@@ -1,0 +1,72 @@
+r"""Where a completion states its answer: the `style` of the task ``jsonl``.
+
+=============  ============================================================
+boxed          in its last ``\boxed{…}``
+tags           in its last ``<answer>…</answer>``
+hash           after its last ``####``, in that line
+last_line      in its last line that is not blank
+last_number    the last number in it
+whole          all of it
+=============  ============================================================
+
+Of a completion with ``</think>`` only what follows the last one is read. Nothing here raises, whatever the text, and
+nothing takes longer than a few passes over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from explorl.tasks.boxed import last_boxed, last_hash
+from explorl.tasks.jsonl.numbers import last_number
+from explorl.tasks.tags import last_answer, read
+
+
+class Style(NamedTuple):
+    """How a style is asked for, and what is missing without it."""
+
+    request: str
+    missing: str
+
+
+_STEPS = "Please reason step by step, and"
+STYLES: Mapping[str, Style] = {
+    "boxed": Style(f"{_STEPS} put your final answer within \\boxed{{}}.", "no \\boxed{…} with an answer in it"),
+    "tags": Style(f"{_STEPS} put your final answer within <answer> </answer> tags.", "no <answer>…</answer>"),
+    "hash": Style(
+        f'{_STEPS} give your final answer in a last line of its own, like "#### 42".', "no answer after ####"
+    ),
+    "last_line": Style(f"{_STEPS} give your final answer, and nothing else, in the last line.", "no text"),
+    "last_number": Style(f"{_STEPS} end with your final answer, a number.", "no number"),
+    "whole": Style("Give the answer, and nothing else.", "no text"),
+}
+
+
+class Stated(NamedTuple):
+    """The answer that a completion states, None if there is none; and whether it states one, and one only."""
+
+    answer: str | None
+    well_formed: bool
+
+
+def stated(completion: str | bytes, style: str, *, opened: bool = False) -> Stated:
+    """What a completion states. ``opened``: the prompt has already opened ``<think>``, which must then be closed."""
+    text, whole = read(completion)
+    _, closed, visible = text.rpartition("</think>")
+    answer, count = _found(visible, style)
+    if answer is None or not answer.strip():
+        return Stated(None, False)
+    return Stated(answer.strip(), whole and count == 1 and bool(closed or not opened))
+
+
+def _found(text: str, style: str) -> tuple[str | None, int]:
+    if style == "boxed":
+        return last_boxed(text)
+    if style == "tags":
+        return last_answer(text), text.count("<answer>")
+    if style == "hash":
+        return last_hash(text)
+    if style == "last_number":
+        return last_number(text), 1
+    return (text if style == "whole" else text.rstrip().rpartition("\n")[2]), 1

@@ -1,0 +1,238 @@
+"""Rows of one's own as a task, without code: prompts and answers in JSONL files, and a verifier by name.
+
+correctness = 1 if the verifier takes the answer that the completion states for a right one
+format      = 1 if it states one, and one only
+
+    task: {name: jsonl, data_dir: words, verifier: number, style: tags}
+
+A folder has ``train.jsonl`` and ``test.jsonl`` (or ``holdout.jsonl``), and perhaps ``sft.jsonl``; or one file, of which
+a column ``split`` says which row is what; or else a tenth of it is held out. `jsonl_rows` says what a row has,
+`jsonl_verifiers` how an answer is judged, `jsonl_styles` where a completion states it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Message, Problem, Prompt, Task, Verdict
+from explorl.tasks.choice.letters import LETTERS
+from explorl.tasks.choice.task import verify as verify_choice
+from explorl.tasks.code.extract import defines
+from explorl.tasks.code.task import Code
+from explorl.tasks.jsonl.files import find_files, read_splits
+from explorl.tasks.jsonl.rows import as_messages
+from explorl.tasks.jsonl.styles import STYLES, stated
+from explorl.tasks.jsonl.verifiers import VERIFIERS, Judged, exact, matching, mathematical, numeric
+from explorl.tasks.stable_random import shuffled
+
+_CHOICE_REQUEST = 'Please reason step by step, and end with "Answer: X", where X is the letter of the right option.'
+_CODE_REQUEST = "Answer with the complete function {name}, with the imports it needs, in one ```python block."
+_CHECKED_EXAMPLES = 32
+
+
+@dataclass(frozen=True)
+class Jsonl(Task):
+    """Problems from JSONL files."""
+
+    name: str = "jsonl"
+    data_dir: str | Path | None = None
+    """A folder with the files, or a file."""
+    path: str | Path | None = None
+    """One file; in ``data_dir``, if that is given too."""
+    verifier: Literal["auto", "exact", "number", "math", "choice", "code", "regex"] = "auto"
+    """How answers are judged, in rows that name none. "auto", row by row: ``code`` with a column ``test``, ``choice``
+    with ``choices``, ``number`` where the answer is one, else ``exact``."""
+    style: Literal["boxed", "tags", "hash", "last_line", "last_number", "whole"] | None = None
+    """Where a completion states its answer; None: boxed, and whole for ``regex``. Letters and programs are found
+    wherever they are."""
+    instruction: str | None = None
+    """What is said after the question; None: the sentence that asks for the style. Empty: nothing."""
+    holdout: float = 0.1
+    """How much of one file is held out: a share below 1, or a number of rows."""
+    tolerance: float = 0.0
+    """How far a number may be from the right one."""
+    ignore_case: bool = True
+    """Whether ``exact`` takes "paris" for "Paris"."""
+    seed: int = 0
+    """Which rows are held out of one file."""
+    seconds: float = 5.0
+    """Time for judging one completion by ``math``, ``regex`` or ``code``; beyond, it is wrong."""
+    workers: int | None = None
+    """Processes that judge; None: one per core."""
+
+    templates: ClassVar[tuple[str, ...]] = ("instructed", "plain", "chat", "text")
+    answer_mark: ClassVar[None] = None
+    """Each row has its own form, with a mark or without; its verdict says whether a completion keeps to it."""
+
+    def __post_init__(self) -> None:
+        if self.verifier not in ("auto", *VERIFIERS):
+            raise unknown("verifier", self.verifier, ("auto", *VERIFIERS))
+        if self.style is not None and self.style not in STYLES:
+            raise unknown("style", self.style, STYLES)
+        is_count = isinstance(self.holdout, int)
+        if not _is_number(self.holdout) or not (self.holdout >= 0 if is_count else 0 <= self.holdout < 1):
+            raise ValueError(f"holdout={self.holdout!r}: give a share below 1, like 0.1, or a number of rows, like 100")
+        if not _is_number(self.tolerance) or not 0 <= self.tolerance < float("inf"):
+            raise ValueError(f"tolerance={self.tolerance!r}: give a number like 0.01, or 0")
+        if not _is_number(self.seconds) or not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds!r}: give a positive number, like 5.0")
+        if self.instruction is not None and not isinstance(self.instruction, str):
+            raise ValueError(f"instruction={self.instruction!r}: give text, or null for that of the style")
+        self._code()
+        find_files(self.data_dir, self.path)
+
+    @property
+    def dataset(self) -> str:
+        """What its problems are called in tables and folders: the file, or the folder."""
+        given = Path(str(self.path if self.path is not None else self.data_dir)).absolute()
+        return given.stem if given.is_file() or self.path is not None else given.name
+
+    # ------------------------------------------------------------------ problems
+    def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
+        self.check(split, limit)
+        given = read_splits(find_files(self.data_dir, self.path), self.verifier, self.holdout, self.seed)
+        if not given.get(split):
+            why = {
+                "train": "all are held out",
+                "holdout": "none is held out",
+                "sft": "none has a completion; add a column 'completion', with what a model should write",
+            }
+            raise ValueError(f"the rows of {self.dataset!r} have no {split!r} split: {why[split]}")
+        return given[split][:limit]
+
+    def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """At most ``count`` of the rows that have a completion, in an order drawn by seed."""
+        problems = [problem for problem in self.problems("sft") if "completion" in problem.data]
+        first = [problem for problem in problems if problem.data.get("answer") != []][:_CHECKED_EXAMPLES]
+        verdicts = self.verify_many([str(problem.data["completion"]) for problem in first], first)
+        if verdicts and not any(verdict.correct for verdict in verdicts):
+            raise ValueError(
+                f"no completion of {self.dataset!r} is right by its own answer ({verdicts[0].error}); set task.style "
+                f"to where they state it: {', '.join(STYLES)}"
+            )
+        for chosen in islice(shuffled(Random(seed), problems), count):
+            yield {"prompt": self.prompt(chosen, template), "completion": chosen.data["completion"]}
+
+    # ------------------------------------------------------------------ asking
+    def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
+        """``plain`` is the prompt as given; the others say after it how the answer shall be stated.
+
+        ``instructed`` keeps text text and messages messages; ``chat`` asks in messages, ``text`` in text.
+        """
+        template = template or self.templates[0]
+        if template not in self.templates:
+            raise unknown("template", template, self.templates)
+        given = problem.data["prompt"]
+        if template == "plain":
+            return given
+        request = self._request(problem)
+        if isinstance(given, str) and template != "chat":
+            return f"{given}\n{request}\n" if request else given
+        *before, last = as_messages(given)
+        turns = [*before, {**last, "content": f"{last['content']}\n{request}" if request else last["content"]}]
+        return turns if template != "text" else _as_text(turns)
+
+    def _request(self, problem: Problem) -> str:
+        """What is said after the question."""
+        data = problem.data
+        options = [f"{letter}) {choice}" for letter, choice in zip(LETTERS, data.get("choices") or (), strict=False)]
+        sentence = self.instruction
+        if sentence is None and data["verifier"] == "choice":
+            sentence = _CHOICE_REQUEST
+        elif sentence is None and data["verifier"] == "code":
+            sentence = _CODE_REQUEST.format(name=data["entry_point"])
+        elif sentence is None:
+            sentence = STYLES[self._style(data["verifier"])].request
+        return "\n".join([*options, *([""] if options and sentence else []), *([sentence] if sentence else [])])
+
+    def _style(self, verifier: str) -> str:
+        return self.style or ("whole" if verifier == "regex" else "boxed")
+
+    # ------------------------------------------------------------------ judging
+    def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
+        return self.verify_many([completion], [problem], opened=[opened])[0]
+
+    def verify_many(
+        self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool] | None = None
+    ) -> list[Verdict]:
+        """Judge completions, those with the same verifier together."""
+        flags = [False] * len(completions) if opened is None else opened
+        verdicts: dict[int, Verdict] = {}
+        asked = list(zip(completions, problems, flags, strict=True))
+        for verifier in dict.fromkeys(problem.data["verifier"] for problem in problems):
+            places = [place for place, (_, problem, _) in enumerate(asked) if problem.data["verifier"] == verifier]
+            verdicts |= zip(places, self._judged(verifier, [asked[place] for place in places]), strict=True)
+        return [verdicts[place] for place in range(len(asked))]
+
+    def _judged(self, verifier: str, asked: list[tuple[str | bytes, Problem, bool]]) -> list[Verdict]:
+        if verifier == "choice":
+            return [
+                verify_choice(completion, problem.data.get("choices") or list(LETTERS), problem.data["answer"])
+                for completion, problem, _ in asked
+            ]
+        if verifier == "code":
+            completions, problems, flags = zip(*asked, strict=True)
+            return self._code().verify_many(completions, [_code_problem(one) for one in problems], opened=flags)
+        style = self._style(verifier)
+        found = [stated(completion, style, opened=flag) for completion, _, flag in asked]
+        answers = [
+            (one.answer, problem) for one, (_, problem, _) in zip(found, asked, strict=True) if one.answer is not None
+        ]
+        judged = iter(self._compared(verifier, answers))
+        verdicts = []
+        for one in found:
+            if one.answer is None:
+                verdicts.append(Verdict(False, False, error=STYLES[style].missing))
+            else:
+                verdict = next(judged)
+                verdicts.append(Verdict(verdict.correct, one.well_formed, verdict.answer, verdict.error))
+        return verdicts
+
+    def _compared(self, verifier: str, answers: Sequence[tuple[str, Problem]]) -> list[Judged]:
+        if not answers:
+            return []
+        texts, right = [text for text, _ in answers], [problem.data["answer"] for _, problem in answers]
+        if verifier == "math":
+            prompts = ["\n".join(turn["content"] for turn in as_messages(p.data["prompt"])) for _, p in answers]
+            return mathematical(texts, right, prompts, workers=self.workers, seconds=self.seconds)
+        if verifier == "regex":
+            return matching(texts, right, workers=self.workers, seconds=self.seconds)
+        if verifier == "number":
+            return [
+                numeric(
+                    text,
+                    problem.data["answer"],
+                    tolerance=self.tolerance,
+                    question=as_messages(problem.data["prompt"])[-1]["content"],
+                )
+                for text, problem in answers
+            ]
+        return [exact(text, golds, ignore_case=self.ignore_case) for text, golds in zip(texts, right, strict=True)]
+
+    def _code(self) -> Code:
+        return Code(seconds=self.seconds, workers=self.workers)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _as_text(turns: Sequence[Message]) -> str:
+    """Messages as text for a model without a chat template."""
+    if all(turn["role"] != "assistant" for turn in turns):
+        return "\n\n".join(turn["content"] for turn in turns) + "\n"
+    return "\n\n".join(f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns) + "\n\nAssistant:"
+
+
+def _code_problem(problem: Problem) -> Problem:
+    """As `Code` takes it: its prompt is the head of the function, if it is that."""
+    given = problem.data["prompt"]
+    name = problem.data["entry_point"]
+    head = given if isinstance(given, str) and defines(given, name) else ""
+    return Problem(problem.id, {"prompt": head, "entry_point": name, "test": problem.data["test"]})

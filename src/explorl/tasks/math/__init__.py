@@ -1,0 +1,1 @@
+"""Mathematical problems and the judge of their answers."""

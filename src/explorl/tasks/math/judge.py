@@ -1,0 +1,142 @@
+"""Judge: whether two mathematical answers say the same, in bounded time, whatever they are.
+
+An answer passes four gates. Its text must have the form of an answer to this problem (`math_form`); what it is parsed
+to may hold nothing that sympy would have to work out and the right answer does not hold (`math_tree`); math-verify
+(Hugging Face, 2024) compares the two in a sealed process, of which nothing is left for the next pair; and an answer of
+the right value must not be a formula copied from the prompt, nor a product of vectors or matrices in another order
+(`math_prompt`).
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from types import TracebackType
+
+from explorl.sandbox.isolated_call import Reply, Sealed, SealedLimits
+from explorl.tasks.math import form
+from explorl.tasks.math import prompt as math_prompt
+from explorl.tasks.math.normalize import MAX_LENGTH, normal, numeral
+
+Pair = tuple[str, str]
+"""The right answer, and the one to judge."""
+
+_WORKER = "explorl.tasks.math.sympy_worker:compare"
+_REMEMBERED = 1 << 16
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether an answer says the same as the right one; if it could not be told, why."""
+
+    same: bool
+    error: str | None = None
+    seconds: float = 0.0
+    """Processor time that a worker took over it."""
+
+
+class Judge:
+    """Answers judged by sealed workers, started when first needed. Usable from several threads and forks."""
+
+    def __init__(self, workers: int | None = None, limit: float = 5.0, *, arithmetic: bool = False) -> None:
+        """``limit``: seconds of processor time per pair, whatever the other pairs of its batch take. ``arithmetic``:
+        answers may leave to the judge what the right answer has worked out."""
+        if not limit > 0:
+            raise ValueError(f"limit={limit}: give the seconds that a pair of answers may take, like 5.0")
+        self.arithmetic = arithmetic
+        self._sealed = Sealed(_WORKER, workers=workers, limits=SealedLimits(seconds=limit))
+        self._known: dict[Pair, Judgement] = {}
+        self._lock = Lock()
+
+    @property
+    def workers(self) -> int:
+        return self._sealed.workers
+
+    def judge(self, gold: str, answer: str, prompt: str = "") -> Judgement:
+        """Judge one answer, given the text of the problem."""
+        return self.judge_many([(gold, answer)], [prompt])[0]
+
+    def judge_many(self, pairs: Iterable[Pair], prompts: Iterable[str] | None = None) -> list[Judgement]:
+        """Judge answers with all workers at once. The same pair is judged once, and remembered.
+
+        ``prompts`` are the texts of the problems: an answer that repeats a formula of its prompt is refused where the
+        right answer has another form (`math_prompt`).
+        """
+        pairs = list(pairs)
+        prompts = [""] * len(pairs) if prompts is None else prompts
+        judged = {
+            pair: self._known.get(pair) or at_once(*pair, arithmetic=self.arithmetic) for pair in dict.fromkeys(pairs)
+        }
+        judged |= self._compare([pair for pair, judgement in judged.items() if judgement is None])
+        known = {pair: judgement for pair, judgement in judged.items() if judgement is not None}
+        if len(self._known) + len(known) > _REMEMBERED:
+            self._known = {}
+        self._known |= known
+        return [_unless_refused(known[pair], *pair, prompt) for pair, prompt in zip(pairs, prompts, strict=True)]
+
+    def close(self) -> None:
+        """End the workers; the next pair starts new ones."""
+        self._sealed.close()
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, Judgement | None]:
+        try:
+            messages = [_message(*pair, self.arithmetic) for pair in pairs]
+            replies = self._sealed.call_many(messages, [message["gold"] for message in messages]) if pairs else []
+        except ImportError as error:
+            raise ImportError(f"judging answers needs math-verify ({error}); pip install math-verify") from None
+        return {pair: _judgement(reply) for pair, reply in zip(pairs, replies, strict=True)}
+
+
+def _unless_refused(judgement: Judgement, gold: str, answer: str, prompt: str) -> Judgement:
+    """The judgement, or a refusal of an answer that has the right value but not the form that the prompt asks for."""
+    reason = math_prompt.refusal(prompt, gold, answer) if judgement.same and answer != gold else None
+    return judgement if reason is None else Judgement(False, reason, judgement.seconds)
+
+
+def _message(gold: str, answer: str, arithmetic: bool) -> dict[str, object]:
+    right, said = form.texts(gold, answer, arithmetic=arithmetic)
+    return {"gold": right, "answer": said}
+
+
+def _judgement(reply: Reply) -> Judgement:
+    if reply.error is None:
+        return Judgement(reply.value is True, seconds=reply.seconds)
+    error = reply.error.removeprefix("raised ValueError: ")
+    return Judgement(False, f"the comparison {error}" if error == reply.error else error, reply.seconds)
+
+
+def at_once(gold: str, answer: str, *, arithmetic: bool = False) -> Judgement | None:
+    """The judgement on a pair that needs no comparison: equal normal forms, two numbers, no answer, a bad form."""
+    if len(answer) > MAX_LENGTH:
+        return Judgement(False, f"the answer is longer than {MAX_LENGTH:,} characters")
+    said = normal(answer)
+    if not said:
+        return Judgement(False, "the answer is empty")
+    if answer == gold:
+        return Judgement(True)
+    numbers = numeral(gold), numeral(answer)
+    if all(numbers):
+        return Judgement(numbers[0] == numbers[1])
+    if (reason := form.refusal(gold, answer, arithmetic=arithmetic)) is not None:
+        return Judgement(False, reason)
+    right, stated = form.texts(gold, answer, arithmetic=arithmetic)
+    return Judgement(True) if right == stated or said == normal(gold) else None
+
+
+@lru_cache
+def shared_judge(workers: int | None, limit: float, arithmetic: bool = False) -> Judge:
+    """One judge per process for all that ask with the same numbers; ended when Python ends."""
+    judge = Judge(workers, limit, arithmetic=arithmetic)
+    atexit.register(judge.close)
+    return judge

@@ -1,0 +1,177 @@
+r"""The signs that an answer's LaTeX consists of: numbers, words, texts, commands and single signs.
+
+A policy writes answers, so nothing in them is taken on trust: what does not print is no sign, and what stands in
+``\text{…}`` and its like must be letters, digits and the marks between words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import NamedTuple
+
+from explorl.tasks.math.units import is_abbreviation
+
+
+class Unreadable(ValueError):
+    """The text is not in the language of answers."""
+
+
+class Token(NamedTuple):
+    """One sign."""
+
+    kind: str
+    """``number``, ``word`` (letters), ``letters`` (the rest of a word), ``text``, ``command`` or ``sign``."""
+    text: str
+    spaced: int
+    """1: after a space; 2: after the end of a formula, or a bracket's \\left."""
+
+
+FUNCTIONS = {
+    **dict.fromkeys(("sin", "cos", "tan", "cot", "sec", "csc"), "trigonometric function"),
+    **dict.fromkeys(("arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc"), "trigonometric function"),
+    **dict.fromkeys(("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"), "hyperbolic function"),
+    **dict.fromkeys(("ln", "log"), "logarithm"),
+    "exp": "exponential",
+    **{name: name for name in ("gcd", "lcm", "max", "min")},
+}
+"""The functions that are read by name, and the family of each."""
+
+ALIASES = {
+    "arsinh": "arcsinh", "arcosh": "arccosh", "artanh": "arctanh",
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan",
+}  # fmt: skip
+"""Other names of functions."""
+
+_TEXTS = frozenset({
+    "text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox", "emph", "operatorname",
+    "mathrm", "mathbf", "mathit", "mathsf", "mathtt", "mathnormal", "boldsymbol", "bm",
+})  # fmt: skip
+_FONTS = frozenset({
+    "mathrm", "mathbf", "mathit", "mathsf", "mathtt", "mathnormal", "boldsymbol", "bm", "textbf",
+})  # fmt: skip
+_SIZES = frozenset({
+    "left", "right", "big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "Biggl",
+    "Biggr",
+})  # fmt: skip
+_SPACES = frozenset({
+    "~", "$", "\\,", "\\;", "\\:", "\\>", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\/", "\\quad", "\\qquad", "\\thinspace",
+    "\\medspace", "\\thickspace", "\\enspace", "\\displaystyle", "\\textstyle", "\\limits", "\\nolimits",
+})  # fmt: skip
+
+_UNICODE = {
+    "−": "-", "–": "-", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "∗": "*", "÷": "\\div ",
+    "∕": "/", "⁄": "/", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "∈": "\\in ", "±": "\\pm ",
+    "∓": "\\mp ", "∞": "\\infty ", "∪": "\\cup ", "∩": "\\cap ", "∖": "\\setminus ", "∅": "\\emptyset ", "√": "\\surd ",
+    "°": "\\degree ", "π": "\\pi ", "′": "'", "’": "'", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}",
+    "ℕ": "\\mathbb{N}", "ℂ": "\\mathbb{C}", "⟨": "\\langle ", "⟩": "\\rangle ", "½": "\\frac{1}{2}",
+    "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}", "⅛": "\\frac{1}{8}",
+    "¢": "\\text{ cents}",
+    "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "δ": "\\delta ", "ε": "\\epsilon ", "ζ": "\\zeta ",
+    "η": "\\eta ", "θ": "\\theta ", "ι": "\\iota ", "κ": "\\kappa ", "λ": "\\lambda ", "μ": "\\mu ",
+    "ν": "\\nu ", "ξ": "\\xi ", "ρ": "\\rho ", "σ": "\\sigma ", "τ": "\\tau ", "υ": "\\upsilon ",
+    "φ": "\\phi ", "χ": "\\chi ", "ψ": "\\psi ", "ω": "\\omega ", "Γ": "\\Gamma ", "Δ": "\\Delta ",
+    "Θ": "\\Theta ", "Λ": "\\Lambda ", "Ξ": "\\Xi ", "Σ": "\\Sigma ", "Φ": "\\Phi ", "Ψ": "\\Psi ",
+    "Ω": "\\Omega ",
+}  # fmt: skip
+_WIDE = {chr(ord(sign) + 0xFEE0): sign for sign in "0123456789+-*/=<>()[],.:;%"}
+"""Signs as wide as ideographs, which policies write that think in Chinese."""
+_TRANSLATION = str.maketrans(_UNICODE | _WIDE)
+
+_RAISED = re.compile("[⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+|[₀₁₂₃₄₅₆₇₈₉]+")
+_LEVEL = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "-01234567890123456789")
+_BREAKS = frozenset("\f\v\x1c\x1d\x1e\x1f\x85\u2028\u2029")
+
+_BRACED = re.compile(r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
+_INVISIBLE = re.compile(r" *\.")
+_WORDS = re.compile(r"[A-Za-z0-9 .,'/^-]*")
+_MEASURES = frozenset({"min", "sec", "arcsec"})
+_PART_END = re.compile(r"[ .]*(?:[,;/$)}\]]|\\[)\]]|$)")
+_POWER = re.compile(r"\^\{ ?(-?[0-9]) ?\}")
+_MICRO = re.compile(r"\\mu *(?=[A-Za-z])")
+_MICRO_UNIT = re.compile(r" *\\(?:text|mathrm) *\{ *([A-Za-z]+) *\}")
+_SCAN = re.compile(
+    r"(?P<space> +)"
+    r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6}(?![A-Za-z0-9.]))?)"
+    r"|(?P<command>\\(?:[A-Za-z]+|.))"
+    r"|(?P<word>[A-Za-z]+)"
+    r"|(?P<sign>\*\*|<=|>=|!=|[^\\])"
+)
+
+
+def translated(text: str) -> str:
+    """The text with mathematical signs of Unicode as LaTeX, and each space or line break as a plain space.
+
+    Raises `Unreadable` for what does not print: control characters, form feeds, zero-width signs, lone surrogates.
+    """
+    if not text.isascii():
+        text = _RAISED.sub(_level, unicodedata.normalize("NFC", text)).translate(_TRANSLATION)
+    text = "".join([" " if sign.isspace() and sign not in _BREAKS else sign for sign in text])
+    if not text.isprintable():
+        sign = next(sign for sign in text if not sign.isprintable())
+        raise Unreadable(f"it holds {sign!a}, which does not print")
+    return text
+
+
+def _level(match: re.Match[str]) -> str:
+    return f"{'_' if match[0][0] in '₀₁₂₃₄₅₆₇₈₉' else '^'}{{{match[0].translate(_LEVEL)}}}"
+
+
+def tokens(text: str) -> list[Token]:
+    """The signs of a text, without spaces, dollar signs and whatever else is there for its looks."""
+    found: list[Token] = []
+    spaced, at = 0, 0
+    while match := _SCAN.match(text, at):
+        kind, sign, at = match.lastgroup or "", match[0], match.end()
+        name = sign[1:] if kind == "command" else ""
+        if sign == "\\!":
+            while text.startswith(" ", at):
+                at += 1
+        elif kind == "space" or sign in _SPACES:
+            spaced = max(spaced, 1 if sign.strip("\\,;: ~") == "" else 2)
+        elif name in _SIZES:
+            spaced = 2
+            if invisible := _INVISIBLE.match(text, at):
+                at = invisible.end()
+        elif name == "mu" and (unit := _MICRO_UNIT.match(text, at)) and is_abbreviation(f"micro{unit[1]}"):
+            found.append(Token("text", f"micro{unit[1]}", spaced))
+            spaced, at = 0, unit.end()
+        elif kind == "word" and _is_measure(sign, text, at):
+            found.append(Token("text", sign, spaced))
+            spaced = 0
+        elif name in _TEXTS:
+            added, at = _text_tokens(text, at, sign, spaced)
+            found += added
+            spaced = 0 if added else spaced
+        else:
+            found.append(Token(kind, sign, spaced))
+            spaced = 0
+    if at < len(text):
+        raise Unreadable("it ends with a backslash")
+    return found
+
+
+def _is_measure(name: str, text: str, at: int) -> bool:
+    """Whether min, sec or arcsec are minutes and seconds: nothing stands there that they could be a function of."""
+    return name in _MEASURES and _PART_END.match(text, at) is not None
+
+
+def _text_tokens(text: str, at: int, command: str, spaced: int) -> tuple[list[Token], int]:
+    r"""The tokens of ``\text{…}`` and its like, and where they end: words are text, a single letter is a symbol."""
+    braced = _BRACED.match(text, at)
+    content = braced[1] if braced else ""
+    name = " ".join(re.sub(r"\\[ ,;:!]|[~$]", " ", content).replace("^{2}", "^2").replace("^{3}", "^3").split())
+    unit = " ".join(_MICRO.sub("micro", _POWER.sub(r"^\1", name)).replace("\\cdot", " ").split())
+    name = unit if all(map(is_abbreviation, re.findall("[A-Za-z]+", unit))) else name
+    if braced and not name:
+        return [], braced.end()
+    if braced and (name in FUNCTIONS or name in ALIASES) and not _is_measure(name, text, braced.end()):
+        return [Token("command", f"\\{name}", spaced)], braced.end()
+    if braced and len(name) > 1 and name[0].isalpha() and _WORDS.fullmatch(name):
+        return [Token("text", name, spaced)], braced.end()
+    if braced and re.fullmatch(r"[A-Za-z]|[-+]?[0-9.,]+", name):
+        first, *others = tokens(name)
+        return [first._replace(spaced=spaced), *others], braced.end()
+    if command[1:] not in _FONTS:
+        raise Unreadable(f"{command} holds other than letters, digits and .,'-")
+    return [], at  # letters in another type: what follows is read as if the command were not there

@@ -1,0 +1,160 @@
+r"""Whether an answer of the right value is what the problem asks for, and not a formula of the problem itself.
+
+"Factor x² − 9", "Simplify √242" and "Write 3/20 as a decimal" ask for another form of a formula that they state.
+Copying it has the right value and solves nothing, so an answer is refused that has the form (`math_notation`) of a
+formula of the prompt where the right answer has another form. An answer that has the right answer's form is never
+refused, wherever else it stands: the prompt may offer it as one of several choices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from explorl.tasks.math.latex import Node, read
+from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable
+from explorl.tasks.math.normalize import normal
+from explorl.tasks.math.notation import Forms, forms
+from explorl.tasks.math.value import operations
+from explorl.tasks.math.vectors import are_reordered
+from explorl.tasks.math.words import are_text, plain_name, words
+
+
+def refusal(prompt: str, gold: str, answer: str) -> str | None:
+    """Return why an answer with the value of the right one is not what the prompt asks for; None if it is."""
+    if are_reordered(prompt, gold, answer):
+        return "a product of vectors or matrices in another order"
+    if restates(prompt, gold, answer):
+        return "a formula of the problem, which asks for another form of it"
+    return None
+
+
+def restates(prompt: str, gold: str, answer: str) -> bool:
+    """Return whether an answer repeats a formula of the prompt while the right answer has another form."""
+    if not prompt or plain_name(gold) is not None or (are_text(gold) and words(gold) is not None):
+        return False
+    units = _may_have_unit(gold)
+    right, stated = _forms(gold, units), _forms(answer, units)
+    if right is None or stated is None:
+        return normal(answer) != normal(gold) and normal(answer) in _normal_texts(prompt)
+    if right == stated:
+        return False
+    return any(
+        form == copied != wanted
+        for formula in _forms_in(prompt, units)
+        for form, copied, wanted in zip(stated, formula, right, strict=True)
+    )
+
+
+def _may_have_unit(gold: str) -> bool:
+    """Return whether a bare word at the end of an answer may be a unit, as `math_form` reads it."""
+    try:
+        return not operations(read(gold)).symbols
+    except Unreadable:
+        return False
+
+
+# Formulas of a prompt
+
+_DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\$(.+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|\\begin\{((?:align|equation|gather|multline)\w*\*?)\}(.+?)"
+    r"\\end\{\5\}",
+    re.DOTALL,
+)
+_BREAK = re.compile(
+    r"\\\\(?:\[[^\]]*\])?|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textrm)\s*\{[^{}]*\}|\\(?:begin|end)\{(?:align|aligned|"
+    r"equation|gather|gathered|split|multline)\w*\*?\}|\\(?:implies|iff|Rightarrow|Leftrightarrow|to)(?![A-Za-z])"
+)
+_RELATION = re.compile(r"\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?|approx|equiv|in|sim|le|ge)(?![A-Za-z])|[=<>,;:]")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_FUNCTION_NAME = re.compile(rf"\b(?:{'|'.join([*FUNCTIONS, 'sqrt', 'pi', 'asin', 'acos', 'atan'])})\b")
+_PUNCTUATION = " \t\r\n.,;:?!"
+_QUOTES = str.maketrans('"“”„«»`', " " * 7)
+_LONGEST_RUN = 30
+
+
+@lru_cache(maxsize=1_024)
+def _texts(prompt: str) -> frozenset[str]:
+    """The formulas of a prompt, and what stands between the relations and commas of each.
+
+    What is no formula may be among them: that matters only if an answer of the right value has its form.
+    """
+    prompt = _BOX.sub(" ", _DRAWING.sub(" ", prompt)).replace("\\$", " ")
+    formulas = [next(filter(None, match.groups()[:4]), match[6]) for match in _FORMULA.finditer(prompt)]
+    formulas += _in_prose(_FORMULA.sub(" . ", prompt))
+    formulas += [piece for formula in formulas for piece in _BREAK.split(formula.replace("&", " "))]
+    sides = [side for formula in formulas for side in _sides(formula)]
+    texts = {text.strip(" \t\r\n,;:") for text in (*formulas, *sides)}
+    return frozenset(texts | {text.rstrip(_PUNCTUATION) for text in texts}) - {""}
+
+
+def _sides(formula: str) -> Iterator[str]:
+    """What stands between relations and commas that are in no bracket."""
+    depth, start, cuts = 0, 0, {match.start(): match.end() for match in _RELATION.finditer(formula)}
+    for at, sign in enumerate(formula):
+        depth += (sign in "{[(") - (sign in "}])")
+        if depth <= 0 and at in cuts:
+            yield formula[start:at]
+            start = cuts[at]
+    yield formula[start:]
+
+
+def _in_prose(text: str) -> Iterator[str]:
+    """Runs of words that can be parts of a formula which no dollar signs mark, and what is in the shorter ones."""
+    run: list[str] = []
+    for word in [*text.translate(_QUOTES).split(), "end"]:
+        if _is_formula(word):
+            run.append(word)
+            if word[-1] not in ".?!;":
+                continue
+        yield " ".join(run)
+        if len(run) <= _LONGEST_RUN:  # "a 3/4" and "b) x - 9": what stands beside a formula may look like a part of it
+            yield from (" ".join(run[first:last]) for first in range(len(run)) for last in range(first + 1, len(run)))
+            yield from (" ".join(run[first:]) for first in range(1, len(run)))
+        run = []
+
+
+def _is_formula(word: str) -> bool:
+    bare = _FUNCTION_NAME.sub("", _COMMAND.sub("", word))
+    letters = max(map(len, "".join(sign if sign.isalpha() else " " for sign in bare).split()), default=0)
+    if letters > (4 if re.search(r"[\^*+=]|^[0-9]", bare) else 2):
+        return False
+    is_single = len(word.strip(_PUNCTUATION)) == 1
+    return word != bare or is_single or any(not sign.isalpha() and sign not in ".,;:?!'-" for sign in word)
+
+
+@lru_cache(maxsize=1_024)
+def _forms_in(prompt: str, units: bool) -> frozenset[Forms]:
+    """The forms of the formulas of a prompt, and of what stands beside their relations and commas."""
+    found = (forms(node) for text in _texts(prompt) for node in _nodes(text, units))
+    return frozenset(form for form in found if form is not None)
+
+
+@lru_cache(maxsize=1_024)
+def _normal_texts(prompt: str) -> frozenset[str]:
+    """The formulas of a prompt, for answers that `math_latex` does not read."""
+    return frozenset(map(normal, _texts(prompt)))
+
+
+def _nodes(text: str, units: bool) -> Iterator[Node]:
+    try:
+        waiting = [read(text, units=units)]
+    except Unreadable:
+        return
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if node.kind in ("relation", "list", "bracket", "unit", "percent"):
+            waiting += node.parts
+
+
+@lru_cache(maxsize=8_192)
+def _forms(text: str, units: bool) -> Forms | None:
+    """The forms of an answer; None if it is not read."""
+    try:
+        return forms(read(text, units=units))
+    except Unreadable:
+        return None

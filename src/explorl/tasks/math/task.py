@@ -1,0 +1,148 @@
+r"""Mathematics: a question with one right answer, which the completion states in its last ``\boxed{…}``.
+
+    correctness = 1 if the stated answer has the form and value of the right one, and does not repeat the question
+    format      = 1 if the completion has exactly one \boxed
+
+The benchmarks are for evaluation: MATH-500, AIME 2024 and 2025, AMC 2023 and Minerva have a holdout only, unless a
+folder's files have more. GSM8K (Cobbe et al. 2021) and MATH (Hendrycks et al. 2021) have problems to train on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from explorl.core.plugins import unknown
+from explorl.tasks.base import Problem, Prompt, Task, Verdict
+from explorl.tasks.boxed import last_boxed, last_hash
+from explorl.tasks.math.benchmark_files import SOURCES, Question, read_folder, read_hub
+from explorl.tasks.math.judge import shared_judge
+from explorl.tasks.math.normalize import MAX_LENGTH, normal
+from explorl.tasks.tags import read
+
+STYLES: Mapping[str, str] = {
+    "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
+    "hash": 'Please reason step by step, and give your final answer in a last line of its own, like "#### 42".',
+}
+"""How a completion may state its answer, and how it is asked to."""
+
+
+def read_answer(completion: str | bytes, style: str = "boxed") -> tuple[str | None, bool]:
+    """The answer that a completion states, and whether it is well-formed: states one, and one only.
+
+    Of a completion beyond a million characters only the end is read, and it is not well-formed.
+    """
+    text, whole = read(completion)
+    answer, count = last_boxed(text) if style == "boxed" else last_hash(text)
+    if not answer:
+        return None, False
+    # A lone surrogate can be neither sent to a worker nor written to a table.
+    return answer.encode(errors="replace").decode(), whole and count == 1
+
+
+@dataclass(frozen=True)
+class Math(Task):
+    """One benchmark of mathematics, from the hub or from a folder with a file like ``math500.jsonl`` (``data_dir``)."""
+
+    name: str = "math"
+    dataset: Literal["math500", "aime24", "aime25", "amc23", "minerva", "gsm8k", "hendrycks"] = "math500"
+    data_dir: str | Path | None = None
+    seed: int = 0
+    """Which problems are held out where a file holds them all."""
+    style: Literal["boxed", "hash"] = "boxed"
+    r"""How completions state their answer: ``\boxed{42}``, or ``#### 42`` as in GSM8K's solutions."""
+    limit: float = 5.0
+    """Seconds that comparing two answers may take; beyond, the answer is wrong."""
+    workers: int | None = None
+    """Processes that compare; None: one per core, at most 8."""
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "holdout")
+    templates: ClassVar[tuple[str, ...]] = ("boxed", "chat", "hash")
+
+    def __post_init__(self) -> None:
+        if self.dataset not in SOURCES:
+            raise unknown("dataset", self.dataset, SOURCES)
+        if self.style not in STYLES:
+            raise unknown("style", self.style, STYLES)
+        shared_judge(self.workers, self.limit)  # names a bad number now, and starts nothing yet
+
+    def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
+        self.check(split, limit)
+        in_files = self.data_dir is not None and bool(self._given[split])
+        if split not in SOURCES[self.dataset].splits and not in_files:
+            raise ValueError(
+                f"{self.dataset!r} is for evaluation and has no {split!r} split; ask for 'holdout', or use 'gsm8k'"
+            )
+        return self._given[split][:limit]
+
+    def problem(self, question: str, answer: str) -> Problem:
+        """The problem with this question; its id does not depend on the answer or on white space."""
+        digest = hashlib.sha256(" ".join(question.split()).encode()).hexdigest()
+        return Problem(f"{self.dataset}:{digest[:16]}", {"question": question, "answer": answer})
+
+    def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
+        """``chat`` asks in messages; ``boxed`` and ``hash`` ask in text, for the style of that name."""
+        template = template or self.style
+        if template not in self.templates:
+            raise unknown("template", template, self.templates)
+        if template not in ("chat", self.style):
+            raise ValueError(f"template {template!r} asks for another form than style={self.style!r} reads; give both")
+        text = f"{problem.data['question']}\n{STYLES[self.style]}"
+        return [{"role": "user", "content": text}] if template == "chat" else f"{text}\n"
+
+    def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
+        return self.verify_many([completion], [problem])[0]
+
+    def verify_many(
+        self,
+        completions: Sequence[str | bytes],
+        problems: Sequence[Problem],
+        *,
+        opened: Sequence[bool] | None = None,
+    ) -> list[Verdict]:
+        """Judge completions with all workers at once. An open ``<think>`` changes nothing."""
+        stated = [read_answer(completion, self.style) for completion in completions]
+        cases = [
+            ((str(problem.data["answer"]), answer), str(problem.data["question"]))
+            for (answer, _), problem in zip(stated, problems, strict=True)
+            if answer is not None
+        ]
+        pairs, prompts = [pair for pair, _ in cases], [prompt for _, prompt in cases]
+        judgements = iter(shared_judge(self.workers, self.limit).judge_many(pairs, prompts))
+        verdicts = []
+        for answer, well_formed in stated:
+            if answer is None:
+                mark = "\\boxed{…} with an answer in it" if self.style == "boxed" else "answer after ####"
+                verdicts.append(Verdict(False, well_formed, error=f"no {mark}"))
+                continue
+            judgement = next(judgements)
+            said = normal(answer) if len(answer) <= MAX_LENGTH else ""
+            error = None if judgement.same else judgement.error or "another answer than the right one"
+            verdicts.append(Verdict(judgement.same, well_formed, said or None, error))
+        return verdicts
+
+    @cached_property
+    def _given(self) -> dict[str, list[Problem]]:
+        """Each split without repetitions, and train without what is held out."""
+        splits = (
+            read_hub(self.dataset)
+            if self.data_dir is None
+            else read_folder(self.data_dir, self.dataset, seed=self.seed)
+        )
+        holdout = self._unique(splits["holdout"])
+        train = self._unique(splits.get("train", []))
+        return {
+            "holdout": list(holdout.values()),
+            "train": [problem for key, problem in train.items() if key not in holdout],
+        }
+
+    def _unique(self, questions: Sequence[Question]) -> dict[str, Problem]:
+        problems: dict[str, Problem] = {}
+        for question in questions:
+            problem = self.problem(*question)
+            problems.setdefault(problem.id, problem)
+        return problems

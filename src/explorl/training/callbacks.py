@@ -1,0 +1,252 @@
+"""What every training run shares: whole checkpoints, a metrics file, progress on a terminal or in a log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+from explorl.core import processes
+from explorl.core.config import Config, changed_keys
+from explorl.core.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
+from explorl.core.terminal import Pace, ProgressLines, duration, literal
+from explorl.training.grpo.checkpoint import fault
+from explorl.training.sharding import fsdp_version, gathered_weights
+
+
+class Diverged(ValueError):
+    """A training whose numbers are no longer finite; the message says at which step, and what to change."""
+
+
+class StoredCheckpoints:
+    """Mixin of a transformers Trainer: a checkpoint gets its name only when it is whole."""
+
+    args: Any
+    accelerator: Any
+    store: RunStore
+    keep_checkpoints: int = 2
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        accelerator = self.accelerator
+        main = accelerator.is_main_process
+        final = self.args.output_dir
+        with self.store.stage_checkpoint() if main else nullcontext() as staging:
+            # all processes write into one folder, and the main one gives it its name when they are done
+            self.args.output_dir = broadcast_object_list([str(staging)])[0]
+            try:
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                accelerator.wait_for_everyone()
+            finally:
+                self.args.output_dir = final
+        if main:
+            self.store.prune_checkpoints(self.keep_checkpoints)
+        accelerator.wait_for_everyone()
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """A run folder has its provenance; TRL's card for the hub has no place in it."""
+
+
+class Recorder(TrainerCallback):
+    """Writes one line of metrics.jsonl for each logged step."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs and "loss" in logs:  # the closing summary has no loss of its own
+            self.store.append_metrics({"step": state.global_step, "kind": "train", **logs})
+
+
+class Shown(TrainerCallback):
+    """Where a training is: a bar with the latest reward or loss on a terminal, and plain lines elsewhere.
+
+    A step is a batch of completions, however many optimizer steps use it.
+    """
+
+    def __init__(self, label: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.label, self.clock = label, clock
+        self.progress = progress_bar(console)
+        self.lines = ProgressLines(console, clock)
+        self.task: Any = None
+        self._values: dict[str, float] = {}
+        self._said: int | None = None
+        self._begin = (0, 0.0)
+        """Step and time at which this process began."""
+        self._pace = Pace()
+        self._tokens: tuple[float, float] | None = None
+        """Tokens of the line before, and when they were counted."""
+        self._logged = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step, total = _steps(args, state)
+        self._begin, self._said, self._pace = (step, self.clock()), None, Pace(step)
+        self.progress.start()
+        self.task = self.progress.add_task(self.label, total=total, completed=step, note="")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        found = {key: (logs or {}).get(key) for key in ("reward", "loss", "entropy", "num_tokens")}
+        values = {key: float(value) for key, value in found.items() if value is not None}
+        if "loss" not in values or self.task is None:
+            return
+        self._values, self._logged = values, self.clock()
+        note = next(f"{key} {values[key]:.3f}" for key in ("reward", "loss") if key in values)
+        self.progress.update(self.task, note=note)
+        if self.lines.due and state.is_world_process_zero:
+            self._say(args, state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step, _ = _steps(args, state)
+        self._pace.see(step, self.clock())
+        if self.task is not None:
+            self.progress.update(self.task, completed=step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._said != state.global_step and state.is_world_process_zero:
+            self._say(args, state)
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+        self.progress.stop()
+
+    def _say(self, args: Any, state: Any) -> None:
+        step, total = _steps(args, state)
+        first, begun = self._begin
+        score = "reward" if "reward" in self._values else "loss"
+        parts = [f"{key} {self._values[key]:.3f}" for key in (score, "entropy") if key in self._values]
+        if "num_tokens" in self._values:
+            counted = self._values["num_tokens"], self._logged
+            tokens, since = self._tokens or (counted if first else (0, begun))
+            if self._logged > since:
+                parts.append(f"{(counted[0] - tokens) / (self._logged - since):,.0f} tokens/s")
+            self._tokens = counted
+        if step < total and self._pace.seconds is not None:
+            parts.append(f"{duration(self._pace.seconds * (total - step))} left")
+        self._said = state.global_step
+        self.lines.say(", ".join([f"{self.label}: step {step:,} of {total:,}", *parts]))
+
+
+def _steps(args: Any, state: Any) -> tuple[int, int]:
+    """Steps that are done, and all of them; one has `num_iterations` updates."""
+    iterations = getattr(args, "num_iterations", 1)
+    return math.ceil(state.global_step / iterations), math.ceil(state.max_steps / iterations)
+
+
+class StopAtDivergence(TrainerCallback):
+    """Ends a training whose loss or gradient is not finite, before it is saved."""
+
+    def __init__(self, key: str, rate: float) -> None:
+        self.key, self.rate = key, rate
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if args.fp16:  # where the gradient scaler skips a step, its gradient was infinite
+            return
+        for name in ("loss", "grad_norm"):
+            value = (logs or {}).get(name)
+            if value is not None and not math.isfinite(float(value)):
+                raise self.error(_steps(args, state)[0], f"{name} is {float(value)}")
+
+    def error(self, step: int, why: str) -> Diverged:
+        """What is said of it."""
+        return Diverged(
+            f"training diverged at step {step} ({why}); lower the learning rate: {self.key} is {self.rate:g}, "
+            f"try {self.rate / 10:g}"
+        )
+
+
+def progress_bar(console: Console) -> Progress:
+    """The bar that all commands share; hidden where the output is not a terminal."""
+    return Progress(
+        TextColumn("{task.description:<24}", markup=False),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+class Periodically(TrainerCallback):
+    """Calls a function each so many steps, on the main process or on all; where it returns True, training ends.
+
+    ``last`` calls it after the last step too, while trackers still take what is logged.
+    """
+
+    def __init__(
+        self, every: int, function: Callable[[int], bool | None], *, everywhere: bool = False, last: bool = False
+    ) -> None:
+        self.every, self.function, self.everywhere, self.last = every, function, everywhere, last
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        due = bool(self.every) and state.global_step % self.every == 0
+        if not due and not (self.last and control.should_training_stop):
+            return
+        asked = self.everywhere or state.is_world_process_zero
+        ends = self.function(state.global_step) if asked else None
+        if args.world_size > 1:  # all end, or none
+            ends = broadcast_object_list([ends])[0]
+        if ends:
+            control.should_training_stop = True
+
+
+def begin(
+    trainer: Any, store: RunStore, config: Config, kind: str, rows: Sequence[Any], *, console: Console, alone: bool
+) -> Path | None:
+    """Starts the run on these rows in its folder, or goes on with it; the checkpoint to go on from, None where there is
+    none."""
+    checkpoint = None
+    if trainer.accelerator.is_main_process:
+        if alone:
+            store.lock()
+        checkpoint = _begin(store, config, kind, rows, lambda text: console.print(literal(text), soft_wrap=True))
+    trainer.store = store
+    checkpoint = broadcast_object_list([checkpoint])[0]
+    return checkpoint
+
+
+def _begin(store: RunStore, config: Config, kind: str, rows: Sequence[Any], say: Callable[[str], None]) -> Path | None:
+    model, new = store.folder / "model", config.dump()
+    changed = changed_keys(store.config(), new) if store.has_steps else {}
+    checkpoint = store.sound_checkpoint(fault, say)
+    if checkpoint is None and model.exists():
+        raise StoreError(
+            f"{store.folder} is finished and has no checkpoint to go on from; start a new run from its policy with "
+            f"--set model.name={model}"
+        )
+    store.begin(new, kind)
+    step = checkpoint_step(checkpoint) if checkpoint else 0
+    if model.exists():
+        model.replace(store.folder / f"model-step-{step}")
+        say(f"the policy that {store.folder} had ended with is now {store.folder / f'model-step-{step}'}")
+    store.rewind(step)
+    facts: dict[str, Any] = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
+    facts["rows"] = digest_of(rows)
+    if checkpoint and (words := store.other_rows(facts["rows"])):
+        say(words)
+    if processes.count() > 1:
+        facts["processes"] = processes.count()
+    store.record_start(kind=kind, seed=config.seed, resumed_from=checkpoint.name if checkpoint else None, **facts)
+    return checkpoint
+
+
+def save_model(store: RunStore, trainer: Any, tokenizer: Any) -> Path:
+    """Writes the trained policy to `model/` in the run's folder, whole; called on every process."""
+    target, accelerator = store.folder / "model", trainer.accelerator
+    fsdp = fsdp_version(accelerator) > 0
+    weights = {"state_dict": accelerator.get_state_dict(trainer.model_wrapped)} if fsdp else {}
+    with nullcontext() if fsdp else gathered_weights(trainer.model_wrapped, accelerator):
+        if accelerator.is_main_process:
+            with atomic_folder(target) as folder:
+                accelerator.unwrap_model(trainer.model).save_pretrained(folder, **weights)
+                tokenizer.save_pretrained(folder)
+    accelerator.wait_for_everyone()
+    return target

@@ -1,0 +1,1 @@
+"""GRPO with exploration strategies, on top of TRL."""

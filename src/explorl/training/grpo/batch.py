@@ -1,0 +1,223 @@
+"""From a generation batch as TRL has it to the `Batch` that strategies see, and back.
+
+Strategies act on the whole batch of all processes. Where one of them must see it, what was recorded is gathered, and
+each process puts its own rows of what the strategies said into the dictionary that is split into micro-batches. Where
+all of them act on parts, each process keeps to its own rows, and asks the others for sums and for what there is one of
+per row (`explorl.training.grpo.distributed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from explorl.modeling.token_records import answer_records
+from explorl.rollout import PaddedRollouts
+from explorl.strategies import Batch, Strategy
+from explorl.strategies._lib.collectives import ALONE
+from explorl.strategies.base import masked_mean
+from explorl.training.grpo.correct import Correct
+from explorl.training.grpo.distributed import Processes
+from explorl.training.grpo.hook_checks import finite, per_token
+from explorl.training.grpo.logged_columns import counted_tokens, prompt_text
+from explorl.training.grpo.shaping import Shaped
+
+
+class Recorded(NamedTuple):
+    """What is known of every completion token of this process."""
+
+    logps: Tensor
+    """log π at the temperature of sampling."""
+    entropy: Tensor
+    """At temperature 1."""
+    branching: Tensor | None
+    """At temperature 1; None where no full distribution was seen."""
+    sampling_logps: Tensor | None
+    """log q; None where something else than the engine sampled."""
+    min_p_mass: Tensor | None = None
+    """None where it was not asked for."""
+    drawn_by: Tensor | None = None
+    """None where answers do not branch."""
+
+
+def padded_to(values: Tensor, length: int) -> Tensor:
+    """Zeros on the right up to `length`, which TRL may round up."""
+    return torch.nn.functional.pad(values, (0, length - values.size(1)))
+
+
+def by_engine(records: PaddedRollouts, length: int) -> Recorded:
+    """What the engine recorded while sampling."""
+    values = records.logps, records.entropy, records.branching.float(), records.sampling_logps
+    mass = None if records.min_p_mass is None else padded_to(records.min_p_mass, length)
+    drawn_by = None if records.drawn_by is None else padded_to(records.drawn_by, length)
+    logps, entropy, branching, sampling_logps = (padded_to(value, length) for value in values)
+    return Recorded(logps, entropy, branching, sampling_logps, mass, drawn_by)
+
+
+def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
+    """The same by a pass over the batch, after `model.generate`, vLLM or tools; 0 where the mask is 0.
+
+    Not packed: equal answers must have equal records however many rows there are at once, because strategies rank them.
+    """
+    records = answer_records(
+        model,
+        torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+        torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+        output["completion_ids"].size(1),
+        rows=rows,
+        temperature=temperature,
+        autocast=autocast,
+        packed=False,
+    )
+    return Recorded(records.logps, records.entropy, records.branching.float(), None)
+
+
+def generation_batch(
+    accelerator: Any,
+    recorded: Recorded,
+    output: Mapping[str, Any],
+    *,
+    prompts: Sequence[Any],
+    parts: Tensor,
+    rewards: Tensor,
+    correct: Correct,
+    ends: Sequence[int],
+    stopped: Sequence[bool],
+    generations: int,
+    temperature: float,
+    row_temperature: Tensor | None,
+    step: int,
+    answers: Sequence[str | None] | None = None,
+    max_length: int | None = None,
+    gathered: bool = True,
+) -> Batch:
+    """The generation batch of all processes; unless it is to be `gathered`, this process's own rows of it.
+
+    rewards, parts: of the rows of all processes. ends: tokens that end an answer; stopped: whether a stop string has.
+    """
+    rows, length = output["completion_ids"].shape
+    world = ALONE if gathered else Processes(rows, rewards.device)
+    width = length if gathered else int(world.largest(rewards.new_tensor(float(length))))
+
+    def tokens(tensor: Tensor) -> Tensor:
+        if gathered:
+            return accelerator.gather(accelerator.pad_across_processes(tensor, dim=1))
+        return tensor if tensor.size(1) == width else padded_to(tensor, width)
+
+    def optional(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tokens(tensor)
+
+    def known(values: Tensor) -> Tensor:
+        return accelerator.gather(values) if gathered else values
+
+    def texts(values: Sequence[Any]) -> Sequence[Any]:
+        return gather_object(list(values)) if gathered else list(values)
+
+    mask = counted_tokens(output).to(recorded.logps.dtype)
+    lengths = output["completion_mask"].sum(1)
+    last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    ended = torch.isin(last, torch.tensor(list(ends), device=last.device))
+    truncated = ~(ended | torch.tensor(list(stopped), device=last.device)) | (lengths == 0)
+    old = output.get("old_per_token_logps")
+    return Batch(
+        logps=tokens(recorded.logps),
+        old_logps=tokens(recorded.logps if old is None else old),
+        ref_logps=optional(output.get("ref_per_token_logps")),
+        sampling_logps=optional(
+            output.get("sampling_per_token_logps") if recorded.sampling_logps is None else recorded.sampling_logps
+        ),
+        entropy=tokens(recorded.entropy),
+        branching=optional(recorded.branching),
+        mask=tokens(mask),
+        advantages=tokens(output["advantages"].unsqueeze(1) * mask),
+        rewards=world.here(rewards),
+        correct=world.here(correct.marks(parts)),
+        correctness=world.here(correct.rewards(parts)),
+        group=world.here(torch.arange(len(rewards), device=rewards.device) // generations),
+        truncated=known(truncated),
+        temperature=(
+            torch.full_like(world.here(rewards), temperature)
+            if row_temperature is None
+            else known(per_row(row_temperature, mask))
+        ),
+        step=step,
+        prompts=texts([prompt_text(prompt) for prompt in prompts]),
+        answers=() if answers is None else texts(answers),
+        max_length=max_length,
+        min_p_mass=optional(recorded.min_p_mass),
+        drawn_by=optional(recorded.drawn_by),
+        world=world,
+    )
+
+
+def per_row(temperature: Tensor, mask: Tensor) -> Tensor:
+    """One temperature per row; where they go by position, their mean over the tokens that count, else the first."""
+    if temperature.dim() == 1:
+        return temperature
+    width = min(temperature.size(1), mask.size(1))
+    mean = masked_mean(temperature[:, :width], mask[:, :width], dim=1)
+    return torch.where(mask[:, :width].sum(1) > 0, mean, temperature[:, 0])
+
+
+ROW_FIELDS = ("rewards", "correct", "correctness", "group", "truncated")
+"""Fields of a `Batch` with one value per row that `Strategy.penalty` finds in a micro-batch."""
+
+
+def put_back(shaped: Shaped, output: dict[str, Any], batch: Batch, *, process: int, penalties: bool) -> None:
+    """Puts this process's rows of what the strategies said into the dictionary that is split into micro-batches."""
+    rows, length = output["completion_ids"].shape
+    first = process * rows if len(batch.mask) > rows else 0  # the whole batch, or this process's part of it
+    here = slice(first, first + rows)
+    output["advantages"] = shaped.advantages[here, :length]
+    output["loss_mask"] = shaped.loss_mask[here, :length]
+    output["token_weights"] = shaped.weights[here, :length]
+    output["kl_weights"] = shaped.kl_weights[here, :length]
+    if shaped.clip is not None:
+        output["clip_low"], output["clip_high"] = (bound[here, :length] for bound in shaped.clip)
+    if penalties:
+        output["recorded_entropy"] = batch.entropy[here, :length]
+        for name in ROW_FIELDS:
+            output[f"row_{name}"] = getattr(batch, name)[here]
+        for name, tensor in shaped.kept.items():
+            output[f"kept/{name}"] = tensor[here, :length]
+    output["num_items_in_batch"] = batch.world.total(shaped.loss_mask.sum())
+
+
+def penalties(
+    strategies: Sequence[Strategy],
+    inputs: Mapping[str, Any],
+    *,
+    logps: Tensor,
+    old_logps: Tensor,
+    mask: Tensor,
+    advantages: Tensor,
+    temperature: float,
+    step: int,
+) -> Iterator[tuple[Strategy, Tensor]]:
+    """The strategies' terms with gradient, for a micro-batch."""
+    if "recorded_entropy" not in inputs:
+        return
+    rows = {name: inputs[f"row_{name}"] for name in ROW_FIELDS}
+    batch = Batch(
+        logps=logps,
+        old_logps=old_logps,
+        ref_logps=inputs.get("ref_per_token_logps"),
+        sampling_logps=inputs.get("sampling_per_token_logps"),
+        entropy=inputs["recorded_entropy"],
+        branching=None,
+        mask=mask,
+        advantages=advantages,
+        temperature=per_row(inputs.get("row_temperature", torch.full_like(rows["rewards"], temperature)), mask),
+        step=step,
+        **rows,
+    )
+    for index, strategy in enumerate(strategies):
+        prefix = f"kept/{index}/"
+        kept = {key.removeprefix(prefix): value for key, value in inputs.items() if key.startswith(prefix)}
+        term = strategy.penalty(batch, kept)
+        if term is not None:
+            yield strategy, finite(strategy, "penalty", per_token(strategy, "penalty", term, batch), batch)

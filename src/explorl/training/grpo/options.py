@@ -1,0 +1,415 @@
+"""Every option of TRL's `GRPOConfig` and `GRPOTrainer`, and what becomes of it here.
+
+    HONOURED     does what TRL says it does
+    STEPS_ASIDE  honoured as well, and while it is set something of ours makes way for TRL's own code
+    IRRELEVANT   changes nothing, and why
+
+A test compares these lists with TRL's own fields, so that a field that a new release adds is noticed. What is refused
+is in `refuse`, each with what to use instead; docs/trl.md is made from this module.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from explorl.strategies import Strategy
+from explorl.strategies._lib.validate import title
+from explorl.strategies.base import overrides
+from explorl.training.grpo.loss import LOSSES
+from explorl.training.grpo.stopping import strings_in
+
+ARGUMENTS: Mapping[str, str] = {
+    "model": "honoured; a name of ours, such as smollm2-135m, is one as well",
+    "reward_funcs": "honoured",
+    "args": "honoured",
+    "train_dataset": "honoured",
+    "eval_dataset": "honoured",
+    "processing_class": "honoured",
+    "reward_processing_classes": "honoured",
+    "callbacks": "honoured",
+    "optimizers": "honoured",
+    "quantization_config": "honoured",
+    "peft_config": "honoured",
+    "tools": "honoured; the engine samples every turn, each row as the strategies say, and keeps what it has computed",
+    "rollout_func": "honoured; the engine steps aside, and answers end where the function ends them",
+    "environment_factory": "honoured, as tools are",
+}
+"""Arguments of `GRPOTrainer`."""
+
+STEPS_ASIDE: Mapping[str, str] = {
+    "use_vllm": "vLLM samples instead of the engine, each row as the strategies say (docs/vllm.md)",
+    "use_transformers_continuous_batching": "transformers samples instead of the engine",
+    "generation_kwargs": (
+        "temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, do_sample, eos_token_id and the strings "
+        "that end an answer (stop_strings, or stop; without them those of the model's generation config) go to the "
+        "engine; with any other key `model.generate` samples"
+    ),
+    "router_aux_loss_coef": "the router's loss counts tokens as they stand in padded rows: TRL's padded pass",
+    "fsdp": (
+        "weights are sharded: the padded pass; "
+        "FSDP2 gathers them while the engine samples, with FSDP1 `model.generate` does"
+    ),
+    "fsdp_config": "as fsdp",
+    "deepspeed": "as ever with ZeRO-1 and 2; ZeRO-3 gathers weights while the engine samples, and has the padded pass",
+    "parallelism_config": "weights are sharded: `model.generate` and the padded pass",
+    "neftune_noise_alpha": "its noise is scaled by the length of a row: the padded pass; the engine samples without it",
+    "torch_compile": "the compiled model is run as it is: the padded pass",
+    "torch_compile_backend": "as torch_compile",
+    "torch_compile_mode": "as torch_compile",
+    "use_liger_kernel": "layers that Liger has replaced run as they are; fast passes are used where they still agree",
+    "liger_kernel_config": "as use_liger_kernel",
+}
+
+IRRELEVANT: Mapping[str, str] = {
+    "cache_implementation": "the engine has a cache of its own; honoured with engine='generate'",
+    "transformers_continuous_batching_config": "read with use_transformers_continuous_batching alone",
+    "ds3_gather_for_generation": "read with DeepSpeed ZeRO-3 alone",
+    "vllm_mode": "read with use_vllm alone",
+    "vllm_model_impl": "read with use_vllm alone",
+    "vllm_enable_sleep_mode": "read with use_vllm alone",
+    "vllm_structured_outputs_regex": "read with use_vllm alone",
+    "vllm_server_base_url": "read with use_vllm alone",
+    "vllm_server_host": "read with use_vllm alone",
+    "vllm_server_port": "read with use_vllm alone",
+    "vllm_server_timeout": "read with use_vllm alone",
+    "vllm_group_port": "read with use_vllm alone",
+    "vllm_gpu_memory_utilization": "read with use_vllm alone",
+    "vllm_max_model_length": "read with use_vllm alone",
+    "vllm_tensor_parallel_size": "read with use_vllm alone",
+    "vllm_importance_sampling_correction": "read with use_vllm alone; see the strategy importance_correction",
+    "vllm_importance_sampling_mode": "read with use_vllm alone",
+    "vllm_importance_sampling_clip_max": "read with use_vllm alone",
+    "vllm_importance_sampling_clip_min": "read with use_vllm alone",
+    "vllm_importance_sampling_cap": "TRL's old name of vllm_importance_sampling_clip_max",
+    "use_transformers_paged": "TRL's old name of use_transformers_continuous_batching",
+    "auto_find_batch_size": "TRL refuses it: a smaller batch would cut groups apart",
+    "label_names": "GRPO has no labels",
+    "label_smoothing_factor": "GRPO has no labels",
+    "include_for_metrics": "GRPO computes no metrics from predictions",
+    "batch_eval_metrics": "GRPO computes no metrics from predictions",
+    "eval_do_concat_batches": "GRPO computes no metrics from predictions",
+    "eval_use_gather_object": "GRPO computes no metrics from predictions",
+    "prediction_loss_only": "GRPO computes no metrics from predictions",
+    "length_column_name": "GRPO samples prompts in groups",
+    "train_sampling_strategy": "GRPO samples prompts in groups",
+    "average_tokens_across_devices": "GRPO's losses are scaled by themselves",
+    "do_predict": "read by scripts alone",
+    "do_train": "read by scripts alone",
+    "do_eval": "read by scripts alone",
+    "use_cache": "training keeps no cache",
+    "local_rank": "set by the launcher",
+}
+
+HONOURED: frozenset[str] = frozenset(
+    [
+        "model_init_kwargs",
+        "trust_remote_code",
+        "disable_dropout",
+        "cast_lm_head_to_fp32",
+        "num_generations",
+        "num_generations_eval",
+        "max_completion_length",
+        "shuffle_dataset",
+        "pad_to_multiple_of",
+        "generation_batch_size",
+        "steps_per_generation",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "chat_template_kwargs",
+        "repetition_penalty",
+        "beta",
+        "num_iterations",
+        "epsilon",
+        "delta",
+        "epsilon_high",
+        "sapo_temperature_neg",
+        "sapo_temperature_pos",
+        "vespo_k_pos",
+        "vespo_lambda_pos",
+        "vespo_k_neg",
+        "vespo_lambda_neg",
+        "importance_sampling_level",
+        "reward_weights",
+        "multi_objective_aggregation",
+        "scale_rewards",
+        "loss_type",
+        "mask_truncated_completions",
+        "sync_ref_model",
+        "ref_model_mixup_alpha",
+        "ref_model_sync_steps",
+        "top_entropy_quantile",
+        "entropy_coef",
+        "use_adaptive_entropy",
+        "entropy_coef_min",
+        "entropy_coef_max",
+        "entropy_coef_delta",
+        "entropy_target",
+        "max_tool_calling_iterations",
+        "off_policy_mask_threshold",
+        "use_bias_correction_kl",
+        "log_completions",
+        "log_multimodal",
+        "num_completions_to_print",
+        "log_unique_prompts",
+        "log_completions_hub_repo",
+        "accelerator_config",
+        "activation_checkpointing",  # transformers 5.23's name for gradient_checkpointing
+        "activation_checkpointing_kwargs",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "bf16",
+        "bf16_full_eval",
+        "data_seed",
+        "dataloader_drop_last",
+        "dataloader_in_order",
+        "dataloader_multiprocessing_context",
+        "dataloader_num_workers",
+        "dataloader_persistent_workers",
+        "dataloader_pin_memory",
+        "dataloader_prefetch_factor",
+        "ddp_backend",
+        "ddp_broadcast_buffers",
+        "ddp_bucket_cap_mb",
+        "ddp_find_unused_parameters",
+        "ddp_static_graph",
+        "ddp_timeout",
+        "debug",
+        "disable_tqdm",
+        "enable_jit_checkpoint",
+        "eval_accumulation_steps",
+        "eval_delay",
+        "eval_on_start",
+        "eval_steps",
+        "eval_strategy",
+        "fp16",
+        "fp16_full_eval",
+        "full_determinism",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "greater_is_better",
+        "hub_always_push",
+        "hub_model_id",
+        "hub_private_repo",
+        "hub_revision",
+        "hub_strategy",
+        "hub_token",
+        "ignore_data_skip",
+        "include_num_input_tokens_seen",
+        "learning_rate",
+        "load_best_model_at_end",
+        "log_level",
+        "log_level_replica",
+        "log_on_each_node",
+        "logging_first_step",
+        "logging_nan_inf_filter",
+        "logging_steps",
+        "logging_strategy",
+        "lr_scheduler_kwargs",
+        "lr_scheduler_type",
+        "max_grad_norm",
+        "max_steps",
+        "metric_for_best_model",
+        "num_train_epochs",
+        "optim",
+        "optim_args",
+        "optim_target_modules",
+        "output_dir",
+        "per_device_eval_batch_size",
+        "per_device_train_batch_size",
+        "project",
+        "push_to_hub",
+        "remove_unused_columns",
+        "report_to",
+        "restore_callback_states_from_checkpoint",
+        "resume_from_checkpoint",
+        "run_name",
+        "save_on_each_node",
+        "save_only_model",
+        "save_steps",
+        "save_strategy",
+        "save_total_limit",
+        "seed",
+        "skip_memory_metrics",
+        "tf32",
+        "torch_empty_cache_steps",
+        "trackio_bucket_id",
+        "trackio_space_id",
+        "trackio_static_space_id",
+        "use_cpu",
+        "warmup_steps",
+        "weight_decay",
+    ]
+)
+
+
+REFUSED: Mapping[str, str] = {
+    "a class that derives from another trainer as well": (
+        "where a method of that trainer would not be called, such as the loss of `GMPOTrainer` behind ours"
+    ),
+    "a strategy that acts through a method which a subclass replaces": (
+        "a `_compute_loss`, `_generate` or `_generate_and_score_completions` has to call `super()`'s; advantages alone "
+        "reach a loss of your own, one per token"
+    ),
+    "a data set without prompts, or with fewer than a generation batch takes": "no step would be trained",
+    "prompts in messages, with a tokenizer that has no chat template": "nothing would make a text of them",
+    "a strategy that sets sampling per row, with `generate`": "it samples all rows alike; the engine and vLLM do not",
+    "with vLLM, beside such a strategy": (
+        "answers that branch, tools, images, `vllm_structured_outputs_regex`, and keys of `generation_kwargs` other "
+        "than temperature, top_p, top_k, min_p, repetition_penalty, max_tokens, stop and stop_token_ids"
+    ),
+    "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
+    "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from any place of the data set",
+    "`interpreter`, with tools, environments, a `rollout_func` or without the engine": (
+        "calls in text are made while the engine samples"
+    ),
+    "`dynamic_sampling`, with tools, environments, a `rollout_func`, images or vLLM": (
+        "answers to fresh prompts could not be put among the others, or nobody has tried it"
+    ),
+    "a strategy that changes rewards, with multi_objective_aggregation='normalize_then_sum'": (
+        "each reward is normalised by itself, before there is a total to change"
+    ),
+}
+"""What is refused at construction; no option of TRL's by itself is."""
+
+
+def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
+    """The same for strategies: what cannot work with these arguments."""
+    shares = {title(one): one.needs_min_p_mass for one in strategies if one.needs_min_p_mass is not None}
+    if len(set(shares.values())) > 1:
+        raise ValueError(f"strategies need the mass above different shares of the likeliest token: {shares}; use one")
+    for strategy in strategies:
+        strategy.check(num_generations=args.num_generations)
+        strategy.check_length(max_completion_length=args.max_completion_length)
+        if overrides(strategy, "rewards") and args.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"{title(strategy)} changes the total reward, and multi_objective_aggregation="
+                f"{args.multi_objective_aggregation!r} normalises each reward by itself, before there is a total; use "
+                f"'sum_then_normalize', or leave out {title(strategy)}"
+            )
+
+
+def refuse(args: Any) -> None:
+    """What cannot be honoured is an error before anything is loaded, with what to use instead."""
+    if args.loss_type not in LOSSES:
+        raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
+    strings_in(args.generation_kwargs)
+    given = args.generation_kwargs or {}
+    own = None if args.use_vllm or given.get("do_sample") is False else given.get("temperature")
+    for name, value in (("temperature", args.temperature), ("generation_kwargs['temperature']", own)):
+        if value is not None and not value > 0:
+            raise ValueError(
+                f"{name} is {value}; use one above 0, such as 1.0: greedy answers are all the same, and a group of "
+                "them has no advantage"
+            )
+
+
+PAGE = """# TRL's options
+
+`ExplorationTrainer` is `trl.GRPOTrainer` with strategies. This page says what becomes of each of TRL's options and
+arguments; it is made from `explorl/training/options.py` by `python -m explorl.training.grpo.options`, and a test compares
+that file with TRL's own fields (TRL 1.16), so an option that a new release adds is noticed. An argument that nobody
+knows is an error.
+
+## Precision
+
+TRL's default, float32 weights with bfloat16 autocast, is the first-class path: optimizer state and weights stay
+float32, the engine samples from a bfloat16 copy of the weights that is refreshed before each generation, and the
+training pass runs under autocast. (On a processor without bfloat16 arithmetic the engine samples in float32, which is
+faster there.) `fp16=True` works likewise, with accelerate's gradient scaler. Gradient checkpointing, which TRL
+switches on by default, computes each layer of the packed pass again in the backward pass. Weights that you load in
+bfloat16 are trained in bfloat16, as in TRL; small steps are lost in their rounding, so at a learning rate of 5e-6
+most weights never move.
+
+## Pass@k and a page
+
+Two callbacks give any script of TRL's, with `GRPOTrainer`, `SFTTrainer` or ours, what `explorl train` has: `PassAtK`
+scores held-out rows before training, every so many steps and at the end, by the script's own reward function, and
+`RunRecorder` keeps what is logged, sampled and scored in a run's folder. The scores also go to every tracker of
+`report_to`, as `eval/pass@8` with `eval/pass@8_low` and `eval/pass@8_high`, the ends of the interval.
+
+```python
+from explorl import PassAtK, RunRecorder
+
+rows = dataset.train_test_split(test_size=100, seed=0)
+held_out = PassAtK(rows["test"], reward, every=50, samples=8)
+trainer = GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows["train"], callbacks=[held_out])
+RunRecorder("runs/mine").watch(trainer)
+trainer.train()
+print(held_out.history[trainer.state.global_step].pass_at(8))
+```
+
+`explorl report runs/mine` makes the page. An answer counts as correct where the reward is 1 or more; `correct=0.5` sets
+another bound. The entropy of each token is on the page of an `ExplorationTrainer`, which records it.
+
+## Refused
+
+No option of TRL's is refused by itself. Refused at construction, with what to use instead:
+
+{refused}
+
+## Something steps aside
+
+These are honoured, and while they are set something of ours makes way for TRL's own code:
+
+{aside}
+
+Further, and with a warning that names the layer: a model that the engine would not compute as it computes itself is
+sampled by `model.generate`, and one that the packed pass would not compute so is trained with TRL's padded pass
+([models.md](models.md)). The engine ends an answer where the model's context ends (`max_position_embeddings`), and logs
+it, where `generate` would go on beyond; prompts that fill the context are left to `generate`. Vision-language models
+are sampled and trained by TRL's own code. Micro-batches hold about equally many tokens, and never more rows than
+`per_device_train_batch_size`; where the loss looks at what is in a micro-batch (`loss_type="bnpo"`, an entropy bonus,
+`top_entropy_quantile`, the router's loss, or a subclass with a `compute_loss`, `_compute_loss`, `_prepare_inputs` or
+`_get_per_token_logps_and_entropies` of its own) and where optimizer steps do not end with a generation batch, they are
+TRL's own.
+
+## Irrelevant
+
+{irrelevant}
+
+## Arguments of the trainer
+
+{arguments}
+
+Ours beside them: `strategies`, `correct`, `answers`, `engine`, `engine_options`, `packed`, `interpreter`,
+`on_rollouts`, `token_records`, `observers`, `lens`, `dynamic_sampling`, `skip_solved`; see
+`help(ExplorationTrainer)`. [dynamic-sampling.md](dynamic-sampling.md) has the last two. `interpreter="python"` lets
+answers run fenced blocks of Python in a sandbox while they are written, without a chat template for tools: TRL's mask
+has 0 on what a block showed, reward functions get the text with every output left blank (a program can print an
+answer), and `tools/call_frequency`, `tools/callers`, `tools/failure_frequency` and `tools/refused` are logged. An
+observer is any object with `see(step: StepView)` that returns numbers by name; what it says of a generation batch,
+once the last update on it is done, is logged under `lens/`. What `explorl train` logs is `observers=statistics()`
+from `explorl.training.grpo.observers`; `lens=Lens(rate=0.05)` from `explorl.training.grpo.inspection_schedule` says how many answers are
+looked at closely, by two passes without gradient. Without observers nothing is looked at.
+
+## Honoured
+
+All others:
+
+{honoured}
+"""
+
+
+def page() -> str:
+    """docs/trl.md."""
+
+    def rows(table: Mapping[str, str], code: bool = True) -> str:
+        return "\n".join(f"- {f'`{name}`' if code else name}: {what}" for name, what in table.items())
+
+    return PAGE.format(
+        refused=rows(REFUSED, code=False),
+        aside=rows(STEPS_ASIDE),
+        irrelevant=rows(IRRELEVANT),
+        arguments=rows(ARGUMENTS),
+        honoured=textwrap.fill(", ".join(f"`{name}`" for name in sorted(HONOURED)), 120, break_on_hyphens=False),
+    )
+
+
+if __name__ == "__main__":
+    print(page(), end="")

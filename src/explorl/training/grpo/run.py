@@ -1,0 +1,286 @@
+"""From a configuration to a GRPO run in a folder, started or resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+from transformers.integrations import TensorBoardCallback
+from trl import GRPOConfig
+
+from explorl.core import processes
+from explorl.core.config import Config, ConfigError, Section, check_engine, check_precision
+from explorl.core.store import RunStore
+from explorl.core.terminal import NOT_FINITE, literal, score_words
+from explorl.evaluation.prompts import all_opened, check_prompts
+from explorl.models import Policy, lora_config
+from explorl.tasks import Problem, Task, get_task
+from explorl.tasks.base import json_text
+from explorl.training.callbacks import (
+    Periodically,
+    Recorder,
+    Shown,
+    StopAtDivergence,
+    StoredCheckpoints,
+    begin,
+    save_model,
+)
+from explorl.training.grpo.inspection_schedule import Lens, build_observers
+from explorl.training.grpo.observers import statistics
+from explorl.training.grpo.trainer import ExplorationTrainer
+from explorl.training.run_setup import (
+    accumulated,
+    check_holdout,
+    check_one_gpu,
+    configured_policy,
+    disabled_progress,
+    evaluate_holdout,
+    quiet,
+    schedule_type,
+    task_options,
+    warn_of_lost_steps,
+)
+from explorl.training.sharding import gathered_weights, why_not_gathered
+from explorl.training.tracking import log_scores
+
+
+class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
+    """The trainer with whole checkpoints."""
+
+
+def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
+    """TRL's arguments for a configuration."""
+    training, rollout = config.training, config.rollout
+    task = get_task(config.task.name, **task_options(config))
+    return GRPOConfig(
+        output_dir=output_dir,
+        trust_remote_code=config.model.trust_remote_code,
+        max_steps=training.steps * training.iterations,
+        per_device_train_batch_size=training.micro_batch,
+        gradient_accumulation_steps=accumulated(
+            training.prompts_per_step * training.generations, training.micro_batch, "training.micro_batch"
+        ),
+        num_generations=training.generations,
+        num_iterations=training.iterations,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=schedule_type(training.schedule),
+        warmup_steps=training.warmup_steps,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        beta=training.beta,
+        loss_type=training.loss,
+        importance_sampling_level="sequence" if training.loss == "luspo" else "token",
+        use_bias_correction_kl=False,
+        epsilon=training.clip_low,
+        epsilon_high=training.clip_high,
+        scale_rewards=training.scale_rewards,
+        shuffle_dataset=training.shuffle,
+        gradient_checkpointing=training.gradient_checkpointing,
+        reward_weights=list(task.reward_parts.values()),
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p or None,
+        repetition_penalty=rollout.repetition_penalty,
+        max_completion_length=rollout.max_tokens,
+        generation_kwargs={"stop": list(rollout.stop)} if rollout.stop else None,
+        remove_unused_columns=False,
+        logging_steps=1,
+        save_steps=training.checkpoint_every,
+        seed=config.seed,
+        **config.model.precision(),
+        report_to=training.report_to or "none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        ddp_timeout=processes.WAIT,
+    )
+
+
+def correct_reward(task: Task) -> tuple[str, float]:
+    """The reward function that says whether an answer is correct, by the name that TRL gives it, and from where on.
+
+    TRL calls a function by its ``__name__``, here the reward part, and multiplies by the weights afterwards.
+    """
+    if task.correct_part not in task.reward_parts:
+        raise ValueError(
+            f"task {task.name!r} has no reward that says which answers are correct: correct_part is "
+            f"{task.correct_part!r}; set it to one of {', '.join(task.reward_parts)}"
+        )
+    return task.correct_part, 1.0
+
+
+def run_grpo(
+    config: Config,
+    store: RunStore,
+    *,
+    console: Console,
+    label: str = "GRPO",
+    on_step: Callable[[int], bool | None] | None = None,
+    alone: bool = False,
+) -> Path:
+    """Trains from the last whole checkpoint on, or from the start; returns the folder of the trained policy.
+
+    Nothing is written before all parts are there and fit together. Training ends early where `on_step`, called after
+    each step, returns True. ``alone`` keeps other processes out of the folder.
+    """
+    from datasets import Dataset
+
+    check_precision(config.model.dtype)
+    check_engine(config.rollout.engine)
+    task = get_task(config.task.name, **task_options(config))
+    correct = correct_reward(task)
+    lens = config.training.lens
+    observers = [] if lens is None else [*statistics(), *build_observers(lens.observers)]
+    rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
+    if config.evaluation.every or config.evaluation.ends:
+        check_holdout(config, task, [Problem(row["id"], row["data"]) for row in rows])
+    for row in rows:  # a table would give all problems the keys of each, and all numbers one type
+        row["data"] = json_text(task, row["id"], row["data"])
+    policy = configured_policy(config, to_train=True)
+    prompts = [row["prompt"] for row in rows]
+    check_prompts(prompts, policy, task, config.task.template)
+    _check_steps(config, len(rows))
+    for row, opened in zip(rows, all_opened(policy.tokenizer, prompts), strict=True):
+        row["opened"] = opened
+    lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
+
+    shown = Shown(label, console)
+    divergence = StopAtDivergence("training.learning_rate", config.training.learning_rate)
+    callbacks = [divergence, Recorder(store), shown]
+    if on_step is not None:
+        callbacks.append(Periodically(1, on_step))
+    with disabled_progress(), TemporaryDirectory() as nowhere:
+        args = grpo_config(config, nowhere)  # the trainer makes its folder at once
+        check_one_gpu(args)
+        args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
+        reward_functions, answers = task.scorers()
+        trainer = StoredExplorationTrainer(
+            model=policy.model,
+            reward_funcs=reward_functions,
+            args=args,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=policy.tokenizer,
+            peft_config=lora,
+            strategies=config.strategies,
+            engine=config.rollout.engine,
+            engine_options={
+                "batch_size": config.rollout.batch_size,
+                "memory_budget": config.rollout.memory_budget,
+            },
+            interpreter=config.rollout.tool(),
+            correct=correct,
+            answers=answers if task.has_answers else None,
+            observers=observers,
+            lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
+            dynamic_sampling=_settings(config.training.dynamic_sampling),
+            skip_solved=_settings(config.training.skip_solved),
+            callbacks=callbacks,
+        )
+        _check_steps(config, len(trainer.train_dataset))  # a strategy may have left some out
+        if config.training.save_rollouts:
+            after = None if lens is None else store.write_rollouts
+            trainer.listen(store.write_rollouts, config.training.token_records, after=after)
+        trainer.args.output_dir = str(store.checkpoints)
+        trainer.keep_checkpoints = config.training.keep_checkpoints
+        quiet(trainer)
+        checkpoint = begin(trainer, store, config, "grpo", rows, console=console, alone=alone)
+        warn_of_lost_steps(config, trainer)
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(store.folder / "tensorboard")
+        evaluation = _Evaluation(config, store, trainer, policy, console)
+        if evaluation.ends:
+            trainer.add_callback(Periodically(config.evaluation.every, evaluation, everywhere=True, last=True))
+        try:
+            if checkpoint is None and evaluation.ends:
+                evaluation(0)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            if evaluation.ends:
+                evaluation(trainer.state.global_step)
+        except RuntimeError as error:
+            if not any(phrase in str(error) for phrase in NOT_FINITE):
+                raise
+            step = trainer.state.global_step // config.training.iterations + 1
+            raise divergence.error(step, "the policy's logits are not finite") from error
+        finally:
+            shown.close()
+        return save_model(store, trainer, policy.tokenizer)
+
+
+def _check_steps(config: Config, problems: int) -> None:
+    """Raise where so few problems would give no step at all."""
+    asked = config.training.prompts_per_step
+    if problems < asked:
+        raise ConfigError(
+            f"training.prompts_per_step is {asked}, and there are {problems} problems to train on; use {problems} or "
+            "fewer"
+        )
+
+
+def _settings(section: Section | None) -> dict[str, Any] | None:
+    return None if section is None else section.model_dump()
+
+
+def run_name(folder: Path) -> str:
+    """What a tracker calls a run: its folder's name, in a study with the study's and the arm's."""
+    parts = folder.resolve().parts
+    return "/".join((parts[-4], *parts[-2:])) if len(parts) > 4 and parts[-3] == "arms" else parts[-1]
+
+
+class _Evaluation:
+    """Scores the policy during training and writes a line of metrics and the completions."""
+
+    def __init__(
+        self, config: Config, store: RunStore, trainer: ExplorationTrainer, policy: Policy, console: Console
+    ) -> None:
+        self.config, self.store, self.trainer, self.policy, self.console = config, store, trainer, policy, console
+        self._has_named = False
+        """Whether the trackers know the task and the strategies."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether the policy is scored before the first step and after the last one."""
+        return bool(self.config.evaluation.every or self.config.evaluation.ends)
+
+    def __call__(self, step: int) -> None:
+        """Called on every process: the main one scores, with weights that all of them have to gather."""
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        if trainer.sharded and (why := why_not_gathered(trainer.model, accelerator)):
+            trainer.warn_once(f"the policy is not scored during training: {why}")
+            return
+        with gathered_weights(trainer.model_wrapped, accelerator):
+            if accelerator.is_main_process:
+                self._score(step)
+            accelerator.wait_for_everyone()
+
+    def _score(self, step: int) -> None:
+        if step in {record["step"] for record in self.store.metrics() if record.get("kind") == "evaluation"}:
+            return
+        settings = self.config.evaluation
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        result = evaluate_holdout(
+            self.config,
+            Policy(self.policy.name, model, self.policy.tokenizer),
+            problems=None if settings.every else settings.ends,
+        )
+        result.save(self.store.folder / "evaluations", f"step-{step:06d}")
+        scores = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
+        self.store.append_metrics({"step": step, "kind": "evaluation", **scores})
+        trainer = self.trainer
+        facts = {"task": result.task, "strategies": ", ".join(map(repr, trainer.strategies))}
+        named, self._has_named = self._has_named, True
+        handler = trainer.callback_handler
+        log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
+        shown = step // self.config.training.iterations
+        self.console.print(
+            literal(f"step {shown}: {score_words(scores)} on {len(result.problem_ids)} held-out problems"),
+            highlight=False,
+        )
+
+
+def finished(store: RunStore) -> bool:
+    """Whether the run has reached its last step."""
+    return (store.folder / "model").is_dir()

@@ -1,0 +1,124 @@
+"""What a list of strategies makes of a generation batch: everything that the loss will multiply with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from explorl.strategies import Batch, Strategy
+from explorl.strategies._lib.masked_stats import double
+from explorl.strategies._lib.validate import title
+from explorl.strategies.base import overrides
+from explorl.training.grpo.hook_checks import finite, number, per_row, per_token
+
+PerToken = Float[Tensor, "batch time"]
+PerRow = Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """The strategies' word on a batch, one value per token."""
+
+    advantages: PerToken
+    loss_mask: PerToken
+    """1 on tokens that are in the loss."""
+    weights: PerToken
+    """Factor on the policy term."""
+    kl_weights: PerToken
+    """Factor on the KL term."""
+    clip: tuple[PerToken, PerToken] | None
+    """The ratio is clipped to [1 − low, 1 + high]; None leaves the trainer's own bounds."""
+    kept: Mapping[str, PerToken]
+    """What `Strategy.keep` returned, under "<index of the strategy>/<name>"."""
+    metrics: Mapping[str, float]
+    """What each strategy changed, under "strategy/<name>/<what>"."""
+
+
+@torch.no_grad()
+def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[PerRow], PerRow] | None = None) -> Shaped:
+    """Calls the hooks of all strategies in their order, on the whole batch, or on this process's part of it where
+    `Batch.world` knows of others: then what comes back is of these rows, and metrics are still of all.
+
+    First every `rewards`, from whose last word `normalised` makes advantages, one per row; then every `advantages`,
+    each on what the one before it left; then `select`, `weights`, `clip` and `keep`, which see the final advantages.
+    Weights multiply, masks multiply, and of several clips the last one counts.
+    """
+    metrics: dict[str, float] = {}
+    counted, world = batch.mask > 0, batch.world
+    tokens = max(int(world.total(counted.sum())), 1)
+
+    def prefix(strategy: Strategy) -> str:
+        return f"strategy/{title(strategy)}"
+
+    def said(strategy: Strategy, hook: str, value: Any, *, infinite: bool = False) -> PerToken:
+        return finite(strategy, hook, per_token(strategy, hook, value, batch), batch, infinite=infinite)
+
+    def log(strategy: Strategy, what: str, before: Tensor, after: Tensor) -> None:
+        change = (after - before).abs()[counted].float()
+        total, touched = world.total(torch.stack([double(change.sum()), double((change > 0).sum())])).tolist()
+        metrics[f"{prefix(strategy)}/{what}_change"] = total / tokens
+        metrics[f"{prefix(strategy)}/{what}_tokens"] = touched
+
+    rewarding = [strategy for strategy in strategies if overrides(strategy, "rewards")]
+    changed = False
+    for strategy in rewarding:
+        rewards = strategy.rewards(batch)
+        if rewards is not None:
+            rewards = per_row(strategy, "rewards", rewards, batch)
+            change = world.everywhere((rewards - batch.rewards).abs())
+            metrics[f"{prefix(strategy)}/reward_change"] = change.nanmean().item()
+            metrics[f"{prefix(strategy)}/reward_rows"] = float((change > 0).sum().item())
+            batch, changed = batch.with_(rewards=rewards), True
+    if changed:
+        assert normalised is not None, "nobody said how rewards become advantages"
+        anew = world.by_row(normalised, batch.rewards).unsqueeze(1) * batch.mask
+        batch = batch.with_(advantages=anew.to(batch.advantages.dtype))
+
+    for strategy in strategies:
+        advantages = strategy.advantages(batch)
+        if advantages is not None:
+            advantages = said(strategy, "advantages", advantages)
+            log(strategy, "advantage", batch.advantages, advantages)
+            batch = batch.with_(advantages=torch.where(counted, advantages, 0.0).to(batch.advantages.dtype))
+
+    ones = torch.ones_like(batch.mask)
+    loss_mask, weights, kl_weights = batch.mask.clone(), ones, ones
+    clip: tuple[PerToken, PerToken] | None = None
+    kept: dict[str, PerToken] = {}
+    for index, strategy in enumerate(strategies):
+        selected = strategy.select(batch)
+        if selected is not None:
+            selected = said(strategy, "select", selected)
+            log(strategy, "masked", ones, selected)
+            loss_mask = loss_mask * torch.where(counted, selected, 0.0).to(loss_mask.dtype)
+        factors = strategy.weights(batch)
+        if factors is not None:
+            factors = said(strategy, "weights", factors)
+            log(strategy, "weight", ones, factors)
+            factors = factors.to(ones.dtype)
+            weights = weights * factors
+            kl_weights = kl_weights * factors if strategy.weighs_kl else kl_weights
+        bounds = strategy.clip(batch)
+        if bounds is not None:
+            if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+                raise TypeError(f"{title(strategy)}.clip is {bounds!r}; give (low, high), such as (0.2, 0.28)")
+            low, high = (said(strategy, "clip", bound, infinite=True).to(ones.dtype) for bound in bounds)
+            clip = (low, high)
+        for name, tensor in (strategy.keep(batch) or {}).items():
+            kept[f"{index}/{name}"] = _kept(strategy, name, tensor, ones)
+        for name, value in (strategy.metrics(batch) or {}).items():
+            metrics[f"{prefix(strategy)}/{name}"] = number(strategy, name, value)
+    return Shaped(batch.advantages, loss_mask, weights, kl_weights, clip, kept, metrics)
+
+
+def _kept(strategy: Strategy, name: str, tensor: Any, like: PerToken) -> PerToken:
+    """Of any type, but one value per token: it is split into micro-batches as the tokens are."""
+    if isinstance(tensor, Tensor) and tensor.shape == like.shape:
+        return tensor
+    what = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is {type(tensor).__name__}"
+    raise ValueError(f"{title(strategy)}.keep: {name!r} {what}; give one value per token, shape {tuple(like.shape)}")

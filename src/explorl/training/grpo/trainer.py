@@ -1,0 +1,461 @@
+"""GRPO with exploration strategies: a drop-in for TRL's `GRPOTrainer`.
+
+    sample ─► reward ─► advantage ─► record ─► strategies ─► micro-batches ─► loss ─► update
+
+TRL samples (through our engine), rewards and normalises; the generation batch of all processes then becomes a `Batch`
+(the whole of it, or each process's part), the strategies act on it, and per-token tensors go back into the
+micro-batches for the loss:
+
+    loss_t = −min(r·A, clip(r, 1 − low, 1 + high)·A)·weight + β·k3(π_ref, π_θ)·kl_weight + penalties
+    r = exp(log π − log π_old),   k3 = exp(log π_ref − log π) − (log π_ref − log π) − 1
+
+(k3·r instead of k3 where `GRPOConfig.use_bias_correction_kl` says so, which is TRL's default; the other loss types are
+in `explorl.training.grpo.loss`.) With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
+
+The trainer is built up in rooms, each a class on the one before: `trl_trainer` (what is asked of TRL), `sampling`,
+`logps`, `objective`, `watching` (what is told of a step), `refilling` (which prompts there are), and this one, which
+ties them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import TrainerCallback
+from trl import GRPOConfig
+
+from explorl.rollout.backends.vllm import keep_weights_in_place
+from explorl.rollout.tool_use import ToolUse
+from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
+from explorl.strategies._lib.validate import title
+from explorl.strategies.base import act_on_parts, overrides
+from explorl.training.grpo import checkpoint, construction, options
+from explorl.training.grpo.activity import Activity
+from explorl.training.grpo.answers import AnswerFunction, answers_of, check_answers
+from explorl.training.grpo.batch import Recorded, by_engine, by_pass, generation_batch, put_back
+from explorl.training.grpo.correct import Correct
+from explorl.training.grpo.correct import Spec as CorrectSpec
+from explorl.training.grpo.dynamic import DynamicSampling, as_option
+from explorl.training.grpo.inspection import RolloutListener
+from explorl.training.grpo.inspection_schedule import Lens, ObserverLike, build_observers
+from explorl.training.grpo.logged_columns import prompt_text
+from explorl.training.grpo.micro_batches import dealt
+from explorl.training.grpo.reference import adapter_weights, load_reference, reference_weights
+from explorl.training.grpo.refilling import RefillingTrainer, refuse
+from explorl.training.grpo.shaping import shape
+from explorl.training.grpo.solved import SkipSolved
+from explorl.training.grpo.tool_transcripts import ToolLike, numbers_of, refuse_beside
+from explorl.training.grpo.trl_adapter import IMAGES
+from explorl.training.grpo.vllm_rows import refuse_with_vllm
+from explorl.training.sharding import at_hand, emptied, fsdp_version, ignored_sharding, zero_stage
+
+StrategyLike = Strategy | str | Mapping[str, Any]
+ENGINES = ("explorl", "generate", "vllm")
+
+
+class ExplorationTrainer(RefillingTrainer):
+    """`trl.GRPOTrainer` with a list of exploration strategies.
+
+    Args:
+        strategies: `Strategy` objects, names ("ppl_shaping") or mappings ({"ppl_shaping": {"alpha": 0.02}}), in the
+            order in which they act.
+        correct: what a correct answer is, for strategies that ask: the name of a reward function, or that and the least
+            value that it gives one ("accuracy" or ("accuracy", 0.5)). None guesses, and says so.
+        answers: what each answer says, for strategies that ask: a function that is called as a reward function is and
+            gives one text per completion, equal where two say the same, or None where there is no answer.
+        engine: what samples: "explorl" (`explorl.rollout.Engine`), "generate" (`model.generate`) or "vllm" (TRL's own
+            path, each row as strategies say). None is vllm where `args.use_vllm` says so, else "explorl" where it
+            computes what the model computes, else "generate", with a warning that says why.
+        engine_options: `batch_size` (most rows decoded together) and `memory_budget` (bytes beside the model) of that
+            engine. Between two batches it gives its memory back where that is more than a tenth of the device's.
+        packed: compute log-probabilities without padding. None is yes where that gives what the model's own pass gives,
+            True insists, False is TRL's padded pass.
+        interpreter: a tool that answers may call in text: "python" (fenced blocks), "calculator" (``<<12*34=408>>``),
+            or one with limits of its own, like ``python_tool(max_calls=3)`` of `explorl.rollout.tools`. What it says is
+            not learnt from and enters no statistic, and rewards are given for the text without it.
+        on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
+        token_records: so many prompts of each batch come to `on_rollouts` with what was recorded of every token.
+        observers: objects with ``see(step: StepView)`` whose numbers are logged of each generation batch, or their
+            import paths (`explorl.training.grpo.inspection_schedule`); `explorl.training.grpo.observers.statistics()` is what `explorl train`
+            has.
+        lens: how many answers are looked at closely, and how often.
+        dynamic_sampling: exchange groups whose rewards are all equal for those of fresh prompts, before anything is
+            learnt from the batch: True, a `DynamicSampling` (`explorl.training.grpo.dynamic`) or a mapping of its settings.
+        skip_solved: ask prompts that are solved every time less often: True, a `SkipSolved` (`explorl.training.grpo.solved`)
+            or a mapping of its settings.
+
+    All other arguments are those of `GRPOTrainer`; docs/trl.md lists what becomes of each of TRL's options.
+    """
+
+    _tag_names = ["explorl", "trl", "grpo"]  # noqa: RUF012 (TRL's own attribute)
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        *more: Any,
+        strategies: Sequence[StrategyLike] = (),
+        correct: CorrectSpec = None,
+        answers: AnswerFunction | None = None,
+        engine: Literal["explorl", "generate", "vllm"] | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        packed: bool | None = None,
+        interpreter: ToolLike | None = None,
+        on_rollouts: RolloutListener | None = None,
+        token_records: int = 0,
+        observers: Sequence[ObserverLike] = (),
+        lens: Lens | None = None,
+        dynamic_sampling: DynamicSampling | Mapping[str, Any] | bool | None = None,
+        skip_solved: SkipSolved | Mapping[str, Any] | bool | None = None,
+        **trl: Any,
+    ) -> None:
+        if engine not in (None, *ENGINES):
+            raise ValueError(f"engine is {engine!r}; use {', '.join(map(repr, ENGINES))}, or None to have one chosen")
+        self.strategies: list[Strategy] = build_all(strategies)
+        watching = build_observers(observers)
+        dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
+        skip = as_option(SkipSolved, skip_solved, "skip_solved")
+        self._warned: set[str] = set()
+        trl = construction.named_arguments(more, trl)
+        construction.check_class(type(self), ExplorationTrainer, self.strategies)
+        self._interpreter = None if interpreter is None else ToolUse.of(interpreter, "interpreter")
+        refuse_beside(self._interpreter, trl)
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
+        for strategy in self.strategies:
+            for key, value in strategy.arguments().items():
+                setattr(args, key, value)
+        options.refuse(args)
+        options.refuse_strategies(args, self.strategies)
+        check_answers(self.strategies, answers)
+        self._answer_function = answers
+        if engine == "vllm":
+            args.use_vllm = True
+        if args.use_vllm:
+            refuse_with_vllm(args, self.strategies)
+            if args.vllm_mode == "colocate":
+                keep_weights_in_place()
+        rows = [] if trl.get("environment_factory") else construction.first_rows(train_dataset, args)
+        if train_dataset is not None:
+            train_dataset = self._ordered(train_dataset)
+        refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)
+        path = construction.model_path(model)
+        super().__init__(path, reward_funcs, args=args, train_dataset=train_dataset, **trl)
+        if rows and self.rollout_func is None:
+            construction.check_chat_template(rows[0], self.processing_class)
+        self._take_stop_strings()
+
+        self.correct = Correct.of(correct, self.reward_func_names)
+        self._engine = self._engine_for(engine, engine_options or {})
+        self._packed = False if self._only_padded() else packed
+        self._begin_watching(lens or Lens(), watching, token_records)
+        self._begin_refilling(dynamic, skip)
+        if on_rollouts is not None:
+            self.listen(on_rollouts)
+        self._forget_rollout()
+        self._mean_reward = math.nan
+        self._reference_moved = bool(args.sync_ref_model)
+        self._say_what_is_inert()
+        self._check_sharding()
+        if any(overrides(strategy, "after_step") for strategy in self.strategies):
+            self.add_callback(_AfterStep(self))
+        self.activity = Activity(self)
+        self.add_callback(self.activity)
+
+    def _ordered(self, dataset: Any) -> Any:
+        """The data set as the strategies want it: which prompts, in which order."""
+        for strategy in self.strategies:
+            if not overrides(strategy, "order"):
+                continue
+            if not hasattr(dataset, "select"):
+                raise ValueError(
+                    f"{strategy.name} orders the prompts, and {type(dataset).__name__} is a stream, which would have "
+                    "to be read to its end; give a datasets.Dataset"
+                )
+            made = "prompt" not in dataset.column_names  # by a transform, when a row is read
+            prompts = (row["prompt"] for row in dataset) if made else dataset["prompt"]
+            order = strategy.order([prompt_text(prompt) for prompt in prompts])
+            if order is not None:
+                dataset = dataset.select(self._places(strategy, [int(place) for place in order], len(dataset)))
+        return dataset
+
+    @staticmethod
+    def _places(strategy: Strategy, order: list[int], rows: int) -> list[int]:
+        wrong = [place for place in order if not 0 <= place < rows]
+        if wrong or not order:
+            what = f"place {wrong[0]}" if wrong else "none of the prompts"
+            raise ValueError(f"{title(strategy)}.order gives {what}; give places from 0 to {rows - 1}, one or more")
+        return order
+
+    def _say_what_is_inert(self) -> None:
+        args = self.args
+        reused = args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps
+        for warning in warn_inert(self.strategies, reused=reused):
+            self.warn_once(warning)
+        for strategy in self.strategies:
+            if isinstance(strategy, ReferenceReset) and self.beta == 0.0:
+                self.warn_once(
+                    "reference_reset empties only the optimizer's state: beta is 0; set it above 0, say to 0.001"
+                )
+            if overrides(strategy, "clip") and self.loss_type in ("sapo", "vespo"):
+                self.warn_once(f"the clip of {strategy.name} has no effect: loss_type={self.loss_type!r} clips nothing")
+        asked = self.skip_solved is not None or (self.dynamic_sampling and self.dynamic_sampling.by == "correct")
+        if self.correct.guessed and (asked or any(strategy.needs_correct for strategy in self.strategies)):
+            self.warn_once(self.correct.guess)
+
+    def _check_sharding(self) -> None:
+        if ignored := ignored_sharding(self.args, self.accelerator):
+            self.warn_once(
+                f"{ignored} is asked for, and accelerate leaves it out on a {self.accelerator.device.type} device: "
+                "every process holds all weights, gradients and optimizer states"
+            )
+        zero3 = zero_stage(self.accelerator) == 3
+        apart = "FSDP" if fsdp_version(self.accelerator) else "ZeRO-3" if zero3 and self.ref_model is None else ""
+        for strategy in self.strategies:
+            if isinstance(strategy, ReferenceReset) and self.beta != 0.0 and apart:
+                raise ValueError(
+                    f"{title(strategy)} moves the reference, which cannot be done where {apart} shards "
+                    f"{'it' if apart == 'FSDP' else 'the model that it is an adapter of'}; use ZeRO-2, or beta=0"
+                )
+
+    # ---------------------------------------------------------------- record, shape
+
+    def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A generation batch: sampled, rewarded, and shaped by the strategies."""
+        if self.environment_factories is None:
+            construction.check_prompts(inputs, "a generation batch")
+        if self.mode == "train":
+            inputs = self.refilled(inputs)
+        self._forget_rollout()
+        self._prompts = [row.get("prompt", "") for row in inputs]
+        if self.asked_for_old and self.old_is_first_pass:
+            self._old_logps = torch.zeros(len(inputs), 0, device=self.accelerator.device)  # TRL need not compute them
+        output = super().scored(inputs)
+        self._old_logps = None
+        self._log_calls()
+        if self.mode == "eval":
+            return output
+        if self.asked_for_old and self.old_is_first_pass:
+            del output["old_per_token_logps"]
+        output["made_at"] = torch.tensor(self.now)
+        if self._row_temperature is not None:
+            output["row_temperature"] = self._row_temperature
+        rewards = self._rewards()
+        self._mean_reward = rewards.nanmean().item()
+        advantage = output["advantages"]
+        if self.strategies:
+            recorded = self._recorded(output)
+            self._shape(output, recorded, rewards)
+            self._watch(output, recorded, advantage, rewards)
+        else:
+            known = None if self._records is None else by_engine(self._records, output["completion_ids"].size(1))
+            self._watch(output, known, advantage, rewards)
+        self.activity.batch(rewards)
+        return output
+
+    def _log_calls(self) -> None:
+        if self.said is not None:
+            for name, value in numbers_of(gather_object(self.said)).items():
+                self.record_metric(name, value)
+
+    def _rewards(self) -> Tensor:
+        """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""
+        assert self.reward_parts is not None
+        return self._totals(self.reward_parts)
+
+    def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> None:
+        assert self.reward_parts is not None
+        batch = generation_batch(
+            self.accelerator,
+            recorded,
+            output,
+            prompts=self._prompts,
+            parts=self.reward_parts,
+            rewards=rewards,
+            correct=self.correct,
+            ends=[*self.eos_token_ids, self.tokenizer.pad_token_id],
+            stopped=self.stopped,
+            generations=self.num_generations,
+            temperature=self.temperature,
+            row_temperature=self._sampling_temperature,
+            step=self.now,
+            answers=self._answers(),
+            max_length=self.max_completion_length,
+            gathered=self.accelerator.num_processes == 1 or not act_on_parts(self.strategies),
+        )
+        shaped = shape(self.strategies, batch, self.normalised)
+        put_back(shaped, output, batch, process=self.accelerator.process_index, penalties=self.has_penalties)
+        for name, value in shaped.metrics.items():
+            self.record_metric(name, value)
+        self.activity.shaped(shaped.metrics)
+
+    def _answers(self) -> list[str | None] | None:
+        """What this process's answers say; None where no strategy asks."""
+        if self._answer_function is None or not any(strategy.needs_answers for strategy in self.strategies):
+            return None
+        return answers_of(self._answer_function, {**self.rewarded, "trainer_state": self.state})
+
+    def _recorded(self, output: Mapping[str, Any]) -> Recorded:
+        """log π at the sampling temperature, entropy and branching factor at 1, of every completion token."""
+        length = output["completion_ids"].size(1)
+        if self._records is not None:
+            recorded = by_engine(self._records, length)
+            if self._row_temperature is self._sampling_temperature:
+                return recorded
+            own = output.get("old_per_token_logps")
+            if own is None:  # the loss looks at the rows at another temperature than they were sampled at
+                with self.without_gradient():
+                    own, _, _ = self._logps(output, temperature=self._row_temperature)
+            return recorded._replace(logps=own)
+        if any(name in output for name in IMAGES):
+            with self.without_gradient():
+                logps, entropy, _ = self._logps(output, compute_entropy=True)
+            assert entropy is not None
+            return Recorded(logps, entropy, None, None)
+        rows = self.args.per_device_train_batch_size
+        # ZeRO-3 does not survive passes of two kinds between its steps.
+        with self.without_gradient(), self.whole_weights() if self.sharded else nullcontext():
+            return by_pass(
+                self.model,
+                output,
+                temperature=self.temperature,
+                rows=rows,
+                autocast=self.accelerator.autocast,
+            )
+
+    # ---------------------------------------------------------------- micro-batches
+
+    def micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """As many tokens in each, and at most as many rows as TRL would take; by chance, as TRL does it, where the loss
+        looks at what is in a micro-batch or where optimizer steps do not end with the generation batch."""
+        parts, window = self.args.steps_per_generation, self.args.gradient_accumulation_steps
+        uneven = parts % window != 0 and window % parts != 0
+        looks = self.loss_type == "bnpo" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0
+        looks = looks or self.has_own_loss
+        if looks or uneven or self.aux_loss_enabled or any(name in batch for name in IMAGES):
+            return super().micro_batches(batch)
+        windows = max(parts // window, 1)
+        needed = self._needed(batch).cpu()
+        if needed.sum() < parts:  # every micro-batch gets a row, and all processes one at a time
+            needed.fill_(True)
+        # A callback may have lowered it since the batch was planned.
+        most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
+        entropy = None if self._records is None else self._records.entropy
+        found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most, entropy=entropy)
+        if windows > 1 and self.has_penalties:
+            for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
+                with self.without_gradient():
+                    part["old_per_token_logps"], _, _ = self._logps(
+                        part, rows=len(part["completion_ids"]), temperature=part.get("row_temperature")
+                    )
+        return found
+
+    def _needed(self, batch: Mapping[str, Any]) -> Tensor:
+        """Which rows have a gradient; all of them, where something besides the advantage makes one.
+
+        What is logged of the others is in the engine's records, if those are of this very policy at temperature 1.
+        """
+        advantages = batch["advantages"]
+        reused = self.num_iterations > 1 or self.args.steps_per_generation > self.args.gradient_accumulation_steps
+        recorded = self._records is not None and self.temperature == 1.0 and self._row_temperature is None
+        weighed = self.loss_type == "vespo"  # which logs a weight of every row
+        if reused or not recorded or self.beta != 0.0 or self.has_penalties or weighed:
+            return torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
+        if advantages.dim() == 1:
+            return advantages != 0
+        return (advantages * batch["loss_mask"]).abs().sum(1) > 0
+
+    # ---------------------------------------------------------------- what strategies may do after a step
+
+    def reset_reference(self) -> None:
+        """π_ref ← π_θ; nothing to do where β = 0."""
+        if self.beta == 0.0:  # no reference is in use
+            return
+        model, reference = self._models()
+        with at_hand(model), at_hand(*self._of_reference(), change=True):
+            load_reference(model, reference, model.state_dict() if reference is not None else adapter_weights(model))
+        self._reference_moved = True
+
+    def _models(self) -> tuple[Any, Any]:
+        """The policy, and the model of the reference where that is not an adapter of the policy."""
+        reference = None if self.ref_model is None else self.accelerator.unwrap_model(self.ref_model)
+        return self.accelerator.unwrap_model(self.model), reference
+
+    def _of_reference(self) -> list[Any]:
+        """The model of the reference, where it has one of its own."""
+        return [model for model in self._models()[1:] if model is not None]
+
+    def reset_optimizer(self) -> None:
+        """Empties the optimizer's moments."""
+        emptied(self.optimizer)
+
+    def after_step(self) -> None:
+        """Lets the strategies act once an optimizer step is done."""
+        state = StepState(self.now, self._mean_reward, self.reset_reference, self.reset_optimizer)
+        for strategy in self.strategies:
+            strategy.after_step(state)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def write_state(self, folder: Path) -> None:
+        if self.waiting is not None:
+            checkpoint.write_batches(folder, self.accelerator.process_index, self.waiting)
+        if self.accelerator.is_main_process:
+            self._write_looks(folder)
+        if self._reference_moved:
+            with at_hand(*self._of_reference()):  # on every process
+                if self.args.should_save:
+                    checkpoint.write_reference(folder, reference_weights(*self._models()))
+        if not self.args.should_save:
+            return
+        progress = checkpoint.Progress(self.micro_step, self._mean_reward, self.accelerator.num_processes)
+        checkpoint.write_progress(folder, progress, self.strategies)
+        self._write_streaks(folder)
+
+    def read_state(self, folder: Path) -> None:
+        self._read_looks(folder)
+        self._read_streaks(folder)
+        processes = self.accelerator.num_processes
+        progress = checkpoint.read_progress(folder, self.strategies, processes)
+        if progress is None:
+            return
+        self.micro_step, self._mean_reward = progress.micro_step, progress.reward
+        reference = checkpoint.read_reference(folder)
+        if reference is not None:
+            with at_hand(*self._of_reference(), change=True):
+                load_reference(*self._models(), reference)
+            self._reference_moved = True
+        batches = checkpoint.read_batches(folder, self.accelerator.process_index, self.accelerator.device)
+        if batches is not None and progress.processes != processes:
+            self.warn_once(
+                f"{folder} was written by {progress.processes} processes, and there are {processes}: the generation "
+                "batch that was in use is left, and a new one is sampled"
+            )
+            batches = None
+        if batches is None:  # the next micro-batch is the first of a new one, also where there are more to a batch now
+            self.micro_step = -(-self.micro_step // self._micro_batches_of_batch) * self._micro_batches_of_batch
+        else:
+            if len(batches) != self.args.steps_per_generation:
+                raise ValueError(
+                    f"{folder} holds a generation batch in {len(batches)} parts, and steps_per_generation is "
+                    f"{self.args.steps_per_generation}; resume with steps_per_generation={len(batches)}"
+                )
+            self.waiting = batches
+
+
+class _AfterStep(TrainerCallback):
+    def __init__(self, trainer: ExplorationTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.after_step()

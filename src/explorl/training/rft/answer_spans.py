@@ -1,0 +1,52 @@
+r"""Where a response states its first answer, by the task's own mark, such as ``<answer>``, ``\boxed{`` or ``####``.
+
+Nothing here raises, whatever the text, and nothing takes longer than a few passes over it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from explorl.tasks import Prompt, Task
+from explorl.tasks.boxed import boxes
+from explorl.tasks.marks import BOXED, asked_mark
+from explorl.tasks.math.task import Math
+
+_TAG = re.compile(r"<([A-Za-z][\w-]*)>")
+
+
+def answer_mark(task: Task, prompt: Prompt) -> str | None:
+    """What an answer begins with: as the task says in ``answer_mark``, or as its prompt asks for it; None: no mark."""
+    own = getattr(task, "answer_mark", None)
+    if own:
+        return str(own)
+    text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content") or "") for message in prompt)
+    return asked_mark(text) or (BOXED if isinstance(task, Math) else None)
+
+
+def first_answer_end(text: str, mark: str) -> int | None:
+    r"""Where the first whole answer ends; None where there is none.
+
+    An answer in a tag ends with the closing tag, a ``\boxed{`` with its bracket, and any other with its line. One that
+    holds nothing but white space is no answer.
+    """
+    if mark.rstrip("{ ") == r"\boxed":
+        return next((_after(text, span) for span in boxes(text) if span and text[slice(*span)].strip()), None)
+    tag = _TAG.fullmatch(mark.strip())
+    closing = f"</{tag[1]}>" if tag else "\n"
+    start = text.find(mark)
+    while start >= 0:
+        end = text.find(closing, start + len(mark))
+        if tag and end < 0:
+            return None
+        end = len(text) if end < 0 else end
+        start = text.rfind(mark, start, end)  # where several are open, the last
+        if text[start + len(mark) : end].strip():
+            return end + len(closing) if tag else end
+        start = text.find(mark, end)
+    return None
+
+
+def _after(text: str, span: tuple[int, int]) -> int:
+    """The end of a box whose content is there: with its bracket, where it has one."""
+    return span[1] + 1 if text[span[1] : span[1] + 1] == "}" else span[1]

@@ -1,0 +1,128 @@
+"""An iteration of an RFT run: a folder in which every stage leaves whole files, so that a killed run goes on.
+
+    run/iterations/iteration-01/
+      pool.parquet       every response with its verdict and its means (sampling; parts/ until all are drawn)
+      dropped.parquet    which filter dropped which response
+      selected.parquet   the responses that are learnt, with their prompts and scores
+      selection.json     how many each filter dropped, and what was selected of how many (written last of the three)
+      fit/               the fit: a run of kind sft, its policy in fit/model
+      evaluation.json    every score of that policy with its interval; completions in run/evaluations/
+
+Texts are kept as they were sampled, control characters included: they are what is learnt.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from explorl.core.store import RunStore, StoreError, atomic_path, fsync_folder, read_json, write_json
+from explorl.training.rft.samples import Columns, Sample, from_columns, to_columns
+
+Stage = Literal["sampling", "filtering", "fitting", "evaluation"]
+
+
+class IterationFolder:
+    """Reads and writes one iteration."""
+
+    def __init__(self, store: RunStore, number: int) -> None:
+        self.number = number
+        self.folder = store.folder / "iterations" / f"iteration-{number:02d}"
+        self.pool_path = self.folder / "pool.parquet"
+        self.parts = self.folder / "parts"
+        self.selection_path = self.folder / "selection.json"
+        self.fit = RunStore(self.folder / "fit")
+        self.model = self.folder / "fit" / "model"
+        self.evaluation_path = self.folder / "evaluation.json"
+
+    def stage(self, is_scored: bool) -> Stage | None:
+        """What is to be done next; None where all is done. ``is_scored``: the iteration's policy is evaluated."""
+        if not self.pool_path.exists():
+            return "sampling"
+        if not self.is_chosen:
+            return "filtering"
+        if not self.model.is_dir():
+            return "fitting"
+        return "evaluation" if is_scored and not self.evaluation_path.exists() else None
+
+    # ------------------------------------------------------------------ sampling
+    def part(self, number: int) -> Path:
+        return self.parts / f"part-{number:05d}.parquet"
+
+    def write_part(self, number: int, samples: Sequence[Sample], seconds: float, prompt_tokens: int) -> None:
+        """Keeps some of the responses, with the time they took and the tokens of their prompts."""
+        columns = to_columns(samples)
+        columns["seconds"] = [seconds / len(samples)] * len(samples)
+        columns["prompt_tokens"] = [prompt_tokens / len(samples)] * len(samples)
+        write_raw(self.part(number), columns)
+
+    def join_parts(self, count: int) -> None:
+        """Makes the pool of its parts, which then go."""
+        tables = [read_raw(self.part(number)) for number in range(count)]
+        write_raw(self.pool_path, {name: [value for one in tables for value in one[name]] for name in tables[0]})
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+    def pool(self) -> tuple[list[Sample], Columns]:
+        """The responses, and the pool's columns."""
+        columns = read_raw(self.pool_path)
+        return from_columns(columns), columns
+
+    # ------------------------------------------------------------------ filtering
+    @property
+    def is_chosen(self) -> bool:
+        """Whether all that `write_selection` writes is there."""
+        names = ("dropped.parquet", "selected.parquet")
+        return self.selection_path.exists() and all((self.folder / name).exists() for name in names)
+
+    def write_selection(self, dropped: Columns, selected: Columns, facts: Mapping[str, Any]) -> None:
+        """Keeps what was chosen; the facts last, which tell that all is there."""
+        write_raw(self.folder / "dropped.parquet", dropped)
+        write_raw(self.folder / "selected.parquet", selected)
+        write_json(self.selection_path, dict(facts))
+
+    def selection(self) -> dict[str, Any]:
+        """The facts of `write_selection`."""
+        return dict(read_json(self.selection_path))
+
+    def selected(self) -> Columns:
+        """The responses that are learnt."""
+        return read_raw(self.folder / "selected.parquet")
+
+
+def write_raw(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Writes a parquet file whole or not at all, its texts as they are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with atomic_path(path) as temporary:
+        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), temporary,
+                       compression="zstd")  # fmt: skip
+
+
+def read_raw(path: Path) -> Columns:
+    """What `write_raw` wrote."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            return dict(file.read().to_pydict())
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(f"cannot read {path}: {error}; remove it, and what it held is made again") from error
+
+
+def link_folder(source: Path, target: Path) -> None:
+    """The same files in a second folder, whole or not at all; copied where the file system has no hard links."""
+    from explorl.core.store import atomic_folder
+
+    def link(one: str, other: str) -> None:
+        try:
+            Path(other).hardlink_to(one)
+        except OSError:
+            shutil.copy2(one, other)
+
+    with atomic_folder(target) as folder:
+        shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True)
+    fsync_folder(target.parent)

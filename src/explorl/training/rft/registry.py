@@ -1,0 +1,102 @@
+"""Filters and selectors by name or import path: what a configuration says becomes functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import Parameter
+from typing import Any
+
+from explorl.core.plugins import Kind, is_marked
+from explorl.training.rft.filters import FILTERS, Filter
+from explorl.training.rft.selectors import SELECTORS, Selector
+
+Spec = str | Mapping[str, Any]
+"""``has_digit``, ``{max_redundancy: {limit: 0.31}}`` or ``{max_redundancy: 0.31}``; an import path may be the name."""
+
+
+def build_filters(specs: Sequence[Spec]) -> list[tuple[str, Filter]]:
+    """The filters of a configuration under their names, in its order."""
+    if isinstance(specs, str | Mapping):
+        raise ValueError(f"filters must be a list, such as [has_answer, has_digit]; got {specs!r}")
+    built = [build(FILTER, spec, positional=1) for spec in specs]
+    for (name, keep), spec in zip(built, specs, strict=True):
+        if name_of(spec) in FILTERS:
+            _try(name, partial(keep, []))  # what is wrong with a hyperparameter is said before anything is sampled
+    return built
+
+
+def build_selector(spec: Spec) -> tuple[str, Selector]:
+    """The selector of a configuration, with its name."""
+    return build(SELECTOR, spec, positional=2)
+
+
+def _must_be_marked(name: str) -> Callable[[Any], str | None]:
+    def refusal(value: Any) -> str | None:
+        """Return why an object is no plug-in of this kind; None where it is one."""
+        if is_marked(value, name):
+            return None
+        return f"is {value!r:.100}, not a function with @rft_{name} from explorl.training.rft.{name}s above it"
+
+    return refusal
+
+
+FILTER: Kind[Callable[..., Any]] = Kind("filter", FILTERS, "my_pkg.rules:polite", _must_be_marked("filter"))
+SELECTOR: Kind[Callable[..., Any]] = Kind("selector", SELECTORS, "my_pkg.rules:rare", _must_be_marked("selector"))
+
+
+def build(kinds: Kind[Callable[..., Any]], spec: Spec, *, positional: int) -> tuple[str, Callable[..., Any]]:
+    """Return a function with its hyperparameters filled in; it is called with so many ``positional`` arguments."""
+    kind = kinds.name
+    name, given = _split(kind, spec)
+    function = kinds.find(name).value
+    parameters = list(inspect.signature(function).parameters.values())
+    own = {one.name: one for one in parameters[positional:] if one.kind is not Parameter.VAR_KEYWORD}
+    if given is not None and not isinstance(given, Mapping):
+        if len(own) != 1:
+            raise ValueError(f"the {kind} {name} takes {_named(own)}, not just {given!r}; write {{{name}: {{…}}}}")
+        given = {next(iter(own)): given}
+    values = dict(given or {})
+    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)
+    for key in values:
+        if key not in own and not takes_all:
+            raise ValueError(f"the {kind} {name} has no hyperparameter {key!r}; it has {_named(own)}")
+    missing = [key for key, one in own.items() if _is_required(one) and key not in values]
+    if missing:
+        raise ValueError(f"the {kind} {name} needs {' and '.join(missing)}, as in {{{name}: {{{missing[0]}: …}}}}")
+    return name, partial(function, **values)
+
+
+def name_of(spec: Spec) -> str:
+    """The name in an entry of a configuration."""
+    return _split("filter", spec)[0]
+
+
+def _split(kind: str, spec: Any) -> tuple[str, Any]:
+    if isinstance(spec, str):
+        return spec, None
+    if isinstance(spec, Mapping) and isinstance(spec.get("name"), str):
+        return spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    if isinstance(spec, Mapping) and len(spec) == 1 and isinstance(next(iter(spec)), str):
+        return next(iter(spec.items()))
+    raise ValueError(
+        f"a {kind} is a name such as {'max_redundancy' if kind == 'filter' else 'entropy'}, or a name over its "
+        f"hyperparameters such as {{max_redundancy: {{limit: 0.31}}}}; got {spec!r}"
+    )
+
+
+def _try(name: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _is_required(parameter: Parameter) -> bool:
+    named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return named and parameter.default is Parameter.empty
+
+
+def _named(parameters: Mapping[str, Parameter]) -> str:
+    return ", ".join(parameters) or "none"
