@@ -143,8 +143,8 @@ go_on.set()
 
 
 def test_where_nobody_can_be_asked_there_are_no_threads(bootstrap: Callable[[str], None]) -> None:
-    refuse = "def refuse(): raise OSError(22, 'no listeners')\nkernel.ask_for_threads = refuse\n"
-    bootstrap(f"{STUB}\nfrom explorl.sandbox import kernel, nurse\n{refuse}nurse.main()")
+    refuse = "def refuse(): raise OSError(22, 'no listeners')\nlinux.ask_for_threads = refuse\n"
+    bootstrap(f"{STUB}\nfrom explorl.sandbox import fork_server, linux\n{refuse}fork_server.main()")
     source = (
         "import threading\ntry: threading.Thread(target=int).start(); print('some')\nexcept RuntimeError: print('none')"
     )
@@ -333,11 +333,11 @@ def test_mounts_below_the_library_are_read_only(number: int) -> None:
     """A folder of the library has something of its own mounted on it, in a mount namespace of this test alone."""
     if os.getuid() != 0 or not any("namespaces" in here.layers for here in ISOLATED):
         pytest.skip("only root can mount, and only namespaces are mounted into")
-    change = f"from explorl.sandbox import kernel\nkernel.MOUNT_SETATTR = {number}\n"
+    change = f"from explorl.sandbox import linux\nlinux.MOUNT_SETATTR = {number}\n"
     bootstrap = nursery_module.BOOTSTRAP.replace(
         "from explorl.sandbox.fork_server", f"{change}from explorl.sandbox.fork_server"
     )
-    change = f"from explorl.sandbox import nursery\nnursery.BOOTSTRAP = {bootstrap!r}\n"
+    change = f"from explorl.sandbox import fork_client\nfork_client.BOOTSTRAP = {bootstrap!r}\n"
     with script(change + SUBMOUNT) as process:
         out, err = process.communicate(timeout=60)
     assert out == "['30', '30'] ['victim'] 0\n", err  # EROFS

@@ -473,11 +473,11 @@ def keeper_that(code: str) -> str:
     """A nursery whose keepers do this, instead of keeping."""
     return f"""{STUB}
 import os, time
-from explorl.sandbox import child, nurse
+from explorl.sandbox import child, fork_server
 def keep(nursery):
     {code}
 child.keep = keep
-nurse.main()
+fork_server.main()
 """
 
 

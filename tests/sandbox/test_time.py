@@ -66,10 +66,10 @@ def test_what_happens_after_the_beginning_is_a_verdict(here: Guarantees, tests: 
 
 def test_failure_of_the_keeper_is_a_verdict_once_the_program_runs(bootstrap: Callable[[str], None]) -> None:
     fail = "def fail(*_): raise OSError('no')\n"
-    bootstrap(f"{STUB}\nfrom explorl.sandbox import child, nurse\n{fail}child._watch = fail\nnurse.main()")
+    bootstrap(f"{STUB}\nfrom explorl.sandbox import child, fork_server\n{fail}child._watch = fail\nfork_server.main()")
     assert run_python("1").status == "killed"
     assert run_tests("def f(): 0", "def check(c): 0", entry_point="f").status == "killed"
-    bootstrap(f"{STUB}\nfrom explorl.sandbox import child, nurse\n{fail}child._start = fail\nnurse.main()")
+    bootstrap(f"{STUB}\nfrom explorl.sandbox import child, fork_server\n{fail}child._start = fail\nfork_server.main()")
     with pytest.raises(SandboxError, match="OSError: no"):
         run_python("1")
 

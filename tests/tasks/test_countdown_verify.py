@@ -379,5 +379,8 @@ def test_wrong_answers_have_a_normal_form_too_and_junk_has_none() -> None:
 
 
 def test_importing_it_imports_nothing_heavy() -> None:
-    code = "import sys, explorl.tasks.countdown.task; print({'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules))"
+    code = (
+        "import sys, explorl.tasks.countdown.task; "
+        "print({'torch', 'transformers', 'datasets', 'numpy'} & set(sys.modules))"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -35,7 +35,7 @@ SCRIPT = """
 import json, logging, sys
 logging.disable(logging.CRITICAL)
 from math_verify import LatexExtractionConfig, parse, verify
-from explorl.tasks import math_tree
+from explorl.tasks.math import tree as math_tree
 gold, answer = json.loads(sys.stdin.read())
 golds, answers = (
     parse(f"\\\\boxed{{{text}}}", [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)

@@ -33,7 +33,7 @@ def test_every_option_of_trl_is_in_the_table_once() -> None:
     fields = {field.name for field in dataclasses.fields(GRPOConfig)}
     lists = [options.HONOURED, set(options.STEPS_ASIDE), set(options.IRRELEVANT)]
     known = set().union(*lists)
-    assert fields - known == set(), "new options: say in explorl/training/options.py what becomes of them"
+    assert fields - known == set(), "new options: say in explorl/training/grpo/options.py what becomes of them"
     assert sum(map(len, lists)) == len(known), "an option is on two lists"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from explorl.core.text import clean
 from explorl.evaluation import Evaluation
-from explorl.evaluation.evaluate import number_of
+from explorl.evaluation.evaluation import number_of
 from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
 from explorl.metrics import Cell, Interval, Table, paired_difference, permutation_test, upset_counts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from explorl.evaluation.evaluate import Evaluation, evaluate, fitting_template
+    from explorl.evaluation.evaluation import Evaluation, evaluate, fitting_template
     from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
 
 __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template", "protocol"]
@@ -14,7 +14,7 @@ __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template"
 def __getattr__(name: str) -> Any:
     """Imports on first use: the command needs `judge`'s error when it starts, and torch takes seconds."""
     if name in __all__:
-        from explorl.evaluation import evaluate as core  # which has them all
+        from explorl.evaluation import evaluation  # which has them all
 
-        return getattr(core, name)
+        return getattr(evaluation, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ from explorl.core.config import read_yaml
 from explorl.core.store import file_name, write_json
 from explorl.core.terminal import TELLING_STEPS, ProgressLines, duration, ends_of_k, literal
 from explorl.core.text import clean
-from explorl.evaluation.evaluate import Evaluation, fitting_template
+from explorl.evaluation.evaluation import Evaluation, fitting_template
 from explorl.evaluation.job import Chunk, Job
 from explorl.evaluation.prompts import check_prompts
 from explorl.evaluation.protocols import Protocol, protocol, task_label
@@ -231,7 +231,7 @@ def _opened(
     except UnsupportedModel as error:
         raise ModelError(
             f"{label} cannot be sampled by Explorl's engine ({error.reason}); in Python, "
-            "explorl.evaluation.evaluate(..., engine='generate') samples it with model.generate"
+            "explorl.evaluation.evaluation(..., engine='generate') samples it with model.generate"
         ) from error
     return policy, engine
 

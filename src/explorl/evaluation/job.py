@@ -16,7 +16,7 @@ from explorl.evaluation.completions import (
     sampled_tokens,
     tool_columns,
 )
-from explorl.evaluation.evaluate import data_digest
+from explorl.evaluation.evaluation import data_digest
 from explorl.evaluation.protocols import Protocol
 from explorl.evaluation.results_folder import DIGEST, Columns
 from explorl.evaluation.seeds import WIDTH, block_seed, seed_at

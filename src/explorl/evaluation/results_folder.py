@@ -23,7 +23,7 @@ import numpy as np
 
 from explorl.core.store import StoreError, cleaned, read_json, write_json, write_parquet
 from explorl.evaluation.completions import TOOL_COLUMNS
-from explorl.evaluation.evaluate import Evaluation
+from explorl.evaluation.evaluation import Evaluation
 from explorl.rollout import SamplingParams
 
 Columns = dict[str, list[Any]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from explorl.evaluation.evaluate import Evaluation, number_of
+from explorl.evaluation.evaluation import Evaluation, number_of
 from explorl.metrics import Cell, Interval, Table, answer_diversity, bootstrap_mean
 from explorl.metrics.quality import REPETITIVE
 from explorl.stats.bootstrap import CHUNK

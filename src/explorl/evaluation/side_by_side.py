@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from explorl.evaluation.evaluate import Evaluation
+from explorl.evaluation.evaluation import Evaluation
 from explorl.evaluation.scores import scores
 from explorl.metrics import Cell, Table
 

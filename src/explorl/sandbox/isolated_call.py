@@ -3,9 +3,9 @@
     judges = Sealed("explorl.tasks.math.sympy_worker:compare", workers=2)
     judges.call_many([{"gold": "1/2", "answer": "0.5"}])     # [Reply(value=True, error=None, seconds=0.01)]
 
-Worker processes (`sealed_worker`) import the function once and fork for each message, so that no message can leave
-anything behind for the next. They are shut in by the same layers as programs (`programs.capabilities`): no network, no
-files but the libraries, an empty environment, no other processes.
+Worker processes (`isolated_call_worker`) import the function once and fork for each message, so that no message can
+leave anything behind for the next. They are shut in by the same layers as programs (`programs.capabilities`): no
+network, no files but the libraries, an empty environment, no other processes.
 """
 
 from __future__ import annotations

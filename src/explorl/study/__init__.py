@@ -1,1 +1,1 @@
-"""Studies: arms × seeds, a process each, and then one table with intervals. `explorl.study.run_study.run_study` runs one."""
+"""Studies: run arms × seeds, a process each, and compare them in one table with intervals."""

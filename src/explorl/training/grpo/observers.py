@@ -1,4 +1,4 @@
-"""The statistics that `explorl train` logs of every step: observers like any other (`explorl.training.grpo.inspection_schedule`).
+"""The statistics that `explorl train` logs of every step, as observers (`explorl.training.grpo.inspection_schedule`).
 
 Deng et al. 2025, §3.2: entropy by the answer's sign and by position, tokens whose entropy falls fastest, sizes of
 updates, changes of probability, quality of responses. Only tokens that the policy wrote count.
@@ -96,7 +96,7 @@ class ProbabilityChange:
 class ResponseQuality:
     """Shares of malformed and of repetitive responses and of those that mix languages; mean 3-gram redundancy.
 
-    Counted as `explorl.analysis.response_quality` counts them: malformed is what the reward function ``format`` says, where
+    Counted as in `explorl.analysis.response_quality`: malformed is what the reward function ``format`` says, where
     there is one, else what has not exactly one ``<answer>``.
     """
 

@@ -312,9 +312,9 @@ def refuse(args: Any) -> None:
 PAGE = """# TRL's options
 
 `ExplorationTrainer` is `trl.GRPOTrainer` with strategies. This page says what becomes of each of TRL's options and
-arguments; it is made from `explorl/training/options.py` by `python -m explorl.training.grpo.options`, and a test compares
-that file with TRL's own fields (TRL 1.16), so an option that a new release adds is noticed. An argument that nobody
-knows is an error.
+arguments; it is made from `explorl/training/grpo/options.py` by `python -m explorl.training.grpo.options`, and a test
+compares that file with TRL's own fields (TRL 1.16), so an option that a new release adds is noticed. An unknown
+argument is an error.
 
 ## Precision
 
@@ -385,8 +385,8 @@ has 0 on what a block showed, reward functions get the text with every output le
 answer), and `tools/call_frequency`, `tools/callers`, `tools/failure_frequency` and `tools/refused` are logged. An
 observer is any object with `see(step: StepView)` that returns numbers by name; what it says of a generation batch,
 once the last update on it is done, is logged under `lens/`. What `explorl train` logs is `observers=statistics()`
-from `explorl.training.grpo.observers`; `lens=Lens(rate=0.05)` from `explorl.training.grpo.inspection_schedule` says how many answers are
-looked at closely, by two passes without gradient. Without observers nothing is looked at.
+from `explorl.training.grpo.observers`; `lens=Lens(rate=0.05)` from `explorl.training.grpo.inspection_schedule` says how
+many answers are looked at closely, by two passes without gradient. Without observers nothing is looked at.
 
 ## Honoured
 

@@ -83,13 +83,14 @@ class ExplorationTrainer(RefillingTrainer):
         on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
         token_records: so many prompts of each batch come to `on_rollouts` with what was recorded of every token.
         observers: objects with ``see(step: StepView)`` whose numbers are logged of each generation batch, or their
-            import paths (`explorl.training.grpo.inspection_schedule`); `explorl.training.grpo.observers.statistics()` is what `explorl train`
-            has.
+            import paths (`explorl.training.grpo.inspection_schedule`); `explorl train` uses
+            `explorl.training.grpo.observers.statistics()`.
         lens: how many answers are looked at closely, and how often.
         dynamic_sampling: exchange groups whose rewards are all equal for those of fresh prompts, before anything is
-            learnt from the batch: True, a `DynamicSampling` (`explorl.training.grpo.dynamic`) or a mapping of its settings.
-        skip_solved: ask prompts that are solved every time less often: True, a `SkipSolved` (`explorl.training.grpo.solved`)
-            or a mapping of its settings.
+            learnt from the batch: True, a `DynamicSampling` (`explorl.training.grpo.dynamic`) or a mapping of its
+            settings.
+        skip_solved: ask prompts that are solved every time less often: True, a `SkipSolved`
+            (`explorl.training.grpo.solved`) or a mapping of its settings.
 
     All other arguments are those of `GRPOTrainer`; docs/trl.md lists what becomes of each of TRL's options.
     """

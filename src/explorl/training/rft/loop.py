@@ -20,7 +20,7 @@ from rich.console import Console
 from explorl.core.config import Config, ConfigError, check_precision, rft_config
 from explorl.core.store import RunStore, digest_of, read_json, write_json
 from explorl.core.terminal import ProgressLines, literal
-from explorl.evaluation.evaluate import data_digest
+from explorl.evaluation.evaluation import data_digest
 from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy
 from explorl.tasks import Prompt, get_task
