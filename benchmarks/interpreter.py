@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from explorl.metrics import Table
 from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.programs import capabilities
+from explorl.stats import Table
 
 BUSY = 0.01
 CELLS = {

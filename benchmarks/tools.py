@@ -41,7 +41,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from explorl.metrics import Table
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.session import Session
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
@@ -49,6 +48,7 @@ from explorl.rollout.tools import calculator_tool
 from explorl.sandbox.fork_client import nursery
 from explorl.sandbox.interpreter import Interpreter
 from explorl.sandbox.interpreter_pool import InterpreterPool
+from explorl.stats import Table
 
 CALLS = 3
 CHARACTERS = "0123456789<>=()+*,.abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ [];:'\"_-\n"

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from explorl.metrics import Table
 from explorl.sandbox.programs import capabilities, in_threads, run_tests
+from explorl.stats import Table
 from explorl.tasks import get_task
 from explorl.tasks.math.judge import Judge
 

@@ -20,9 +20,10 @@ import numpy as np
 
 from explorl.analysis.study_answers import error_breakdown
 from explorl.core.store import read_json, write_text
-from explorl.metrics import Interval, bootstrap_mean, paired_difference, pass_at_k
+from explorl.metrics import pass_at_k
 from explorl.report.boundary_figures import save
 from explorl.report.figures import COLOURS
+from explorl.stats import Interval, bootstrap_mean, paired_difference
 
 Record: TypeAlias = dict[str, Any]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from explorl.cli.app import main
-from explorl.metrics import Table
+from explorl.stats import Table
 from explorl.study.spec import find_study, load_study, study_names
 
 

@@ -22,10 +22,11 @@ from explorl.core.store import RunStore, StoreError
 from explorl.evaluation import Evaluation, protocol
 from explorl.evaluation.harness import run_evaluation
 from explorl.evaluation.results_folder import load_evaluation
-from explorl.metrics import paired_difference, pass_at_k, permutation_test
+from explorl.metrics import pass_at_k
 from explorl.models import Policy, load_policy
 from explorl.report import boundary_figures
 from explorl.rollout.sampling import SamplingParams
+from explorl.stats import paired_difference, permutation_test
 
 HOW = protocol("plain", samples=4, max_tokens=48)
 

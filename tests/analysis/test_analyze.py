@@ -17,11 +17,11 @@ from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, types
 from explorl.analysis.lens_table import LensTable, NotRecorded, read_run, table_of
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
-from explorl.metrics import Table
 from explorl.report.lens_render import file_png, file_svg, page_svg
 from explorl.report.lens_sections import _element, _stored
 from explorl.report.run_analyses import Outcome, analyze_checkpoint, analyze_run, analyzed, chosen, run_context
 from explorl.report.run_page import write_run_report
+from explorl.stats import Table
 
 from .planted_runs import lines, noise, rollouts
 

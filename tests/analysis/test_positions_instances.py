@@ -12,7 +12,7 @@ from explorl.analysis.instances import answer_perplexity, perplexity_groups, shi
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import table_of
 from explorl.analysis.positions import entropy_by_position
-from explorl.metrics import Interval
+from explorl.stats import Interval
 from explorl.stats.clusters import cluster_mean, cluster_means, told
 
 

@@ -14,8 +14,8 @@ from explorl.analysis.lens import Analysis, Context, Drawing, Unavailable, types
 from explorl.analysis.lens_table import table_of
 from explorl.cli import app as cli
 from explorl.core.store import RunStore, StoreError, write_json
-from explorl.metrics import Table
 from explorl.report.run_analyses import analyze_run, analyzed, chosen
+from explorl.stats import Table
 
 from .planted_runs import rollouts
 

@@ -28,9 +28,10 @@ from explorl.evaluation.harness import Evaluated, Failed, evaluate_command, pars
 from explorl.evaluation.results_folder import DIGEST, TOKEN_COLUMNS, EvaluationFolder, load_evaluation
 from explorl.evaluation.scores import per_problem, scores, unsolved
 from explorl.evaluation.seeds import WIDTH, block_seed, seed_at
-from explorl.metrics import Interval, Table, avg_at_k, maj_at_k
+from explorl.metrics import avg_at_k, maj_at_k
 from explorl.models import ModelError, Policy, load_policy
 from explorl.rollout.sampling.rng import request_keys
+from explorl.stats import Interval, Table
 from explorl.tasks import CountdownMini, get_task
 
 HOW = protocol("plain", samples=20, max_tokens=48)

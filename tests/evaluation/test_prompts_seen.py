@@ -11,7 +11,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from explorl import ExplorationTrainer, PassAtK, RunRecorder
-from explorl.analysis.checkpoint import checkpoint_table
+from explorl.analysis.checkpoint_samples import checkpoint_table
 from explorl.analysis.impact_tokens import problems_by_prompt
 from explorl.evaluation import protocol
 from explorl.evaluation.harness import run_evaluation

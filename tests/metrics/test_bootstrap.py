@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorl.metrics import Interval, bootstrap_mean, paired_difference, permutation_test
+from explorl.stats import Interval, bootstrap_mean, paired_difference, permutation_test
 from explorl.stats import bootstrap as module
 
 

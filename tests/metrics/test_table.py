@@ -19,7 +19,7 @@ from rich.console import Console
 
 from explorl import metrics
 from explorl.core.text import clean
-from explorl.metrics import Interval, Table
+from explorl.stats import Interval, Table
 
 from ..hostile import NAMES, raw
 

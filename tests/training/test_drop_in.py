@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from tools.docs import trl_options
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -44,7 +45,7 @@ def test_every_argument_of_trls_trainer_is_in_the_table() -> None:
 
 def test_the_page_about_options_is_up_to_date() -> None:
     text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
-    assert text == options.page(), "write it anew: python -m explorl.training.grpo.options > docs/trl.md"
+    assert text == trl_options.page(), "run python -m tools.docs.trl_options > docs/trl.md"
 
 
 def test_unknown_arguments_are_errors(make_trainer: Callable[..., Any]) -> None:

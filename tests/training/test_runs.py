@@ -250,8 +250,8 @@ def test_the_command_says_that_the_disk_is_full(
 def test_the_tiny_policy_is_made_again_from_nothing(tmp_path: Path) -> None:
     """`explorl sft --preset tiny`: about a quarter of an hour on two cores, and the accuracy of the shipped weights."""
     from explorl.evaluation import evaluate, protocol
-    from explorl.metrics import paired_difference
     from explorl.models import load_policy, tiny_checkpoint
+    from explorl.stats import paired_difference
     from explorl.tasks import get_task
     from explorl.training.sft.run import run_sft
 

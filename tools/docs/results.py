@@ -14,7 +14,7 @@ from explorl.analysis.interim_looks import found_words, plan_words, power_words
 from explorl.analysis.study_results import cell, results_table
 from explorl.analysis.verdicts import points
 from explorl.core.store import StoreError, read_json, write_text
-from explorl.metrics import Cell, Table
+from explorl.stats import Cell, Table
 from explorl.stats.table import markdown
 
 BEGIN = "<!-- Written by `python -m tools.docs.results` from the study's results.json. -->"

@@ -15,7 +15,8 @@ from explorl.core.text import clean
 from explorl.evaluation import Evaluation
 from explorl.evaluation.evaluation import number_of
 from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
-from explorl.metrics import Cell, Interval, Table, paired_difference, permutation_test, upset_counts
+from explorl.metrics import upset_counts
+from explorl.stats import Cell, Interval, Table, paired_difference, permutation_test
 
 LONGEST_NAME = 200
 """Characters of a model's name, which stands in tables and legends."""

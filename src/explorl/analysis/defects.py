@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.analysis.reward_stages import LEAST_STEPS
-from explorl.metrics import Cell, Table
 from explorl.metrics.quality import response_quality
+from explorl.stats import Cell, Table
 from explorl.stats.regression import Effect, binned, in_points, regression, trend
 
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.analysis.reward_stages import LEAST_STEPS, rising_end
-from explorl.metrics import Cell, Table
+from explorl.stats import Cell, Table
 from explorl.stats.regression import Effect, binned, regression, trend
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.token_types import LEAST_AT, RESAMPLES, TokenTypes, drawn_effect, token_types
-from explorl.metrics import Cell, Table
+from explorl.stats import Cell, Table
 from explorl.stats.crossed import holm
 from explorl.stats.regression import LEVEL, Effect, in_points
 

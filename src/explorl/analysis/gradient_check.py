@@ -17,7 +17,7 @@ import numpy as np
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.metrics import Table
+from explorl.stats import Table
 
 ANSWERS, TOKENS = 4, 4
 """Answers that are looked at, and tokens of each."""

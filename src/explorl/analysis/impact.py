@@ -22,7 +22,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.metrics import Interval
+from explorl.stats import Interval
 from explorl.stats.clusters import cluster_means
 from explorl.stats.regression import Effect
 

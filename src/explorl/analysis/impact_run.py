@@ -11,9 +11,9 @@ from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, l
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.core.text import clean
-from explorl.metrics import Cell, Table
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.requests import eos_token_ids
+from explorl.stats import Cell, Table
 from explorl.stats.clusters import cell, told
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.metrics import Cell, Interval, Table
+from explorl.stats import Cell, Interval, Table
 from explorl.stats.clusters import cell, cluster_means, sums_by, told
 from explorl.stats.regression import Effect
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.core.plugins import Kind
-from explorl.metrics import Table
 from explorl.models import Policy
+from explorl.stats import Table
 from explorl.tasks import Task
 
 

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.core.store import RunStore, StoreError, step_files
+from explorl.metrics.advantages import NO_ADVANTAGE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MOST_TOKENS = 20_000_000
 """Tokens that are read; of a run with more, files at even distances."""
-NO_ADVANTAGE = 1e-3
 LEAST_TOGETHER = 10
 """Prompts from which an interval can be drawn over prompts."""
 WHOLE = ("token_ids", "other_ids")

@@ -25,7 +25,7 @@ from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import signs
 from explorl.analysis.reward_stages import rising_end
 from explorl.analysis.token_types import by_blocks
-from explorl.metrics import Cell, Interval, Table
+from explorl.stats import Cell, Interval, Table
 from explorl.stats.crossed import student_quantile
 from explorl.stats.regression import Effect
 

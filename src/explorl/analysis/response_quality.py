@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from explorl.analysis.lens_table import Advice
 from explorl.core.store import RunStore, StoreError, read_parquet, step_files
-from explorl.metrics import Cell, Table
 from explorl.metrics.quality import Quality, response_quality
+from explorl.stats import Cell, Table
 
 FORMAT = "reward/format"
 """The trainer's word on whether an answer has the task's form: 1 where it has."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.metrics import Cell, Interval, Table
+from explorl.stats import Cell, Interval, Table
 from explorl.stats.regression import LEVEL, Effect, autoregression, binned, regression
 
 Floats = NDArray[np.float64]

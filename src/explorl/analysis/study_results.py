@@ -21,7 +21,8 @@ from explorl.analysis.interim_looks import Looks, look_words, looks_of
 from explorl.analysis.study_answers import error_breakdown, sampled_rollouts
 from explorl.analysis.verdicts import arm_verdict, study_verdict
 from explorl.core.store import RunStore, StoreError, read_json, read_parquet, read_study, step_files
-from explorl.metrics import Cell, Interval, Table, pass_at_k, upset_counts
+from explorl.metrics import pass_at_k, upset_counts
+from explorl.stats import Cell, Interval, Table
 from explorl.stats.arm_differences import Values, corrected, paired_values, pooled_deviation, with_floor
 from explorl.stats.crossed import area_weights, minimum_detectable_effect, steps_to
 

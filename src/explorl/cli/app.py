@@ -50,7 +50,7 @@ from explorl.models import NAMED, ModelError
 from explorl.study.spec import Study, find_study, load_study, seeds_in, study_names
 
 if TYPE_CHECKING:
-    from explorl.metrics import Table
+    from explorl.stats import Table
 
 
 # Typer's boxes would leave the texts a column of sixteen characters where a terminal has 80.

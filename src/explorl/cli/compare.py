@@ -15,10 +15,10 @@ from explorl.core.terminal import literal
 from explorl.core.text import clean
 from explorl.evaluation import Evaluation
 from explorl.evaluation.results_folder import DIGEST, EvaluationFolder, load_evaluation
-from explorl.metrics import Table
 from explorl.report.boundary_figures import figures, save
 from explorl.report.comparison_page import comparison_results
 from explorl.report.study_page import write_report
+from explorl.stats import Table
 
 SAME = ("task", "split", "protocol", "sampling", "answer_mark")
 """What evaluations must share. The template may differ: each model is asked as it was trained to be."""

@@ -19,8 +19,8 @@ from explorl.analysis.verdicts import points
 from explorl.core.config import load_config
 from explorl.core.store import StoreError, write_json, write_text
 from explorl.core.terminal import ends_of_k
-from explorl.metrics import Cell, Table
 from explorl.report.study_page import write_report
+from explorl.stats import Cell, Table
 from explorl.study.run_study import run_study
 
 ARMS: dict[str, list[str]] = {"plain GRPO": [], "risk-sensitive GRPO": ["risk_sensitive"]}

@@ -17,7 +17,7 @@ from explorl.core.store import digest_of, write_json, write_parquet
 from explorl.evaluation.completions import TOOL_COLUMNS, answer_text, mean_of, sampled_tokens, tool_columns
 from explorl.evaluation.prompts import all_opened
 from explorl.evaluation.protocols import PROTOCOLS, Protocol, protocol
-from explorl.metrics import Interval, Table, avg_at_k, bootstrap_mean, maj_at_k, pass_at_k
+from explorl.metrics import avg_at_k, maj_at_k, pass_at_k
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel
 from explorl.rollout.backends import generate as reference
@@ -25,6 +25,7 @@ from explorl.rollout.backends.vllm import VllmEngine
 from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
+from explorl.stats import Interval, Table, bootstrap_mean
 from explorl.tasks import Problem, Task
 from explorl.tasks.base import verdicts_of
 

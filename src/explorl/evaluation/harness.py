@@ -34,13 +34,13 @@ from explorl.evaluation.protocols import Protocol, protocol, task_label
 from explorl.evaluation.results_folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
 from explorl.evaluation.scores import as_json, scores, table, unsolved
 from explorl.evaluation.side_by_side import side_by_side
-from explorl.metrics import Cell, Interval, Table
 from explorl.models import ModelError, Policy, load_policy, resolve_model
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.backends.vllm import VllmEngine, need_vllm
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
 from explorl.sandbox.interpreter_pool import InterpreterPool
+from explorl.stats import Cell, Interval, Table
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from explorl.core.store import read_json, write_json
 from explorl.core.text import clean
-from explorl.metrics import Interval, bootstrap_mean
+from explorl.stats import Interval, bootstrap_mean
 
 INSTRUCTION = """\
 You check answers to a question for irrelevant content: passages that do not serve to answer it, such as another

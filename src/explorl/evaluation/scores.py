@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from explorl.evaluation.evaluation import Evaluation, number_of
-from explorl.metrics import Cell, Interval, Table, answer_diversity, bootstrap_mean
+from explorl.metrics import answer_diversity
 from explorl.metrics.quality import REPETITIVE
+from explorl.stats import Cell, Interval, Table, bootstrap_mean
 from explorl.stats.bootstrap import CHUNK
 
 LABELS: Mapping[str, str] = {

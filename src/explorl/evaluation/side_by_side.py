@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from explorl.evaluation.evaluation import Evaluation
 from explorl.evaluation.scores import scores
-from explorl.metrics import Cell, Table
+from explorl.stats import Cell, Table
 
 TEXT, CODE = "text", "code"
 

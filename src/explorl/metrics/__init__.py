@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from explorl.metrics.boundary import Diversity, answer_diversity, set_regions, unsolvable, upset_counts
 from explorl.metrics.format import format_violations, language_mixing, trigram_redundancy
 from explorl.metrics.passk import avg_at_k, maj_at_k, pass_at_k
-from explorl.stats.bootstrap import Interval, bootstrap_mean, paired_difference, permutation_test
-from explorl.stats.table import Cell, Table
 
 if TYPE_CHECKING:
     from explorl.metrics.tokens import (
@@ -23,22 +21,16 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Cell",
     "Diversity",
-    "Interval",
-    "Table",
     "answer_diversity",
     "avg_at_k",
-    "bootstrap_mean",
     "branching_factor",
     "branching_factor_of_probs",
     "format_violations",
     "language_mixing",
     "maj_at_k",
     "masked_mean",
-    "paired_difference",
     "pass_at_k",
-    "permutation_test",
     "perplexity",
     "set_regions",
     "token_entropy",

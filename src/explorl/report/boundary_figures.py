@@ -12,8 +12,9 @@ import numpy as np
 
 from explorl.analysis.ability_boundary import Boundary
 from explorl.core.store import atomic_path
-from explorl.metrics import Interval, set_regions
+from explorl.metrics import set_regions
 from explorl.report.figures import COLOURS
+from explorl.stats import Interval
 
 DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^DvP"

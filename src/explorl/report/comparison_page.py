@@ -9,7 +9,7 @@ from typing import Any
 from explorl.analysis.ability_boundary import Boundary
 from explorl.analysis.study_answers import error_breakdown
 from explorl.analysis.verdicts import arm_verdict
-from explorl.metrics import Interval
+from explorl.stats import Interval
 from explorl.stats.arm_differences import NO_SPREAD
 from explorl.stats.crossed import holm
 

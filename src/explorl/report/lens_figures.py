@@ -14,10 +14,10 @@ from explorl.analysis.lens import Drawing
 from explorl.analysis.probability_shift import SMALL, Bins, Updates
 from explorl.analysis.reward_stages import EntropyLaw, Stages, law_summary, stages_summary
 from explorl.core.text import clean
-from explorl.metrics import Interval
 from explorl.report.figures import smoothed
 from explorl.report.lens_render import Palette
 from explorl.report.study_figures import smoothing_window
+from explorl.stats import Interval
 from explorl.stats.regression import LEVEL
 
 SHOWN = 12

@@ -158,7 +158,7 @@ def analyze_checkpoint(
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Path, list[Outcome]]:
     """Samples answers of a checkpoint and runs what needs no training history."""
-    from explorl.analysis.checkpoint import checkpoint_table
+    from explorl.analysis.checkpoint_samples import checkpoint_table
     from explorl.evaluation import protocol as named
 
     analyses = chosen(only, lone=True)

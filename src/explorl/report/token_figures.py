@@ -14,7 +14,7 @@ from explorl.analysis.instances import Instances
 from explorl.analysis.lens import Analysis, Drawing
 from explorl.analysis.positions import PositionProfile
 from explorl.core.text import clean
-from explorl.metrics import Interval
+from explorl.stats import Interval
 from explorl.stats.clusters import told
 
 SHOWN_TOKENS = 24

@@ -1,1 +1,8 @@
 """How sure we are: intervals, paired differences, resampling, sequential looks and regression."""
+
+from __future__ import annotations
+
+from explorl.stats.bootstrap import Interval, bootstrap_mean, paired_difference, permutation_test
+from explorl.stats.table import Cell, Table
+
+__all__ = ["Cell", "Interval", "Table", "bootstrap_mean", "paired_difference", "permutation_test"]

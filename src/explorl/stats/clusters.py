@@ -24,7 +24,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.metrics import Interval
+from explorl.stats.bootstrap import Interval
 from explorl.stats.crossed import CONFIDENCE, student_cdf, student_quantile
 from explorl.stats.regression import Effect
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.metrics import Interval
+from explorl.stats.bootstrap import Interval
 from explorl.stats.crossed import student_cdf, student_quantile
 
 Floats = NDArray[np.float64]

@@ -37,7 +37,7 @@ from explorl.core.plugins import child_environment
 from explorl.core.store import RunStore, StoreError, read_study, write_json, write_text
 from explorl.core.terminal import Pace, ProgressLines, duration, ends_of_k, literal, score_words
 from explorl.core.text import clean
-from explorl.metrics import Cell, Table
+from explorl.stats import Cell, Table
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
 from explorl.study.compatibility import arm_difference, study_difference
 from explorl.study.plan import changed_words, effect_words, size_words, unconfined_words

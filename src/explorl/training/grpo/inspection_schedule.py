@@ -28,8 +28,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.analysis.lens_table import NO_ADVANTAGE
 from explorl.core.plugins import Kind, told
+from explorl.metrics.advantages import NO_ADVANTAGE
 
 View = TypeVar("View", "StepView", "Sampled")
 
