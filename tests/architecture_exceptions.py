@@ -84,7 +84,7 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
     (
         "training.grpo.logprobs",
         "_get_per_token_logps_and_entropies",
-    ): "calls TRL by the name that a user may have overridden",
+    ): "calls what a user may have overridden",
     ("training.sft.trainer", "_metrics"): "the attribute of the same name of SFTTrainer",
     ("training.sft.trainer", "_total_train_tokens"): "the attribute of the same name of SFTTrainer",
 }
