@@ -54,7 +54,7 @@ from explorl.tasks.math.units import agree, is_unit, names_a_value
 from explorl.tasks.math.value import Operations, Undefined, number, operations, value
 from explorl.tasks.math.words import are_text, conjunctions, plain_name, words
 
-ADVERSARIAL = Path(__file__).parent / "adversarial" / "math.jsonl"
+ADVERSARIAL = Path(__file__).parents[1] / "adversarial" / "math.jsonl"
 """Answers that are wrong and were made to look right; all are refused."""
 
 
