@@ -53,7 +53,7 @@ def test_without_one_no_link_leads_nowhere(hook: Any) -> None:
     assert [target for target in targets(page) if not target.startswith(("https://", "#"))] == []
     assert "<picture>" not in page
     assert "<img" not in page
-    assert "docs/trl.md says of each option" in page, "the text of a link stays"
+    assert "docs/trl.md lists every option" in page, "the text of a link stays"
     assert hook.project_urls("") == {}
 
 

@@ -121,7 +121,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == strategy_pages.render()
     strategy_pages.write(page, check=True)
     page.write_text(strategy_pages.render().replace("0.28", "0.29"), encoding="utf-8")
-    with pytest.raises(ValueError, match=re.escape(f"docs --path {page}")):
+    with pytest.raises(ValueError, match=re.escape(f"strategy_pages --path {page}")):
         strategy_pages.write(page, check=True)
     command = [sys.executable, "-m", "tools.docs.strategy_pages", "--path", str(page), "--check"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
