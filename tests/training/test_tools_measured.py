@@ -6,7 +6,7 @@ from pathlib import Path
 
 from explorl.analysis.response_quality import quality_by_step
 from explorl.core.store import RunStore
-from explorl.metrics.format import trigram_redundancy
+from explorl.metrics.quality import trigram_redundancy
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import python_tool

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from explorl.metrics.boundary import Diversity, answer_diversity, set_regions, unsolvable, upset_counts
-from explorl.metrics.format import format_violations, language_mixing, trigram_redundancy
 from explorl.metrics.passk import avg_at_k, maj_at_k, pass_at_k
+from explorl.metrics.quality import format_violations, language_mixing, trigram_redundancy
 
 if TYPE_CHECKING:
     from explorl.metrics.tokens import (

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 
 def unsolvable(correct: Any, k: int | None = None) -> set[int]:
-    """Indices of the problems with no right answer among their first k samples (all samples where k is None).
+    """Return the indices of the problems with no correct answer among their first k samples (all if k is None).
 
         U_k = {q : max(R(o_1), …, R(o_k)) = 0}
 
@@ -31,9 +31,9 @@ def unsolvable(correct: Any, k: int | None = None) -> set[int]:
 
 
 def set_regions(sets: Mapping[str, Iterable[Item]]) -> dict[frozenset[str], set[Item]]:
-    """The 2^m − 1 regions of a Venn diagram of m = 2 to 4 sets: names → what lies in exactly those sets.
+    """Return the 2^m − 1 regions of a Venn diagram of m = 2 to 4 sets: names → items in exactly those sets.
 
-    Empty regions are there too; single names come first. `upset_counts` is for more sets.
+    Empty regions are included; single names come first. For more sets use `upset_counts`.
     """
     if not 2 <= len(sets) <= 4:
         raise ValueError(f"a Venn diagram has 2 to 4 sets, got {len(sets)}; upset_counts takes any number")
@@ -47,29 +47,29 @@ def set_regions(sets: Mapping[str, Iterable[Item]]) -> dict[frozenset[str], set[
 
 
 def upset_counts(sets: Mapping[str, Iterable[Any]]) -> dict[frozenset[str], int]:
-    """Sizes of the exclusive intersections of any number of sets: the bars of an UpSet plot (Lex et al. 2014).
+    """Return the sizes of the exclusive intersections of sets: the bars of an UpSet plot (Lex et al. 2014).
 
-    Only those that are not empty, the largest first; at equal size fewer names first, then in the order given.
+    Empty intersections are left out. The largest come first; ties are ordered by the number of names, then as given.
     """
-    place = {name: index for index, name in enumerate(sets)}
+    position = {name: index for index, name in enumerate(sets)}
     counts = {some: len(items) for some, items in _exclusive(sets).items()}
-    order = sorted(counts, key=lambda some: (-counts[some], len(some), sorted(place[name] for name in some)))
+    order = sorted(counts, key=lambda some: (-counts[some], len(some), sorted(position[name] for name in some)))
     return {some: counts[some] for some in order}
 
 
 class Diversity(NamedTuple):
-    """How many different answers each problem got."""
+    """Number of distinct answers to each problem."""
 
     distinct: NDArray[np.int64]
-    """Different answers, right or wrong."""
+    """Distinct answers, correct or not."""
     correct: NDArray[np.int64]
-    """Different answers of which at least one sample was judged right."""
+    """Distinct answers of which at least one sample was correct."""
 
 
 def answer_diversity(answers: Sequence[Any], correct: Any) -> Diversity:
-    """Number of distinct answers per problem, and of distinct right ones (Deng et al. 2025 §2.4, Figure 1b).
+    """Count distinct answers per problem, and distinct correct ones (Deng et al. 2025 §2.4, Figure 1b).
 
-    ``answers`` (hashable, normalised by the task; None where none was found, which is no answer) and ``correct``
+    ``answers`` (hashable, normalised by the task; None for a completion without one) and ``correct``
     (0 or 1) are problems × samples, ragged allowed; the samples of one problem count as one row.
     """
     rows, right, _ = answer_rows(answers, correct)
@@ -82,7 +82,7 @@ def answer_diversity(answers: Sequence[Any], correct: Any) -> Diversity:
 
 
 def _exclusive(sets: Mapping[str, Iterable[Item]]) -> dict[frozenset[str], set[Item]]:
-    """Every item under the names of exactly those sets that hold it."""
+    """Group the items by the names of exactly those sets that contain them."""
     holders: dict[Item, set[str]] = {}
     for name, items in sets.items():
         for item in items:

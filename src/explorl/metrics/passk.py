@@ -23,7 +23,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> NDArray[np.float64]: 
 
 
 def pass_at_k(n: Any, c: Any, k: Any) -> Any:
-    """Chance that at least one of k samples drawn without replacement from n, of which c are right, is right.
+    """Return the chance that k samples drawn without replacement from n, of which c are right, hold a right one.
 
         pass@k = 1 − C(n − c, k) / C(n, k) = 1 − Π_{i < min(c, k)} (n − max(c, k) − i) / (n − i)
 
@@ -53,7 +53,7 @@ def pass_at_k(n: Any, c: Any, k: Any) -> Any:
 
 
 def avg_at_k(correct: Any, k: int | None = None) -> Any:
-    """Mean of the first k samples of each problem: avg@k, the `avg@8` of Deng et al. 2025 Table 4.
+    """Return the mean of the first k samples of each problem: avg@k, the `avg@8` of Deng et al. 2025 Table 4.
 
     ``correct`` is problems × samples (ragged allowed) and gives an array, or the samples of one problem and gives a
     float. ``k=None`` takes all samples, which is also the expected avg@k over draws for every k. Graded scores pass.
@@ -64,7 +64,7 @@ def avg_at_k(correct: Any, k: int | None = None) -> Any:
 
 
 def maj_at_k(answers: Sequence[Any], correct: Any, k: int) -> Any:
-    """Expected accuracy of the majority answer of k samples drawn without replacement from the n that there are.
+    """Return the expected accuracy of the majority answer of k samples drawn without replacement from n.
 
         maj@k = E_{k of n} [ mean of share(a) over the answers a with most votes ]
         share(a) = right samples with answer a / samples with answer a
@@ -104,7 +104,7 @@ def _majority(answers: Sequence[Hashable], right: NDArray[np.bool_], k: int) -> 
 
 
 def _expected_majority(sizes: dict[int, tuple[int, float]], n: int, k: int) -> float:
-    """maj@k over the draws with at least one vote, k < n.
+    """Return maj@k over the draws with at least one vote, k < n.
 
     Draw each sample independently with probability p = k/n: given that k came, the counts are those of a draw of k
     from n. So with independent X_a ~ Binomial(n_a, p), summed over the winners' votes m,
@@ -153,7 +153,7 @@ def _expected_majority(sizes: dict[int, tuple[int, float]], n: int, k: int) -> f
 
 
 def _binomial(n: int, p: float) -> NDArray[np.float64]:
-    """Binomial(n, p) probabilities of 0…n by ratios outward from the mode, 0 < p < 1: relative error about n ulp."""
+    """Return Binomial(n, p) probabilities of 0…n by ratios outward from the mode, 0 < p < 1; error about n ulp."""
     x = np.arange(n)
     ratio = (n - x) / (x + 1) * (p / (1 - p))
     mode = min(int((n + 1) * p), n)
@@ -164,7 +164,7 @@ def _binomial(n: int, p: float) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=256)
 def _unit_legendre(powers: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Nodes and weights that integrate y^t over [0, 1] for every t < powers.
+    """Return nodes and weights that integrate y^t over [0, 1] for every t < powers.
 
     powers/2 nodes do it exactly; √(8 powers) + 16, being dense near 1, do it to 1e-13.
     """

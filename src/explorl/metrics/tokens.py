@@ -1,7 +1,7 @@
 """Measures on logits and token log-probabilities: entropy, branching factor, perplexity.
 
-Tensors give tensors on the same device, NumPy arrays give NumPy arrays. Rows are taken a chunk at a time, so that no
-second copy of batch × time × vocabulary is made. Nothing here carries gradient but `masked_mean` and `perplexity`.
+Tensors give tensors on the same device, NumPy arrays give NumPy arrays. Rows are processed in chunks, so that no second
+copy of batch × time × vocabulary is made. Only `masked_mean` and `perplexity` carry a gradient.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch import Tensor
 Array = TypeVar("Array", Tensor, NDArray)
 
 CHUNK = 2**23
-"""Logits that are worked on at once: 32 MiB in float32, 64 in float64."""
+"""Logits processed at once: 32 MiB in float32, 64 in float64."""
 FIRST_TOP = 64
-"""Tokens looked at first for the branching factor; rows that need more get 16 times as many, and so on."""
+"""Top tokens considered first for the branching factor; rows that need more get 16 times as many, and so on."""
 
 
 def token_entropy(logits: Array, *, chunk: int = CHUNK) -> Array:
-    """Entropy in nats of each row's distribution, at temperature 1: (…, V) → (…).
+    """Return the entropy in nats of each row's distribution, at temperature 1: (…, V) → (…).
 
         H = −Σ_v π(v) log π(v),  π = softmax(logits)
 
-    Deng et al. 2025 Eq. 3. In float32 whatever the logits' type; a logit of −inf is a token with no mass. A row with
-    NaN, +inf or nothing but −inf gives NaN.
+    Deng et al. 2025 Eq. 3. Computed in float32 for every type of logits; a logit of −inf is a token without mass. A row
+    with NaN, +inf or only −inf gives NaN.
     """
     return _per_row(logits, _entropy, chunk, torch.float32)
 
 
 def branching_factor(logits: Array, mass: float = 0.95, *, chunk: int = CHUNK) -> Array:
-    """Size of the smallest set of top tokens whose probability is at least `mass`: (…, V) → (…), int64.
+    """Return the size of the smallest set of top tokens with probability at least `mass`: (…, V) → (…), int64.
 
         BF = min{ j : Σ_{i ≤ j} π_(i) ≥ mass },  π_(1) ≥ π_(2) ≥ …
 
@@ -52,7 +52,7 @@ def branching_factor(logits: Array, mass: float = 0.95, *, chunk: int = CHUNK) -
 
 
 def branching_factor_of_probs(probs: Array, mass: float = 0.95, *, chunk: int = CHUNK) -> Array:
-    """`branching_factor` of probabilities instead of logits; they are taken relative to their sum."""
+    """Return the `branching_factor` of probabilities, which are divided by their sum."""
     _check_mass(mass)
 
     def count(rows: Tensor) -> Tensor:
@@ -64,9 +64,9 @@ def branching_factor_of_probs(probs: Array, mass: float = 0.95, *, chunk: int = 
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
-    """Mean over the last dimension of the entries where mask ≠ 0; NaN where there are none.
+    """Return the mean over the last dimension of the entries where mask ≠ 0; NaN if there are none.
 
-    What the mask takes out, even NaN or inf, has no influence.
+    Masked entries have no influence, even NaN or inf.
     """
     tensor, keep = _tensor(values), _tensor(mask) != 0
     if tensor.shape != keep.shape:
@@ -77,11 +77,11 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 
 def perplexity(logps: Array, mask: Array) -> Array:
-    """Perplexity of each sequence over its counted tokens: (…, T) → (…).
+    """Return the perplexity of each sequence over its counted tokens: (…, T) → (…).
 
         PPL = exp(−mean_t log π(o_t))
 
-    Deng et al. 2025 Eq. 7. NaN where no token counts.
+    Deng et al. 2025 Eq. 7. NaN for a sequence without counted tokens.
     """
     return _like(torch.exp(-_tensor(masked_mean(logps, mask))), logps)
 
@@ -95,11 +95,11 @@ def _entropy(rows: Float[Tensor, "rows vocab"]) -> Float[Tensor, " rows"]:
 def _smallest_set(
     rows: Float[Tensor, "rows vocab"], mass: float, weigh: Callable[[Tensor, Tensor], Tensor], nothing: float
 ) -> Int[Tensor, " rows"]:
-    """How many of each row's top entries hold `mass` of its weight. `weigh(values, rows)` gives float64 weights."""
+    """Count how many of each row's top entries hold `mass` of its weight. `weigh(values, rows)` returns float64."""
     pending = torch.arange(len(rows), device=rows.device)
     total = weigh(rows, pending).sum(-1)
     if not bool((torch.isfinite(total) & (total > 0)).all()):
-        raise ValueError("every row needs a probability somewhere and no NaN; one has NaN, +inf or no mass at all")
+        raise ValueError("every row needs some probability mass and no NaN; one has NaN, +inf or no mass")
     if mass == 1:
         return (rows > nothing).sum(-1)
     sizes = torch.empty(len(rows), dtype=torch.int64, device=rows.device)

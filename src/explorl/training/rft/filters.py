@@ -15,7 +15,7 @@ from pathlib import Path
 
 from explorl.core.plugins import Function, mark
 from explorl.core.text import normalized
-from explorl.metrics.format import trigram_redundancy
+from explorl.metrics.quality import trigram_redundancy
 from explorl.training.rft.samples import Sample, by_key
 
 Filter = Callable[[Sequence[Sample]], Sequence[Sample]]
