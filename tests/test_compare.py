@@ -17,7 +17,7 @@ from rich.console import Console
 
 from explorl.analysis.ability_boundary import Boundary, boundary
 from explorl.analysis.response_quality import quality_by_step, quality_table
-from explorl.cli.compare import Comparison, compare, compare_command
+from explorl.cli.compare import EvaluationComparison, compare, compare_command
 from explorl.core.store import RunStore, StoreError
 from explorl.evaluation import Evaluation, protocol
 from explorl.evaluation.harness import run_evaluation
@@ -50,11 +50,11 @@ def folders(policies: dict[str, Policy], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> EvaluationComparison:
     return compare(folders, tmp_path_factory.mktemp("comparison"))
 
 
-def test_two_models(folders: list[Path], compared: Comparison) -> None:
+def test_two_models(folders: list[Path], compared: EvaluationComparison) -> None:
     result, tmp_path = compared, compared.out
     tiny, noisy = map(load_evaluation, folders)
     written = json.loads((tmp_path / "comparison.json").read_text())
@@ -78,7 +78,7 @@ def test_two_models(folders: list[Path], compared: Comparison) -> None:
     assert "noisy $-$ tiny" in (tmp_path / "differences.tex").read_text()
 
 
-def test_figures_are_svg_and_png(compared: Comparison, tmp_path: Path) -> None:
+def test_figures_are_svg_and_png(compared: EvaluationComparison, tmp_path: Path) -> None:
     out, names = compared.out, {path.name for path in compared.figures}
     for name in ("pass-at-k", "pass-at-k-difference", "maj-at-k", "answer-diversity", "unsolvable",
                  "entropy-and-branching", "responses"):  # fmt: skip
@@ -95,7 +95,7 @@ def test_figures_are_svg_and_png(compared: Comparison, tmp_path: Path) -> None:
         assert path.read_bytes() == (out / path.name).read_bytes()  # the same again
 
 
-def test_a_comparison_has_a_page(compared: Comparison) -> None:
+def test_a_comparison_has_a_page(compared: EvaluationComparison) -> None:
     text = (compared.out / "report.html").read_text(encoding="utf-8")
     first, second = compared.boundary.names
     assert f"{second} against {first}: " in text

@@ -13,10 +13,10 @@ from explorl.core.config import (
     ConfigError,
     changed_keys,
     check_trackers,
-    completed,
     load_config,
     presets,
     read_yaml,
+    with_defaults,
 )
 
 
@@ -144,10 +144,10 @@ def test_a_stored_configuration_without_a_key_has_its_default() -> None:
     del before["evaluation"]["ends"], before["training"]["token_records"]
     assert changed_keys(before, now) == {}
     assert changed_keys(now, before) == {}
-    assert completed(before) == now
+    assert with_defaults(before) == now
     other = load_config(preset="tiny", overrides=["training.steps=7", "task.seed=3", "evaluation.ends=5"]).dump()
     assert changed_keys(before, other) == {"evaluation.ends": (64, 5)}
-    assert completed({"model": {"lora": None}})["model"]["lora"] is None
+    assert with_defaults({"model": {"lora": None}})["model"]["lora"] is None
 
 
 def test_a_fault_in_yaml_is_named_with_its_line() -> None:

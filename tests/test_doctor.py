@@ -23,7 +23,7 @@ OPEN = Guarantees(
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without judges and models, which have a test of their own here."""
     monkeypatch.setattr(doctor, "_judges", lambda diagnosis: diagnosis.findings.extend(
-        doctor.Finding("judges", name, True, "works") for name in ("math", "gym", "code")
+        doctor.DoctorFinding("judges", name, True, "works") for name in ("math", "gym", "code")
     ))  # fmt: skip
     monkeypatch.setattr(doctor, "_device", lambda diagnosis: None)
 
@@ -102,4 +102,6 @@ def test_what_fails_is_a_finding_with_advice(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("no such kernel")
 
     assert not doctor._try(diagnosis, "device", "engine", fails, "do this")
-    assert diagnosis.findings == [doctor.Finding("device", "engine", False, "RuntimeError: no such kernel", "do this")]
+    assert diagnosis.findings == [
+        doctor.DoctorFinding("device", "engine", False, "RuntimeError: no such kernel", "do this")
+    ]

@@ -137,11 +137,11 @@ def test_the_first_failure_is_told(failures: dict[int, Any], said: str, code: in
 
 def test_a_word_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the form that torchrun reads; nobody else is told where `--launch` will tell it."""
-    assert not processes.leave_word("no", 2)
+    assert not processes.report_failure("no", 2)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "a" / "error.json"))
-    assert not processes.leave_word("no", 2)
-    monkeypatch.setenv(processes.QUIET, "1")
-    assert processes.leave_word("no", 2)
+    assert not processes.report_failure("no", 2)
+    monkeypatch.setenv(processes.LAUNCH_FILE, "1")
+    assert processes.report_failure("no", 2)
     left = json.loads((tmp_path / "a" / "error.json").read_text())["message"]
     assert left["message"] == "no"
     assert abs(left["extraInfo"]["exact"] - time.time()) < 60

@@ -15,14 +15,24 @@ import pytest
 
 import explorl
 from explorl.core import plugins
-from explorl.core.plugins import Kind, PluginError, child_environment, is_marked, is_path, mark, nearest, offer, unknown
+from explorl.core.plugins import (
+    PluginError,
+    PluginKind,
+    child_environment,
+    is_marked,
+    is_path,
+    mark,
+    nearest,
+    suggest,
+    unknown,
+)
 
 
 def refusal(value: Any) -> str | None:
     return None if isinstance(value, type) and issubclass(value, dict) else f"is {value!r}; name a dict"
 
 
-KIND: Kind[type] = Kind("shelf", {"plain": dict}, "my_pkg.shelves:Wide", refusal, "explorl.shelves")
+KIND: PluginKind[type] = PluginKind("shelf", {"plain": dict}, "my_pkg.shelves:Wide", refusal, "explorl.shelves")
 
 MODULE = """
 class Wide(dict):
@@ -56,7 +66,7 @@ def test_a_name_is_looked_up_in_order(folder: Path, monkeypatch: pytest.MonkeyPa
     assert (KIND.find("wide").value.__name__, KIND.find("wide").origin) == ("Wide", "entry point")
     assert KIND.find("shelf_module:Wide").origin == "path"
     assert KIND.find("shelf_package.deep:Wide.Inner").value.__name__ == "Inner"
-    assert Kind("shelf", {}, "a:B", refusal).points() == {}
+    assert PluginKind("shelf", {}, "a:B", refusal).points() == {}
 
 
 @pytest.mark.parametrize(
@@ -105,9 +115,9 @@ def test_what_to_write_for_an_unknown_word() -> None:
     assert nearest("GRPOO", ["grpo", "RFT"]) == "grpo"
     assert nearest("grpo", ["GRPO", "RFT"]) == "GRPO"
     assert nearest(1e9, ["GRPO", 3]) is None
-    assert offer("stps", ["steps", "seeds"]) == "did you mean 'steps'?"
-    assert offer("xyzzy", {"b", "a"}) == "known: a, b"
-    assert offer("xyzzy", []) == "known: none"
+    assert suggest("stps", ["steps", "seeds"]) == "did you mean 'steps'?"
+    assert suggest("xyzzy", {"b", "a"}) == "known: a, b"
+    assert suggest("xyzzy", []) == "known: none"
     assert str(unknown("shelf", "plian", ["plain"])) == "unknown shelf 'plian'; did you mean 'plain'?"
 
 

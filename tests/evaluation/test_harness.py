@@ -461,7 +461,7 @@ def test_an_only_pair_that_fails_is_an_error(tmp_path: Path) -> None:
 
 
 def test_progress_counts_every_completion(tiny: Policy, tmp_path: Path) -> None:
-    seen: list[harness.Progress] = []
+    seen: list[harness.EvaluationProgress] = []
     run(tiny, tmp_path, 2, 3, on_progress=seen.append)
     assert [now.done for now in seen] == list(range(7))
     assert {now.total for now in seen} == {6}
@@ -513,9 +513,9 @@ def test_a_folder_of_files_goes_to_the_tasks_that_read_one(tmp_path: Path) -> No
 def test_the_first_of_many_completions_does_not_tell_how_long_the_others_take() -> None:
     printed, now = io.StringIO(), [0.0]
     console = Console(file=printed, width=200)
-    lines = harness._Lines(console, harness.Progress("m", "t", 100, 1100), clock=lambda: now[0])
+    lines = harness._Lines(console, harness.EvaluationProgress("m", "t", 100, 1100), clock=lambda: now[0])
     for now[0], done in ((20.0, 101), (60.0, 200), (200.0, 1100)):
-        lines.show(harness.Progress("m", "t", done, 1100))
+        lines.show(harness.EvaluationProgress("m", "t", done, 1100))
     assert printed.getvalue().splitlines() == [
         "m on t: 101 of 1,100 completions",
         "m on t: 200 of 1,100 completions, 9 min left",
@@ -525,7 +525,9 @@ def test_the_first_of_many_completions_does_not_tell_how_long_the_others_take() 
 
 def test_two_completions_of_few_tell_nothing_either() -> None:
     printed, now = io.StringIO(), [0.0]
-    lines = harness._Lines(Console(file=printed, width=200), harness.Progress("m", "t", 0, 8), clock=lambda: now[0])
+    lines = harness._Lines(
+        Console(file=printed, width=200), harness.EvaluationProgress("m", "t", 0, 8), clock=lambda: now[0]
+    )
     for now[0], done in ((30.0, 2), (60.0, 4)):
-        lines.show(harness.Progress("m", "t", done, 8))
+        lines.show(harness.EvaluationProgress("m", "t", done, 8))
     assert printed.getvalue().splitlines() == ["m on t: 2 of 8 completions", "m on t: 4 of 8 completions, 60 s left"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from explorl.cli.app import main
 from explorl.evaluation import protocol
 from explorl.evaluation.harness import run_evaluation
-from explorl.evaluation.llm_judge import Judge, JudgeError, Opinion, judge_evaluation, parse_opinion
+from explorl.evaluation.llm_judge import JudgeError, LLMJudge, Opinion, judge_evaluation, parse_opinion
 
 
 class Server(HTTPServer):
@@ -84,8 +84,8 @@ YES = said('{"irrelevant": true, "reason": "a recipe"}')
 NO = said('{"irrelevant": false, "reason": ""}')
 
 
-def judge(server: Server, waits: list[float] | None = None, **options: Any) -> Judge:
-    return Judge(server.url, "judge-7b", sleep=(waits if waits is not None else []).append, **options)
+def judge(server: Server, waits: list[float] | None = None, **options: Any) -> LLMJudge:
+    return LLMJudge(server.url, "judge-7b", sleep=(waits if waits is not None else []).append, **options)
 
 
 def test_what_is_asked_and_what_comes_back(server: Server) -> None:
@@ -160,12 +160,12 @@ def test_nobody_there() -> None:
         port = closed.server_port
     waits: list[float] = []
     with pytest.raises(JudgeError, match=r"127.0.0.1.*2 attempts"):
-        Judge(f"http://127.0.0.1:{port}/v1", "m", retries=1, sleep=waits.append)("q", "r")
+        LLMJudge(f"http://127.0.0.1:{port}/v1", "m", retries=1, sleep=waits.append)("q", "r")
     assert waits == [1]
     with pytest.raises(ValueError, match="base_url is 'localhost:8000'"):
-        Judge("localhost:8000", "m")
+        LLMJudge("localhost:8000", "m")
     with pytest.raises(ValueError, match="retries is -1"):
-        Judge("http://x", "m", retries=-1)
+        LLMJudge("http://x", "m", retries=-1)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_an_evaluation_is_judged_and_resumed(server: Server, tmp_path: Path) -> 
     with pytest.raises(ValueError, match="per_problem is 3"):
         judge_evaluation(folder, judge(server), per_problem=3)
     server.replies = [YES]
-    other = Judge(server.url, "another", sleep=[].append)
+    other = LLMJudge(server.url, "another", sleep=[].append)
     assert judge_evaluation(folder, other).mean == 1.0  # another model's opinions do not count
 
 
@@ -253,10 +253,10 @@ def test_no_key_goes_over_plain_http_to_another_machine(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="https") as refused:
-        Judge(url, "m", api_key=KEY)
+        LLMJudge(url, "m", api_key=KEY)
     assert KEY not in str(refused.value)
-    Judge(url, "m")  # without a key
-    Judge(url.replace("http", "https", 1), "m", api_key=KEY)
+    LLMJudge(url, "m")  # without a key
+    LLMJudge(url.replace("http", "https", 1), "m", api_key=KEY)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with pytest.raises(SystemExit) as ended:
         main(["judge", "none", "--url", url, "--model", "m"])
@@ -271,13 +271,13 @@ def test_no_key_goes_over_plain_http_to_another_machine(
 
 @pytest.mark.parametrize("url", ["http://localhost:1/v1", "http://127.8.9.1/v1", "http://[::1]:8/v1", "https://x/v1"])
 def test_a_key_stays_on_this_machine_or_is_encrypted(url: str) -> None:
-    assert KEY not in repr(Judge(url, "m", api_key=KEY))
+    assert KEY not in repr(LLMJudge(url, "m", api_key=KEY))
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\r\nHost: elsewhere", f"{KEY}\x00", f"{KEY}€"])
 def test_a_key_that_no_header_holds_is_not_shown(key: str) -> None:
     with pytest.raises(ValueError, match="api_key") as refused:
-        Judge("https://x/v1", "m", api_key=key)
+        LLMJudge("https://x/v1", "m", api_key=key)
     assert KEY not in str(refused.value)
 
 
@@ -290,7 +290,7 @@ def test_a_key_from_a_file_may_end_with_a_newline(server: Server) -> None:
 @pytest.mark.parametrize("url", ["http:///v1", "http://host:port/v1", "http://[::1/v1", "http://a b/v1", "ftp://x/v1"])
 def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="base_url"):
-        Judge(url, "m")
+        LLMJudge(url, "m")
 
 
 def test_no_proxy_sees_what_stays_on_this_machine(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

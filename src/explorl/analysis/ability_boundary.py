@@ -13,7 +13,7 @@ from typing import Any
 
 from explorl.core.text import clean
 from explorl.evaluation import Evaluation
-from explorl.evaluation.evaluation import number_of
+from explorl.evaluation.evaluation import number_format
 from explorl.evaluation.scores import LABELS, as_json, per_problem, scores, unsolved
 from explorl.metrics import upset_counts
 from explorl.stats import Cell, Interval, Table, paired_difference, permutation_test
@@ -74,7 +74,7 @@ class Boundary:
         ]
         task = next(iter(self.evaluations.values())).task
         title = f"{task}: {len(self.problems)} problems × {self.samples} samples"
-        return Table(["measure", *self.names], rows, title=title, row_numbers=[number_of(key) for key in first])
+        return Table(["measure", *self.names], rows, title=title, row_numbers=[number_format(key) for key in first])
 
     def differences_table(self, *, all_ks: bool = False) -> Table:
         """Paired differences with intervals and p values; of the k only the first and the last, or all."""
@@ -86,7 +86,7 @@ class Boundary:
             rows,
             title="paired differences over problems",
             number={"p": ".4f"},  # the least is 1 / 10,001
-            row_numbers=[number_of(d.measure, difference=True) for d in shown],
+            row_numbers=[number_format(d.measure, difference=True) for d in shown],
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Boundary:
 def _unit(measure: str) -> str:
     """What a difference of this measure is called: with its unit, where that is another than the measure's own."""
     label = LABELS.get(measure, measure)
-    return f"{label} (points)" if number_of(measure) == ".1%" else label
+    return f"{label} (points)" if number_format(measure) == ".1%" else label
 
 
 def _checked(name: str) -> str:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.core.plugins import Kind
+from explorl.core.plugins import PluginKind
 from explorl.models import Policy
 from explorl.stats import Table
 from explorl.tasks import Task
@@ -134,7 +134,7 @@ class Analysis:
 def find(name: str, known: Sequence[Analysis]) -> Analysis:
     """Return the analysis of a name among the known ones, or that of an import path, ``my_package.my_module:MINE``."""
     registry = {analysis.name: analysis for analysis in known}
-    return Kind("analysis", registry, "my_package.my_module:LENGTHS", _refusal).find(name).value
+    return PluginKind("analysis", registry, "my_package.my_module:LENGTHS", _refusal).find(name).value
 
 
 def _refusal(value: Any) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from explorl.analysis.study_results import Run, results_of
 from explorl.analysis.verdicts import points
-from explorl.core.config import changed_keys, completed
+from explorl.core.config import changed_keys, with_defaults
 from explorl.core.store import RunStore, StoreError, read_json
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -73,7 +73,7 @@ def _arms(stores: Sequence[RunStore], names: Sequence[str] | None) -> dict[str, 
         raise ValueError(f"{next(p for p in places if places.count(p) > 1)} is given twice; name each run once")
     groups: list[tuple[str, list[int]]] = []
     for index, store in enumerate(stores):
-        mine = json.dumps(completed(store.config()) | {"seed": None}, sort_keys=True)
+        mine = json.dumps(with_defaults(store.config()) | {"seed": None}, sort_keys=True)
         group = next(
             (
                 members

@@ -37,13 +37,13 @@ from explorl.core.config import (
     load_config,
     presets,
     resumed_config,
-    unconfined,
+    unsandboxed_code,
 )
 from explorl.core.launch import WorkerFailed, command_line
 from explorl.core.launch import launch as launched
 from explorl.core.plugins import working_folder
-from explorl.core.store import RunStore, file_name, go_on
-from explorl.core.terminal import counted, indented, literal, print_change, show_what_can_be_shown
+from explorl.core.store import RunStore, file_name, resume_command
+from explorl.core.terminal import counted, indented, literal, print_change, replace_unencodable
 from explorl.core.text import clean
 from explorl.core.yaml_documents import parse_yaml
 from explorl.models import NAMED, ModelError
@@ -407,9 +407,9 @@ def judge(
 
     This is the only command that sends responses to another model.
     """
-    from explorl.evaluation.llm_judge import Judge, judge_evaluation
+    from explorl.evaluation.llm_judge import LLMJudge, judge_evaluation
 
-    asked = Judge(url, model, api_key=os.environ.get(api_key_variable))
+    asked = LLMJudge(url, model, api_key=os.environ.get(api_key_variable))
     share = judge_evaluation(folder, asked, per_problem=per_problem)
     console.print(literal(f"irrelevant content: {share:.1%}; opinions: {folder / 'judged.json'}"), soft_wrap=True)
 
@@ -839,7 +839,7 @@ def _start(
         config = load_config(path, preset=preset, overrides=overrides)
         folder = run or Path("runs") / f"{kind}-{file_name(config.task.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
         store = RunStore(folder)
-        store.check_free()
+        store.require_empty()
     if kind == "grpo":
         check_trackers(config.training.report_to)
         check_engine(config.rollout.engine)
@@ -848,7 +848,7 @@ def _start(
 
     if kind != "sft" or not config.sft.from_scratch:
         resolve_model(config.model.name)
-    for line in unconfined(config.dump()):
+    for line in unsandboxed_code(config.dump()):
         console.print(literal(line), soft_wrap=True, highlight=False)
     return store, config
 
@@ -865,7 +865,7 @@ def _begun(
         store, settings = _start(path, preset, overrides, run, resume, kind=kind)
         return None if _is_finished(store, settings, kind) else (store.folder, settings)
 
-    begun = processes.agreed(decide)
+    begun = processes.decide_on_first(decide)
     return None if begun is None else (RunStore(begun[0]), begun[1])
 
 
@@ -909,7 +909,7 @@ def _is_finished(store: RunStore, config: Config, kind: str) -> bool:
         return False
     console.print(literal(f"{store.folder} is finished; its policy is {store.folder / 'model'}"), soft_wrap=True)
     more = f"{key}={2 * (config.training.steps if kind == 'grpo' else config.sft.epochs):g}"
-    console.print(literal(f"go on with it: {go_on(store.folder)} --set {more}"), soft_wrap=True)
+    console.print(literal(f"go on with it: {resume_command(store.folder)} --set {more}"), soft_wrap=True)
     return True
 
 
@@ -923,9 +923,9 @@ def _going_on(store: RunStore) -> Iterator[None]:
             raise
         last = store.last_checkpoint()
         where = f"from {last.name}" if last else "from the beginning: it had no checkpoint yet"
-        launch = os.environ.get(processes.QUIET)
+        launch = os.environ.get(processes.LAUNCH_FILE)
         again = f" --launch {shlex.quote(launch)}" if launch else ""
-        raise type(interrupt)(f"go on ({where}) with: {go_on(store.folder)}{again}") from interrupt
+        raise type(interrupt)(f"go on ({where}) with: {resume_command(store.folder)}{again}") from interrupt
     finally:
         store.unlock()
 
@@ -986,7 +986,7 @@ def _say_import(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     """Entry point: what a user can cause is one clear message and exit code 2."""
-    show_what_can_be_shown()
+    replace_unencodable()
     try:
         with terminable(), working_folder(_say_import):
             code = app(argv, prog_name="explorl", standalone_mode=False)
@@ -995,7 +995,7 @@ def main(argv: list[str] | None = None) -> Any:
             sys.exit(interrupt.code)
         how = str(interrupt).replace("{command}", shlex.join(["explorl", *(sys.argv[1:] if argv is None else argv)]))
         said = f"explorl: interrupted; {clean(how)}"
-        if not processes.leave_last_word(said):
+        if not processes.report_interruption(said):
             print(said, file=sys.stderr)
         sys.exit(interrupt.code)
     except processes.EndedElsewhere:
@@ -1007,11 +1007,11 @@ def main(argv: list[str] | None = None) -> Any:
             sys.exit(error.code)
         text = usage(error) or in_words(error)
         if text is None:
-            if processes.leave_word(traceback.format_exc().rstrip(), 1):
+            if processes.report_failure(traceback.format_exc().rstrip(), 1):
                 sys.exit(1)
             raise
         said = text if text.startswith("Usage: ") else f"explorl: {text}"
-        if processes.leave_word(said, 2):
+        if processes.report_failure(said, 2):
             sys.exit(2)
         if os.environ.get("EXPLORL_DEBUG"):
             print(clean(traceback.format_exc()), file=sys.stderr)

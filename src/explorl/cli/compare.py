@@ -25,7 +25,7 @@ SAME = ("task", "split", "protocol", "sampling", "answer_mark")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class EvaluationComparison:
     """What was found, and where it was written."""
 
     boundary: Boundary
@@ -37,7 +37,7 @@ class Comparison:
 
 def compare(
     folders: Sequence[str | Path], out: str | Path, *, names: Sequence[str] | None = None, common: bool = False
-) -> Comparison:
+) -> EvaluationComparison:
     """Compares two or more evaluation folders and writes a page, ``comparison.json``, tables and figures into ``out``.
 
     They must have the same task, protocol, problems and number of samples; ``common`` takes the problems and samples
@@ -53,7 +53,7 @@ def compare(
     found = boundary(evaluations)
     target = Path(out)
     paths = [path for name, figure in figures(found) for path in save(figure, target, name)]
-    result = Comparison(found, found.table(), found.differences_table(), target, paths)
+    result = EvaluationComparison(found, found.table(), found.differences_table(), target, paths)
     for ending in ("json", "csv", "tex"):
         result.table.write(target / f"table.{ending}")
         found.differences_table(all_ks=True).write(target / f"differences.{ending}")
@@ -76,7 +76,7 @@ def compare(
 
 def compare_command(
     folders: Sequence[Path], out: Path, *, console: Console, names: Sequence[str] | None = None, common: bool = False
-) -> Comparison:
+) -> EvaluationComparison:
     """The body of `explorl compare`."""
     result = compare(folders, out, names=names, common=common)
     result.table.print(console)

@@ -26,7 +26,7 @@ ISOLATION_ADVICE = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One thing that was tried."""
 
     area: str
@@ -42,7 +42,7 @@ class Finding:
 class Diagnosis:
     """All that was tried, and what follows."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[DoctorFinding] = field(default_factory=list)
     consequences: dict[str, str] = field(default_factory=dict)
     """What ``train``, ``eval`` and the tasks will do, by their names."""
     is_safe: bool = False
@@ -67,29 +67,31 @@ def _isolation(diagnosis: Diagnosis) -> programs.Guarantees | None:
     """Try each set of layers; the guarantees of the one that programs will run in."""
     if sys.platform != "linux":
         found = f"this is {sys.platform}; the sandbox needs Linux"
-        diagnosis.findings.append(Finding("isolation", "sandbox", False, found, "run in a Linux container or machine"))
+        diagnosis.findings.append(
+            DoctorFinding("isolation", "sandbox", False, found, "run in a Linux container or machine")
+        )
         return None
     for layers in programs.LAYER_SETS:
         name = _named(layers)
         try:
             guarantees = programs.probe(layers)
         except programs.SandboxError as error:
-            diagnosis.findings.append(Finding("isolation", name, False, _short(error)))
+            diagnosis.findings.append(DoctorFinding("isolation", name, False, _short(error)))
             continue
         kept = [kind for kind in KINDS if kind not in guarantees.missing]
         parts = [f"isolated: {', '.join(kept) or 'nothing'}"]
         parts += [f"open: {', '.join(guarantees.missing)}"] if guarantees.missing else []
         parts += [] if guarantees.processes_limited else ["processes and threads are not limited"]
         parts += [] if guarantees.separate_user else ["programs run as this user"]
-        diagnosis.findings.append(Finding("isolation", name, not guarantees.missing, "; ".join(parts)))
+        diagnosis.findings.append(DoctorFinding("isolation", name, not guarantees.missing, "; ".join(parts)))
     try:
         used = programs.capabilities()
     except programs.SandboxError as error:
-        diagnosis.findings.append(Finding("isolation", "in use", False, _short(error), ISOLATION_ADVICE))
+        diagnosis.findings.append(DoctorFinding("isolation", "in use", False, _short(error), ISOLATION_ADVICE))
         return None
     diagnosis.is_safe = not used.missing
     advice = "" if diagnosis.is_safe else ISOLATION_ADVICE
-    diagnosis.findings.append(Finding("isolation", "in use", diagnosis.is_safe, _named(used.layers), advice))
+    diagnosis.findings.append(DoctorFinding("isolation", "in use", diagnosis.is_safe, _named(used.layers), advice))
     return used
 
 
@@ -126,7 +128,9 @@ def _judges(diagnosis: Diagnosis) -> None:
         warnings.simplefilter("ignore")  # what isolation lacks is said above
         _try(diagnosis, "judges", "math", mathematics, "pip install 'math-verify[antlr4_13_2]'")
         if importlib.util.find_spec("reasoning_gym") is None:
-            finding = Finding("judges", "gym", False, "reasoning-gym is not installed", "pip install 'explorl[gym]'")
+            finding = DoctorFinding(
+                "judges", "gym", False, "reasoning-gym is not installed", "pip install 'explorl[gym]'"
+            )
             diagnosis.findings.append(finding)
         else:
             _try(diagnosis, "judges", "gym", gym, "pip install --upgrade 'explorl[gym]'")
@@ -146,20 +150,22 @@ def _device(diagnosis: Diagnosis) -> None:
         properties = torch.cuda.get_device_properties(0)
         count = torch.cuda.device_count()
         found = f"{count} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-        diagnosis.findings.append(Finding("device", "GPU", True, found))
+        diagnosis.findings.append(DoctorFinding("device", "GPU", True, found))
     else:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
         built = "this torch is built without CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         advice = "install the torch wheel for your CUDA to use one" if os.path.exists("/dev/nvidia0") else ""
-        diagnosis.findings.append(Finding("device", "GPU", False, f"{built}; {cores} cores will compute", advice))
+        diagnosis.findings.append(DoctorFinding("device", "GPU", False, f"{built}; {cores} cores will compute", advice))
     half = has_arithmetic(device, torch.bfloat16)
     found = "computes in it" if half else "this processor has no arithmetic for it"
-    diagnosis.findings.append(Finding("device", "bfloat16", half, found))
+    diagnosis.findings.append(DoctorFinding("device", "bfloat16", half, found))
     fault = kernel_fault(device) if gpu else "no GPU"
     if gpu:
         advice = "pip install triton; it needs a C compiler and Python's headers (apt install gcc python3-dev)"
         diagnosis.findings.append(
-            Finding("device", "kernels", not fault, fault or "Triton compiles and runs them", advice if fault else "")
+            DoctorFinding(
+                "device", "kernels", not fault, fault or "Triton compiles and runs them", advice if fault else ""
+            )
         )
     engine = _try(
         diagnosis, "device", "engine", lambda: _sampled(device, half), "set rollout.engine to generate; report this"
@@ -209,14 +215,16 @@ def _trained(device: Any, half: bool) -> str:
 
 def _libraries(diagnosis: Diagnosis) -> None:
     diagnosis.findings.append(
-        Finding("libraries", "Python", True, f"{platform.python_version()}, {platform.platform(terse=True)}")
+        DoctorFinding("libraries", "Python", True, f"{platform.python_version()}, {platform.platform(terse=True)}")
     )
     for name in ("explorl", "torch", "transformers", "trl", "peft", "accelerate", "datasets"):
         try:
-            diagnosis.findings.append(Finding("libraries", name, True, version(name)))
+            diagnosis.findings.append(DoctorFinding("libraries", name, True, version(name)))
         except PackageNotFoundError:
             diagnosis.findings.append(
-                Finding("libraries", name, False, "not installed", f"pip install {name}" if name != "explorl" else "")
+                DoctorFinding(
+                    "libraries", name, False, "not installed", f"pip install {name}" if name != "explorl" else ""
+                )
             )
 
 
@@ -237,9 +245,9 @@ def _programs(diagnosis: Diagnosis, guarantees: programs.Guarantees | None) -> N
 def _try(diagnosis: Diagnosis, area: str, what: str, action: Callable[[], str], advice: str) -> bool:
     """Do it and write down what came of it; whether it works."""
     try:
-        finding = Finding(area, what, True, action())
+        finding = DoctorFinding(area, what, True, action())
     except Exception as error:  # whatever a stranger's machine comes up with
-        finding = Finding(area, what, False, _short(error), advice)
+        finding = DoctorFinding(area, what, False, _short(error), advice)
     diagnosis.findings.append(finding)
     return finding.works
 

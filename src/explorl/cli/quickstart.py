@@ -27,7 +27,7 @@ ARMS: dict[str, list[str]] = {"plain GRPO": [], "risk-sensitive GRPO": ["risk_se
 
 
 @dataclass(frozen=True)
-class Result:
+class QuickstartResult:
     """What the quickstart has come to."""
 
     results: dict[str, Any]
@@ -46,7 +46,7 @@ def quickstart(
     samples: int = 8,
     jobs: int | None = None,
     console: Console,
-) -> Result:
+) -> QuickstartResult:
     """Train two arms from the same checkpoint on the same prompts, evaluate them before and after, write the report.
 
     An arm that is already in `folder` is not trained again, and one that was interrupted goes on.
@@ -62,7 +62,7 @@ def quickstart(
     results = {**outcome.results, "verdict": verdict(outcome.results)}
     write_json(folder / "results.json", results)
     write_report(folder / "report.html", results)
-    return Result(results, file, folder / "report.html", time.monotonic() - began)
+    return QuickstartResult(results, file, folder / "report.html", time.monotonic() - began)
 
 
 def verdict(results: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from explorl.core.config import Config, ConfigError, rft_config
-from explorl.core.store import RunStore, go_on
+from explorl.core.store import RunStore, resume_command
 from explorl.core.terminal import literal, print_change
 
 
@@ -20,7 +20,7 @@ def rft_command(config: Config, store: RunStore, *, console: Console, alone: boo
     if (store.folder / "model").is_dir() and where(config, store) is None:
         console.print(literal(f"{store.folder} is finished; its policy is {store.folder / 'model'}"), soft_wrap=True)
         more = f"rft.iterations={2 * config.rft.iterations}"
-        console.print(literal(f"go on with it: {go_on(store.folder)} --set {more}"), soft_wrap=True)
+        console.print(literal(f"go on with it: {resume_command(store.folder)} --set {more}"), soft_wrap=True)
         return None
     try:
         model = run_rft(config, store, console=console, alone=alone)
@@ -28,7 +28,7 @@ def rft_command(config: Config, store: RunStore, *, console: Console, alone: boo
         at = where(config, store)
         if not store.config_path.exists() or at is None:
             raise
-        raise type(interrupt)(f"go on (iteration {at[0]}, {at[1]}) with: {go_on(store.folder)}") from interrupt
+        raise type(interrupt)(f"go on (iteration {at[0]}, {at[1]}) with: {resume_command(store.folder)}") from interrupt
     finally:
         store.unlock()
     print_change(store.metrics(), console)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from explorl.core.documents import DocumentError
-from explorl.core.plugins import offer
+from explorl.core.plugins import suggest
 from explorl.core.yaml_documents import parse_yaml
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -574,7 +574,7 @@ def load_config(
     origin: list[str] = []
     if preset is not None:
         if preset not in presets():
-            raise ConfigError(f"unknown preset {preset!r}; {offer(preset, presets())}")
+            raise ConfigError(f"unknown preset {preset!r}; {suggest(preset, presets())}")
         text = (resources.files("explorl") / "presets" / f"{preset}.yaml").read_text(encoding="utf-8")
         base = _mapping(read_yaml(text, f"preset {preset}"), f"preset {preset}")
     if path is not None:
@@ -585,14 +585,14 @@ def load_config(
         merged = _merge(merged, _mapping(read_yaml(text, str(path)), str(path)))
         origin.append(str(path))
     if overrides:
-        merged = overridden(merged, overrides)
+        merged = apply_overrides(merged, overrides)
         origin.append("--set")
     merged = _merge(merged, values or {})
     place = " and ".join(origin) or "the configuration"
-    return _validated(_merge(preset_for(base, merged), merged), place, construct=construct)
+    return _validated(_merge(adapt_preset(base, merged), merged), place, construct=construct)
 
 
-def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Values with the changes of --set."""
     merged = dict(values)
     for override in overrides:
@@ -613,7 +613,7 @@ def _validated(values: Mapping[str, Any], place: str, *, construct: bool = True)
         raise ConfigError(_explain(error, place)) from None
 
 
-def preset_for(preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def adapt_preset(preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A preset's values without what it says of its own task, if the changes to it name another one."""
     task, changed = preset.get("task", {}), changes.get("task")
     if not isinstance(changed, Mapping) or changed.get("name", task.get("name")) == task.get("name"):
@@ -655,7 +655,7 @@ def _explain(error: ValidationError, place: str) -> str:
         location = [str(part) for part in finding["loc"]]
         key = ".".join(location)
         if finding["type"] == "extra_forbidden":
-            advice = _ELSEWHERE.get(key) or offer(location[-1], _keys_beside(location))
+            advice = _ELSEWHERE.get(key) or suggest(location[-1], _keys_beside(location))
             lines.append(f"unknown key {key} in {place}; {advice}")
         elif finding["type"] == "value_error":
             said = str(finding["ctx"]["error"])
@@ -684,7 +684,7 @@ def check_engine(engine: str | None) -> None:
         )
 
 
-def unconfined(values: Mapping[str, Any]) -> list[str]:
+def unsandboxed_code(values: Mapping[str, Any]) -> list[str]:
     """Return what a configuration lets run outside the sandbox, in lines to be shown before it does."""
     model, task = values["model"], values["task"]
     lines = [f"model.trust_remote_code is true: Python code that comes with {model['name']} will run"]
@@ -710,7 +710,7 @@ def resumed_config(held: Config, overrides: Sequence[str], kind: str, place: str
     """A run's configuration with the changes that may be made where it goes on; all others are refused by name."""
     if not overrides:
         return held
-    asked = _validated(overridden(held.dump(), overrides), "--set")
+    asked = _validated(apply_overrides(held.dump(), overrides), "--set")
     for key, (old, new) in changed_keys(held.dump(), asked.dump()).items():
         if key not in RESUMABLE[kind]:
             raise ConfigError(
@@ -720,7 +720,7 @@ def resumed_config(held: Config, overrides: Sequence[str], kind: str, place: str
     return asked
 
 
-def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration with the default of each key that it lacks: one from before there was that key is equal to
     one that leaves it as it is."""
     return _merge(Config().dump(), stored)
@@ -734,7 +734,7 @@ def rft_config(config: Config) -> Config:
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The dotted keys whose values differ, with the old value and the new one; a lacking key has its default."""
-    before, after = _flat(completed(old)), _flat(completed(new))
+    before, after = _flat(with_defaults(old)), _flat(with_defaults(new))
     keys = dict.fromkeys([*before, *after])
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 

@@ -74,14 +74,14 @@ def launch(path: Path, module: str, arguments: Sequence[str]) -> None:
     given = launch_command_parser().parse_args(["--config_file", str(path), *how, "--module", module, *arguments])
     told = {
         **child_environment(),
-        processes.QUIET: str(path),
+        processes.LAUNCH_FILE: str(path),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
     }
     if cpus:
         told["ACCELERATE_USE_CPU"] = "true"
     with TemporaryDirectory() as folder:
         word = Path(folder) / "last-word"
-        told[processes.LAST_WORD] = str(word)
+        told[processes.INTERRUPTION_FILE] = str(word)
         try:
             with _environment(told), _silent():
                 launch_command(given)

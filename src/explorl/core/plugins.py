@@ -1,6 +1,6 @@
 """Plug-ins by name: built in, offered by an installed package, or named by an import path like my_pkg.puzzles:Puzzle.
 
-    TASK = Kind("task", TASKS, "my_pkg.puzzles:Puzzle", refusal, group="explorl.tasks")
+    TASK = PluginKind("task", TASKS, "my_pkg.puzzles:Puzzle", refusal, group="explorl.tasks")
     TASK.find("countdown").value
 
 A configuration may come from a stranger, and an import path can name any object of any module. So nothing is handed
@@ -42,7 +42,7 @@ class PluginError(ValueError):
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
+class ResolvedPlugin(Generic[T]):
     """A plug-in, and where it comes from: Explorl, an installed package's entry point, or an import path."""
 
     value: T
@@ -50,7 +50,7 @@ class Found(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Kind(Generic[T]):
+class PluginKind(Generic[T]):
     """A kind of plug-in: how one is found, and what it has to be."""
 
     name: str
@@ -64,19 +64,19 @@ class Kind(Generic[T]):
     group: str = ""
     """The entry-point group under which other packages offer some."""
 
-    def find(self, name: object, *, hint: str = "") -> Found[T]:
+    def find(self, name: object, *, hint: str = "") -> ResolvedPlugin[T]:
         """Return the plug-in of a name, an entry point or an import path; ``hint`` ends the error without one."""
         if not isinstance(name, str):
             raise PluginError(f"the name of a {self.name} is {name!r}; give text, like {self.example}")
         if name in self.registry:
-            return Found(self.registry[name], "registry")
+            return ResolvedPlugin(self.registry[name], "registry")
         points = self.points()
         if name in points:
-            return Found(self._load(points[name], f"{self.name} {name!r} ({points[name]})"), "entry point")
+            return ResolvedPlugin(self._load(points[name], f"{self.name} {name!r} ({points[name]})"), "entry point")
         if not is_path(name):
             hint = hint or f"one of your own is written like {self.example}"
             raise PluginError(f"{unknown(self.name, name, [*self.registry, *points])} ({hint})")
-        return Found(self._load(name, f"{self.name} {name!r}"), "path")
+        return ResolvedPlugin(self._load(name, f"{self.name} {name!r}"), "path")
 
     def points(self) -> dict[str, str]:
         """Return the import paths that installed packages offer, by name."""
@@ -93,7 +93,7 @@ class Kind(Generic[T]):
             except AttributeError:
                 value = None
             except Exception as error:  # of a module's own __getattr__
-                raise PluginError(f"{what}: {module_name} failed: {told(error)}") from error
+                raise PluginError(f"{what}: {module_name} failed: {describe_error(error)}") from error
             if value is None:
                 fitting = ", ".join(key for key, value in vars(module).items() if self.refusal(value) is None)
                 raise PluginError(f"{what}: {module_name} has no {attribute!r} to use; it has {fitting or 'none'}")
@@ -128,7 +128,7 @@ def nearest(word: object, known: Iterable[object]) -> str | None:
     return words[close[0]] if close else None
 
 
-def offer(word: object, known: Iterable[object]) -> str:
+def suggest(word: object, known: Iterable[object]) -> str:
     """Return what to write in place of an unknown word: the nearest known one, or all of them."""
     names = sorted(map(str, known))
     close = nearest(word, names)
@@ -137,7 +137,7 @@ def offer(word: object, known: Iterable[object]) -> str:
 
 def unknown(kind: str, word: object, known: Iterable[object]) -> ValueError:
     """Return the error for a word that is not known, with what to write in its place."""
-    return PluginError(f"unknown {kind} {word!r}; {offer(word, known)}")
+    return PluginError(f"unknown {kind} {word!r}; {suggest(word, known)}")
 
 
 # ---------------------------------------------------------------------------- importing
@@ -184,7 +184,7 @@ def _imported(name: str, what: str, example: str) -> Any:
             f"PYTHONPATH, and write it like {example}"
         ) from error
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{what}: importing {name} failed: {told(error)}") from error
+        raise PluginError(f"{what}: importing {name} failed: {describe_error(error)}") from error
 
 
 def _refuse_programs(name: str, what: str) -> None:
@@ -217,7 +217,7 @@ def _folder_of(spec: ModuleSpec) -> str | None:
     return os.path.realpath(os.path.dirname(files[0])) if files else None
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error of a plug-in's own code in a line, with its place."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename or '?').name}, line {error.lineno})"

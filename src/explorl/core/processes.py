@@ -15,9 +15,9 @@ from typing import TypeVar
 
 Decision = TypeVar("Decision")
 
-QUIET = "EXPLORL_LAUNCHED"
+LAUNCH_FILE = "EXPLORL_LAUNCHED"
 """The file of `--launch`, where that has started this process, and tells of its failure."""
-LAST_WORD = "EXPLORL_LAST_WORD"
+INTERRUPTION_FILE = "EXPLORL_LAST_WORD"
 """The file in which the first process leaves how to go on after an interruption, for `--launch` to say."""
 WAIT = 6 * 3600
 """Seconds that a process waits for the others, which may be evaluating; a failed one is noticed at once."""
@@ -41,7 +41,7 @@ def is_first() -> bool:
     return number() == 0
 
 
-def agreed(decide: Callable[[], Decision]) -> Decision:
+def decide_on_first(decide: Callable[[], Decision]) -> Decision:
     """What the first process decides, on all of them; where it fails, the others end with it."""
     if count() == 1:
         return decide()
@@ -76,17 +76,17 @@ def _meet() -> None:
         raise RuntimeError(f"{count()} processes were started, and accelerate sees {found} of them")
 
 
-def leave_last_word(text: str) -> bool:
+def report_interruption(text: str) -> bool:
     """Leaves how to go on with the launcher, which says it if it was interrupted itself, and not where it ended this
     process because another one has failed; False where there is none to say it."""
-    path = os.environ.get(LAST_WORD)
+    path = os.environ.get(INTERRUPTION_FILE)
     if not path:
         return False
     Path(path).write_text(text, encoding="utf-8")
     return True
 
 
-def leave_word(text: str, code: int) -> bool:
+def report_failure(text: str, code: int) -> bool:
     """Leaves a failure with the launcher, which tells the first of all; False where there is none to tell it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
@@ -95,4 +95,4 @@ def leave_word(text: str, code: int) -> bool:
     about = {"py_callstack": text, "timestamp": str(int(now)), "exact": now, "code": code}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": about}}), encoding="utf-8")
-    return bool(os.environ.get(QUIET))
+    return bool(os.environ.get(LAUNCH_FILE))

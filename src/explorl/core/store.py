@@ -47,7 +47,7 @@ MOST_BYTES = 80
 _LONE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("\r\n?")
 _PLAIN = {bool, int, float, type(None)}
-GO_ON = {
+RESUME_COMMANDS = {
     "grpo": "explorl train --resume {folder}",
     "sft": "explorl sft --resume {folder}",
     "rft": "explorl rft --resume {folder}",
@@ -71,10 +71,10 @@ def kind_of(folder: str | Path) -> str | None:
     return RunStore(place).kind
 
 
-def go_on(folder: str | Path) -> str:
+def resume_command(folder: str | Path) -> str:
     """The command that goes on with what a folder holds."""
     place = Path(folder)
-    command = GO_ON.get(kind_of(place) or "", GO_ON["grpo"])
+    command = RESUME_COMMANDS.get(kind_of(place) or "", RESUME_COMMANDS["grpo"])
     return command.format(folder=shlex.quote(str(place)), parent=shlex.quote(str(place.parent)))
 
 
@@ -330,7 +330,7 @@ class RunStore:
     def create(cls, folder: str | Path, config: Mapping[str, Any]) -> RunStore:
         """Starts a run in a folder that holds none yet, or one that never came to its first step."""
         store = cls(folder)
-        store.check_free()
+        store.require_empty()
         with storage_errors(store.folder):
             store.folder.mkdir(parents=True, exist_ok=True)
         store.kind_path.unlink(missing_ok=True)
@@ -338,14 +338,14 @@ class RunStore:
         store.write_config(config)
         return store
 
-    def check_free(self) -> None:
+    def require_empty(self) -> None:
         """That a new run may start here: `StoreError` where there is one with steps, or no permission."""
         if (held := kind_of(self.folder)) in ("study", "evaluation"):
             article = "an" if held == "evaluation" else "a"
             raise StoreError(f"{self.folder} holds {article} {held}; name another folder with --run")
         if self.config_path.exists() and self.has_steps:
             raise StoreError(
-                f"{self.folder} already holds a run; resume it with `{go_on(self.folder)}`, "
+                f"{self.folder} already holds a run; resume it with `{resume_command(self.folder)}`, "
                 "or name another folder with --run"
             )
         nearest = next(path for path in [self.folder, *self.folder.absolute().parents] if path.exists())
@@ -370,7 +370,7 @@ class RunStore:
         held = kind_of(self.folder)
         if held not in (None, kind):
             raise StoreError(
-                f"{self.folder} is of kind {held}, and {kind} was asked to go on with it; use `{go_on(self.folder)}`"
+                f"{self.folder} holds a run of kind {held}, not {kind}; resume it with `{resume_command(self.folder)}`"
             )
 
     def lock(self) -> None:
@@ -403,7 +403,7 @@ class RunStore:
             if store.kind_path.is_file():
                 raise StoreError(f"{store.folder} holds half a run: {store.config_path} is missing; restore it")
             held = kind_of(folder)
-            what = f"a {held}; go on with it with `{go_on(folder)}`" if held else "no run"
+            what = f"a {held}; go on with it with `{resume_command(folder)}`" if held else "no run"
             why = "" if held else f": {store.config_path} is missing; list the folder that --run named, such as runs/a"
             raise StoreError(f"{store.folder} holds {what}{why}")
         return store
@@ -418,7 +418,7 @@ class RunStore:
             raise StoreError(f"{self.config_path} is not a mapping like `training: {{steps: 100}}`; restore it")
         return loaded
 
-    def other_rows(self, digest: str) -> str | None:
+    def data_changed_warning(self, digest: str) -> str | None:
         """Says so where the rows with this digest are not what the run was trained on when it was last started."""
         starts = read_json(self.provenance_path, list) if self.provenance_path.exists() else []
         before = next((start["rows"] for start in reversed(starts) if start.get("rows")), digest)
@@ -488,7 +488,7 @@ class RunStore:
         """The newest checkpoint."""
         return next(reversed(self.checkpoint_folders()), None)
 
-    def sound_checkpoint(self, fault: Callable[[Path], str | None], say: Callable[[str], None]) -> Path | None:
+    def latest_valid_checkpoint(self, fault: Callable[[Path], str | None], say: Callable[[str], None]) -> Path | None:
         """The newest checkpoint without a fault; those with one are set aside, and it is said. None where there is none
         at all, `StoreError` where all have faults."""
         faults: dict[Path, str] = {}

@@ -25,7 +25,7 @@ NOT_FINITE = ("logits are not finite", "probability tensor contains")
 """What the engine and torch say of a policy whose weights are not finite."""
 
 
-def show_what_can_be_shown() -> None:
+def replace_unencodable() -> None:
     """Where the output has another encoding than UTF-8, what it lacks becomes a question mark and ends no command."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").replace("_", "")
     if encoding != "utf8" and isinstance(sys.stdout, io.TextIOWrapper):
@@ -94,7 +94,7 @@ def ends_of_k(scores: Iterable[str]) -> list[str]:
     return [f"pass@{k}" for k in dict.fromkeys((ks[0], ks[-1]))] if ks else []
 
 
-def score_words(scores: Mapping[str, Any]) -> str:
+def format_scores(scores: Mapping[str, Any]) -> str:
     """Return an evaluation's scores at both ends of k: pass@1 51.2%, pass@8 81.1%."""
     return ", ".join(f"{name} {scores[name]:.1%}" for name in ends_of_k(scores))
 

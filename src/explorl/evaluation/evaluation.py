@@ -36,7 +36,7 @@ SHARES = ("well_formed", "truncated", "format_violations", "redundancy", "repeti
 """Measures in percent, as all with an @ are."""
 
 
-def number_of(measure: str, *, difference: bool = False) -> str:
+def number_format(measure: str, *, difference: bool = False) -> str:
     """How a value of this measure, or a difference of two, is written: in percent, in points, or as it is."""
     if "@" in measure or measure in SHARES:
         return "+.1p" if difference else ".1%"
@@ -141,7 +141,7 @@ class Evaluation:
         title = (
             f"{self.model} on {self.task}: {len(self.problem_ids)} problems × {self.samples} samples, {self.protocol}"
         )
-        numbers = [number_of(row[0].replace(" ", "_")) for row in rows]
+        numbers = [number_format(row[0].replace(" ", "_")) for row in rows]
         return Table(["measure", "value"], rows, title=title, row_numbers=numbers)
 
     def save(self, folder: Path, name: str) -> None:

@@ -51,7 +51,7 @@ TELLING = 0.02
 
 
 @dataclass(frozen=True)
-class Progress:
+class EvaluationProgress:
     """How far one evaluation is, in completions of this process's share."""
 
     model: str
@@ -103,7 +103,7 @@ def run_evaluation(
     tools: ToolUse | ToolSpec | str | None = None,
     engine: Literal["explorl", "vllm"] = "explorl",
     trust_remote_code: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[EvaluationProgress], None] | None = None,
     on_failure: Callable[[Failed], None] | None = None,
 ) -> list[Evaluated]:
     """Evaluates every model on every task, each into ``out/<model>-<task>-<name>``, and goes on where a call ended.
@@ -269,7 +269,7 @@ def _fill(
     job: Job,
     chunks: Sequence[Chunk],
     how: Protocol,
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[EvaluationProgress], None] | None,
 ) -> Evaluated:
     """Draws what is missing of these chunks, and scores the evaluation where nothing is missing any more."""
     identity = store.identity()
@@ -284,7 +284,7 @@ def _fill(
         nonlocal done
         done += advance
         if on_progress is not None:
-            on_progress(Progress(identity["model"], identity["task"], done, total))
+            on_progress(EvaluationProgress(identity["model"], identity["task"], done, total))
 
     tick(0)
     for chunk in chunks:
@@ -395,7 +395,7 @@ def evaluate_command(
         bars: dict[tuple[str, str], Any] = {}
         lines: dict[tuple[str, str], _Lines] = {}
 
-        def show(now: Progress) -> None:
+        def show(now: EvaluationProgress) -> None:
             key = now.model, now.task
             lines.setdefault(key, _Lines(console, now)).show(now)
             if key not in bars:
@@ -464,10 +464,12 @@ def _only(state: str, scores: Sequence[str]) -> list[Cell]:
 class _Lines:
     """Plain lines of one evaluation, where the output is not a terminal."""
 
-    def __init__(self, console: Console, begin: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, begin: EvaluationProgress, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.lines, self.begin, self.clock, self.begun = ProgressLines(console, clock), begin, clock, clock()
 
-    def show(self, now: Progress) -> None:
+    def show(self, now: EvaluationProgress) -> None:
         """Says how far it is: at the first completion, each half minute, and at the last."""
         drawn, asked = now.done - self.begin.done, now.total - self.begin.done
         if now.done < now.total and (not drawn or not self.lines.due):

@@ -53,7 +53,7 @@ class Opinion:
 
 
 @dataclass(frozen=True)
-class Judge:
+class LLMJudge:
     """Asks a model behind an OpenAI-compatible address, such as ``http://localhost:8000/v1``."""
 
     base_url: str
@@ -222,7 +222,7 @@ def _retry_after(header: str | None) -> float | None:
 
 
 def judge_evaluation(
-    folder: str | Path, judge: Judge, *, per_problem: int = 1, on_progress: Callable[[int], None] | None = None
+    folder: str | Path, judge: LLMJudge, *, per_problem: int = 1, on_progress: Callable[[int], None] | None = None
 ) -> Interval:
     """The share of responses with irrelevant content, of the first ``per_problem`` samples of each problem.
 

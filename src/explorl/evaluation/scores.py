@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from explorl.evaluation.evaluation import Evaluation, number_of
+from explorl.evaluation.evaluation import Evaluation, number_format
 from explorl.metrics import answer_diversity
 from explorl.metrics.quality import REPETITIVE
 from explorl.stats import Cell, Interval, Table, bootstrap_mean
@@ -100,7 +100,7 @@ def table(evaluation: Evaluation, found: Mapping[str, Interval | None] | None = 
     cells: list[list[Cell]] = [[LABELS.get(name, name), value] for name, value in found.items()]
     problems, samples = len(evaluation.problem_ids), evaluation.samples
     title = f"{evaluation.model} on {evaluation.task}: {problems} problems × {samples} samples, {evaluation.protocol}"
-    return Table(["measure", "value"], cells, title=title, row_numbers=[number_of(name) for name in found])
+    return Table(["measure", "value"], cells, title=title, row_numbers=[number_format(name) for name in found])
 
 
 def as_json(found: Mapping[str, Interval | None]) -> dict[str, Any]:

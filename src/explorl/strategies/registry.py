@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields, replace
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
-from explorl.core.plugins import Kind, offer
+from explorl.core.plugins import PluginKind, suggest
 from explorl.strategies._lib.schedule import Schedule
 from explorl.strategies._lib.validate import title
 from explorl.strategies.annealed_temperature import AnnealedTemperature
@@ -140,10 +140,10 @@ def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
                     "keep one of them"
                 )
     for judge in (s for s in strategies if type(s) in REGISTRY.values() and s.replaces_advantage and s.needs_correct):
-        offer = f", or give {title(judge)} of='reward'" if hasattr(judge, "of") else ""
+        suggest = f", or give {title(judge)} of='reward'" if hasattr(judge, "of") else ""
         messages += [
             f"the rewards of {title(other)} have no effect on the advantages: {title(judge)} asks what is correct; "
-            f"keep one of them{offer}"
+            f"keep one of them{suggest}"
             for other in strategies
             if overrides(other, "rewards")
         ]
@@ -173,7 +173,7 @@ def _refusal(value: Any) -> str | None:
     return f"is {value!r:.100}; name a subclass of explorl.strategies.Strategy"
 
 
-KIND = Kind("strategy", REGISTRY, "my_pkg.concise:Concise", _refusal, "explorl.strategies")
+KIND = PluginKind("strategy", REGISTRY, "my_pkg.concise:Concise", _refusal, "explorl.strategies")
 
 
 def _is_own(spec: Spec) -> bool:
@@ -188,7 +188,7 @@ def _resolved(spec: Any) -> tuple[type[Strategy], Mapping[str, Any]]:
     known = {field.name: field for field in fields(strategy) if field.init}
     for key in values:
         if key not in known:
-            advice = strategy.moved.get(key) or (offer(key, known) if known else "it has none")
+            advice = strategy.moved.get(key) or (suggest(key, known) if known else "it has none")
             raise ValueError(f"{title(strategy)} has no hyperparameter {key!r}; {advice}")
     missing = [key for key, field in known.items() if _required(field) and key not in values]
     if missing:
@@ -237,7 +237,7 @@ def _convert(strategy: type[Strategy], key: str, value: Any) -> Any:
     keys = ("from", "to", "start", "steps", "shape")
     for part, content in value.items():
         if part not in keys:
-            raise ValueError(f"{where}: a schedule has no {part!r}; {offer(part, keys)}")
+            raise ValueError(f"{where}: a schedule has no {part!r}; {suggest(part, keys)}")
         kind: type = {"from": Real, "to": Real, "start": Integral, "steps": Integral}.get(part, str)
         if not isinstance(content, kind) or isinstance(content, bool):
             raise ValueError(f"{where}: {part} of the schedule is {content!r}; write {good}")

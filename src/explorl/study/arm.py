@@ -66,7 +66,7 @@ def run_arm(folder: Path, slug: str, seed: int) -> None:
         return not finished(store)
 
     with locked(place) if processes.is_first() else nullcontext():
-        left, store = processes.agreed(is_left), RunStore(place)
+        left, store = processes.decide_on_first(is_left), RunStore(place)
         if left and arm.kind == "rft":
             run_rft(config, store, console=Console(quiet=True))
         elif left:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from explorl.core.config import completed
+from explorl.core.config import with_defaults
 from explorl.study.spec import flat
 
 _GONE = object()
@@ -23,7 +23,7 @@ def study_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | No
     if new.get("sequential") is not None and (what := difference("seeds", old["seeds"], new["seeds"])):
         return f"it has two looks, whose seeds are fixed: {what}"
     for key in ("base", "warm_start"):
-        if what := difference(key, old[key] and completed(old[key]), new[key] and completed(new[key])):
+        if what := difference(key, old[key] and with_defaults(old[key]), new[key] and with_defaults(new[key])):
             return what
     return None
 
@@ -48,7 +48,7 @@ def difference(name: str, old: Any, new: Any) -> str | None:
 def run_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """The first thing in which two runs' results differ, in words; None where they are the same run."""
     before, after = (
-        {"config": completed(run["config"]), "metrics": run["metrics"], "evaluations": run["evaluations"]}
+        {"config": with_defaults(run["config"]), "metrics": run["metrics"], "evaluations": run["evaluations"]}
         for run in (old, new)
     )
     return _apart(before, after)
@@ -75,4 +75,4 @@ def _apart(old: Any, new: Any, name: str = "") -> str | None:
 
 def _whole(arm: Mapping[str, Any]) -> dict[str, Any]:
     """How an arm is trained; one from before there were kinds is of kind grpo."""
-    return {"kind": arm.get("kind", "grpo"), **completed(arm["config"])}
+    return {"kind": arm.get("kind", "grpo"), **with_defaults(arm["config"])}

@@ -8,7 +8,7 @@ from typing import Any
 
 from explorl.analysis.interim_looks import Looks, looks_of
 from explorl.analysis.study_results import study_results
-from explorl.core.config import unconfined
+from explorl.core.config import unsandboxed_code
 from explorl.core.store import StoreError
 from explorl.core.terminal import counted
 from explorl.stats.crossed import minimum_detectable_effect
@@ -59,7 +59,7 @@ def effect_words(study: Study, folder: Path) -> str:
 def unconfined_words(study: Study) -> list[str]:
     """Return what the study's configurations let run outside the sandbox."""
     configs = [arm.config for arm in study.arms] + ([study.warm_start] if study.warm_start else [])
-    return list(dict.fromkeys(line for config in configs for line in unconfined(config)))
+    return list(dict.fromkeys(line for config in configs for line in unsandboxed_code(config)))
 
 
 def _sequential_words(study: Study, looks: Looks, results: dict[str, Any] | None) -> str:

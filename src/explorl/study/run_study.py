@@ -35,7 +35,7 @@ from explorl.core.config import ConfigError, check_precision, check_trackers
 from explorl.core.launch import check_file, python_command
 from explorl.core.plugins import child_environment
 from explorl.core.store import RunStore, StoreError, read_study, write_json, write_text
-from explorl.core.terminal import Pace, ProgressLines, duration, ends_of_k, literal, score_words
+from explorl.core.terminal import Pace, ProgressLines, duration, ends_of_k, format_scores, literal
 from explorl.core.text import clean
 from explorl.stats import Cell, Table
 from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
@@ -385,7 +385,7 @@ class _Runner:
             _write_death(run.folder, code)
         if run.done:
             lines = [line for line in run.store.metrics() if line.get("kind") == "evaluation"]
-            self.console.print(literal(f"{run.label}: {score_words(lines[-1])}"))
+            self.console.print(literal(f"{run.label}: {format_scores(lines[-1])}"))
         else:
             last = (run.folder / "error.txt").read_text(encoding="utf-8").strip().splitlines()[-1]
             self.console.print(literal(f"{run.label}: failed: {last}"))

@@ -34,14 +34,14 @@ from explorl.core.config import (
     ConfigError,
     Count,
     Section,
+    adapt_preset,
+    apply_overrides,
     load_config,
-    overridden,
-    preset_for,
     presets,
     read_yaml,
     rft_config,
 )
-from explorl.core.plugins import nearest, offer
+from explorl.core.plugins import nearest, suggest
 from explorl.core.store import StoreError, cleaned, file_name, read_study
 from explorl.core.terminal import counted
 
@@ -233,7 +233,7 @@ class Study:
         for arm in self.arms:
             if cleaned(name) in (arm.name, arm.slug):
                 return arm
-        raise ConfigError(f"the study {self.name} has no arm {name!r}; {offer(name, [a.name for a in self.arms])}")
+        raise ConfigError(f"the study {self.name} has no arm {name!r}; {suggest(name, [a.name for a in self.arms])}")
 
     def starting_config(self, folder: Path) -> Config:
         """The base configuration, with the policy that all arms start from."""
@@ -320,7 +320,7 @@ def load_study(
     if profile is not None and not profiles:
         raise ConfigError(f"{path} has no profiles, and --profile is {profile!r}; leave it out")
     if profile is not None and profile not in profiles:
-        raise ConfigError(f"{path} has no profile {profile!r}; {offer(profile, list(profiles))}")
+        raise ConfigError(f"{path} has no profile {profile!r}; {suggest(profile, list(profiles))}")
     if profile is None and profiles:
         raise ConfigError(f"{path} has profiles; choose one with --profile: {' or '.join(map(str, profiles))}")
     place = f"{path}, profile {profile}" if profile else str(path)
@@ -328,13 +328,13 @@ def load_study(
     of_study = [text for text in overrides if re.match(r"warm_start\b", text)]
     of_base = [text for text in overrides if text not in of_study]
     if of_study:
-        values = overridden(values, of_study)
+        values = apply_overrides(values, of_study)
     if of_base and isinstance(values.get("base", {}), dict):
-        values = {**values, "base": overridden(values.get("base", {}), of_base)}
+        values = {**values, "base": apply_overrides(values.get("base", {}), of_base)}
     if overrides:
         place = f"{place} and --set"
     file = _validated(values, place)
-    _refuse_inert(flat(overridden({}, of_base)), file)
+    _refuse_inert(flat(apply_overrides({}, of_base)), file)
     return _resolved(file, profile, seeds, place, construct)
 
 
@@ -458,7 +458,7 @@ def _finding(finding: Any, place: str) -> str:
             "arms": ArmSettings, "evaluation": EvaluationPlan, "budget": Budget, "sequential": Sequential,
         }  # fmt: skip
         section = sections.get(location[0], StudyFile) if len(location) > 1 else StudyFile
-        return f"unknown key {key} in {place}; {offer(location[-1], [*section.model_fields])}"
+        return f"unknown key {key} in {place}; {suggest(location[-1], [*section.model_fields])}"
     if finding["type"] == "value_error":
         return f"{key}: {finding['ctx']['error']} (in {place})"
     if finding["type"] == "missing":
@@ -472,10 +472,10 @@ def _resolved(
 ) -> Study:
     for name in file.without:
         if name not in file.arms:
-            raise ConfigError(f"without: {place} has no arm {name!r}; {offer(name, [*file.arms])}")
+            raise ConfigError(f"without: {place} has no arm {name!r}; {suggest(name, [*file.arms])}")
     arms = {name: arm or ArmSettings() for name, arm in file.arms.items() if name not in file.without}
     if file.baseline not in arms:
-        raise ConfigError(f"baseline is {file.baseline!r}, which is no arm of {place}; {offer(file.baseline, arms)}")
+        raise ConfigError(f"baseline is {file.baseline!r}, which is no arm of {place}; {suggest(file.baseline, arms)}")
     try:
         chosen = checked_seeds(file.seeds if seeds is None else seeds)
     except ValueError as error:
@@ -557,8 +557,8 @@ def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
     given = dict(file.base)
     preset = given.pop("preset", None)
     if preset is not None and preset not in presets():
-        raise ConfigError(f"base.preset is {preset!r} in {place}; {offer(str(preset), presets())}")
-    values = merged(preset_for(load_config(preset=preset).dump(), given), given)
+        raise ConfigError(f"base.preset is {preset!r} in {place}; {suggest(str(preset), presets())}")
+    values = merged(adapt_preset(load_config(preset=preset).dump(), given), given)
     values["evaluation"] = merged(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
     if file.budget is not None and file.budget.steps is not None:
         values["training"] = {**values["training"], "steps": file.budget.steps}

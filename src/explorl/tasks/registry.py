@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from explorl.core.plugins import Found, Kind, is_path, told, unknown
+from explorl.core.plugins import PluginKind, ResolvedPlugin, describe_error, is_path, unknown
 from explorl.tasks.base import Task
 from explorl.tasks.choice.task import Choice
 from explorl.tasks.code.task import Code
@@ -99,10 +99,10 @@ def _parameters(make: type[Any]) -> Mapping[str, Parameter]:
 
 
 # ---------------------------------------------------------------------------- tasks of others
-def _find(name: str) -> Found[type[Any]]:
+def _find(name: str) -> ResolvedPlugin[type[Any]]:
     """Return the class of a task's name, and where it comes from."""
     if isinstance(name, str) and name.startswith("gym:"):
-        return Found(Gym, "registry")
+        return ResolvedPlugin(Gym, "registry")
     if isinstance(name, str) and name.startswith("math:") and name not in TASKS:
         raise unknown("task", name, TASKS)
     return KIND.find(name, hint=_hint(name))
@@ -140,7 +140,7 @@ def _refusal(value: Any) -> str | None:
     return _wrong_method(value, (None,))
 
 
-KIND: Kind[type[Any]] = Kind("task", TASKS, "my_pkg.puzzles:Puzzle", _refusal, "explorl.tasks")
+KIND: PluginKind[type[Any]] = PluginKind("task", TASKS, "my_pkg.puzzles:Puzzle", _refusal, "explorl.tasks")
 
 
 def _made(name: str, make: type[Any], options: Mapping[str, Any]) -> Task:
@@ -149,7 +149,7 @@ def _made(name: str, make: type[Any], options: Mapping[str, Any]) -> Task:
     except (ValueError, FileNotFoundError):
         raise
     except Exception as error:
-        raise ValueError(f"task {name!r} could not be made: {told(error)}") from error
+        raise ValueError(f"task {name!r} could not be made: {describe_error(error)}") from error
     if not isinstance(task, Task):  # a class may have a __new__ of its own
         raise ValueError(f"task {name!r} gave {task!r:.100}; its class must make an instance of explorl.tasks.Task")
     if wrong := _wrong_method(task, ()):

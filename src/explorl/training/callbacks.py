@@ -216,7 +216,7 @@ def begin(
 def _begin(store: RunStore, config: Config, kind: str, rows: Sequence[Any], say: Callable[[str], None]) -> Path | None:
     model, new = store.folder / "model", config.dump()
     changed = changed_keys(store.config(), new) if store.has_steps else {}
-    checkpoint = store.sound_checkpoint(fault, say)
+    checkpoint = store.latest_valid_checkpoint(fault, say)
     if checkpoint is None and model.exists():
         raise StoreError(
             f"{store.folder} is finished and has no checkpoint to go on from; start a new run from its policy with "
@@ -230,7 +230,7 @@ def _begin(store: RunStore, config: Config, kind: str, rows: Sequence[Any], say:
     store.rewind(step)
     facts: dict[str, Any] = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
     facts["rows"] = digest_of(rows)
-    if checkpoint and (words := store.other_rows(facts["rows"])):
+    if checkpoint and (words := store.data_changed_warning(facts["rows"])):
         say(words)
     if processes.count() > 1:
         facts["processes"] = processes.count()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from explorl.core.plugins import offer
+from explorl.core.plugins import suggest
 from explorl.strategies import Strategy, build_all
 
 SECTION = "explorl"
@@ -45,7 +45,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
         raise ValueError(f"explorl is {given!r}; write a section with {', '.join(KEYS)}")
     for key in given:
         if key not in KEYS:
-            raise ValueError(f"explorl.{key}: there is no such setting; {offer(key, KEYS)}")
+            raise ValueError(f"explorl.{key}: there is no such setting; {suggest(key, KEYS)}")
     try:
         strategies = build_all(given.get("strategies"))
     except ValueError as error:

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.core.plugins import Kind, told
+from explorl.core.plugins import PluginKind, describe_error
 from explorl.metrics.advantages import NO_ADVANTAGE
 
 View = TypeVar("View", "StepView", "Sampled")
@@ -228,14 +228,16 @@ def _refusal(value: Any) -> str | None:
     return f"{_NO_METHOD} or its class"
 
 
-_KIND: Kind[Any] = Kind("observer", {}, "my_pkg.watching:Lengths", _refusal)
+_KIND: PluginKind[Any] = PluginKind("observer", {}, "my_pkg.watching:Lengths", _refusal)
 
 
 def _constructed(kind: type[Observer]) -> Observer:
     try:
         return kind()
     except Exception as error:
-        raise ObserverError(f"the observer {kind.__name__} cannot be made without arguments: {told(error)}") from error
+        raise ObserverError(
+            f"the observer {kind.__name__} cannot be made without arguments: {describe_error(error)}"
+        ) from error
 
 
 def observed(observers: Sequence[Observer], view: StepView) -> dict[str, float]:

@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from explorl.core import processes
 from explorl.core.config import Config, ConfigError, Section, check_engine, check_precision
 from explorl.core.store import RunStore
-from explorl.core.terminal import NOT_FINITE, literal, score_words
+from explorl.core.terminal import NOT_FINITE, format_scores, literal
 from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy, lora_config
 from explorl.tasks import Problem, Task, get_task
@@ -276,7 +276,7 @@ class _Evaluation:
         log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
         shown = step // self.config.training.iterations
         self.console.print(
-            literal(f"step {shown}: {score_words(scores)} on {len(result.problem_ids)} held-out problems"),
+            literal(f"step {shown}: {format_scores(scores)} on {len(result.problem_ids)} held-out problems"),
             highlight=False,
         )
 

@@ -138,7 +138,7 @@ class _Loop:
         store.begin(config.dump(), "rft")
         store.rewind(at[0] - 1 if at else config.rft.iterations)
         rows = digest_of([[one.problem.id, one.prompt, data_digest(one.problem)] for one in self.asks])
-        if resumed and (words := store.other_rows(rows)):
+        if resumed and (words := store.data_changed_warning(rows)):
             self._say(words)
         store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
         if at:

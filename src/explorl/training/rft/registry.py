@@ -8,7 +8,7 @@ from functools import partial
 from inspect import Parameter
 from typing import Any
 
-from explorl.core.plugins import Kind, is_marked
+from explorl.core.plugins import PluginKind, is_marked
 from explorl.training.rft.filters import FILTERS, Filter
 from explorl.training.rft.selectors import SELECTORS, Selector
 
@@ -42,11 +42,13 @@ def _must_be_marked(name: str) -> Callable[[Any], str | None]:
     return refusal
 
 
-FILTER: Kind[Callable[..., Any]] = Kind("filter", FILTERS, "my_pkg.rules:polite", _must_be_marked("filter"))
-SELECTOR: Kind[Callable[..., Any]] = Kind("selector", SELECTORS, "my_pkg.rules:rare", _must_be_marked("selector"))
+FILTER: PluginKind[Callable[..., Any]] = PluginKind("filter", FILTERS, "my_pkg.rules:polite", _must_be_marked("filter"))
+SELECTOR: PluginKind[Callable[..., Any]] = PluginKind(
+    "selector", SELECTORS, "my_pkg.rules:rare", _must_be_marked("selector")
+)
 
 
-def build(kinds: Kind[Callable[..., Any]], spec: Spec, *, positional: int) -> tuple[str, Callable[..., Any]]:
+def build(kinds: PluginKind[Callable[..., Any]], spec: Spec, *, positional: int) -> tuple[str, Callable[..., Any]]:
     """Return a function with its hyperparameters filled in; it is called with so many ``positional`` arguments."""
     kind = kinds.name
     name, given = _split(kind, spec)
