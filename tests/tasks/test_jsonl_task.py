@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorl.tasks import Jsonl, Problem, get_task
-from explorl.tasks.jsonl.numbers import Number, is_number, last_number, number, same, shown
-from explorl.tasks.jsonl.styles import STYLES, stated
+from explorl.tasks.jsonl.numbers import Number, format_number, is_number, last_number, parse_number, same_number
+from explorl.tasks.jsonl.styles import STYLES, extract_answer
 from explorl.tasks.jsonl.verifiers import VERIFIERS
 
 ROWS = [{"prompt": f"What is {n} plus 3?", "answer": n + 3} for n in range(40)]
@@ -358,19 +358,19 @@ def test_prompts_of_options_and_functions(tmp_path: Path) -> None:
     ],
 )
 def test_where_an_answer_is_stated(style: str, completion: str | bytes, answer: str | None, well_formed: bool) -> None:
-    assert stated(completion, style) == (answer, well_formed)
+    assert extract_answer(completion, style) == (answer, well_formed)
 
 
 def test_an_open_think_must_be_closed() -> None:
-    assert stated("#### 5", "hash", opened=True) == ("5", False)
-    assert stated("hm</think>#### 5", "hash", opened=True) == ("5", True)
+    assert extract_answer("#### 5", "hash", opened=True) == ("5", False)
+    assert extract_answer("hm</think>#### 5", "hash", opened=True) == ("5", True)
 
 
 @given(st.sampled_from([*STYLES]), st.text() | st.lists(st.sampled_from(["\\boxed{", "}", "####", "<answer>", "5,", "\n", "-", "</answer>", "\\frac{1}{2}", "e9", "/0", "\ud800", "</think>"])).map("".join))  # fmt: skip  # noqa: E501
 def test_reading_never_raises(style: str, text: str) -> None:
-    found = stated(text, style)
+    found = extract_answer(text, style)
     if found.answer is not None:
-        number(found.answer)
+        parse_number(found.answer)
 
 
 @pytest.mark.parametrize("piece", ["1", "1,", "1,111", ".", "-", "1/", "\\frac{1", "e1", "1e", " ", "{", "$", "\n"])
@@ -378,7 +378,7 @@ def test_reading_takes_linear_time(piece: str) -> None:
     text = piece * ((1 << 20) // len(piece))
     start = time.process_time()
     for style in STYLES:
-        stated(text, style)
+        extract_answer(text, style)
     assert time.process_time() - start < 20
 
 
@@ -428,9 +428,9 @@ def test_reading_takes_linear_time(piece: str) -> None:
     ],
 )
 def test_numbers_as_people_write_them(text: str, value: str) -> None:
-    found = number(text)
+    found = parse_number(text)
     assert found is not None
-    assert shown(found) == value
+    assert format_number(found) == value
 
 
 @pytest.mark.parametrize(
@@ -463,12 +463,14 @@ def test_numbers_as_people_write_them(text: str, value: str) -> None:
     ],
 )
 def test_what_is_not_one_number(text: str) -> None:
-    assert number(text) is None
+    assert parse_number(text) is None
 
 
 def test_numbers_that_are_the_same() -> None:
     def numbers(stated: str, right: str, tolerance: float = 0.0) -> bool:
-        return same(number(stated) or Number(Decimal(0)), number(right) or Number(Decimal(0)), tolerance)
+        return same_number(
+            parse_number(stated) or Number(Decimal(0)), parse_number(right) or Number(Decimal(0)), tolerance
+        )
 
     assert numbers("0.3", str(0.1 + 0.2))
     assert not numbers("0.3001", "0.3")

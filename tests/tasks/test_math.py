@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from explorl.tasks.base import Problem
 from explorl.tasks.boxed import boxes, last_boxed, last_hash
-from explorl.tasks.math.benchmark_files import SOURCES, Question, read_folder, read_hub, read_jsonl
-from explorl.tasks.math.form import texts
+from explorl.tasks.math.benchmark_files import SOURCES, BenchmarkProblem, read_folder, read_hub, read_jsonl
+from explorl.tasks.math.form import worker_texts
 from explorl.tasks.math.judge import shared_judge
-from explorl.tasks.math.sympy_worker import same
+from explorl.tasks.math.sympy_worker import same_answer
 from explorl.tasks.math.task import Math, read_answer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -227,7 +227,7 @@ def test_fields_of_files(tmp_path: Path) -> None:
     ]
     write(tmp_path / "minerva.jsonl", rows)
     assert read_jsonl(tmp_path / "minerva.jsonl") == [
-        Question("What?", answer) for answer in ("27", "27.0", r"\frac{1}{2}", "1,003")
+        BenchmarkProblem("What?", answer) for answer in ("27", "27.0", r"\frac{1}{2}", "1,003")
     ]
 
 
@@ -300,7 +300,7 @@ def test_math_verify_agrees_that_every_right_answer_is_right(dataset: str) -> No
     """Without the fast path, which takes equal texts for the same."""
     task = Math(dataset=dataset, data_dir=DATA)  # type: ignore[arg-type]
     golds = [problem.data["answer"] for problem in task.problems("holdout")]
-    assert [gold for gold in golds if not same(*texts(gold, gold))] == []
+    assert [gold for gold in golds if not same_answer(*worker_texts(gold, gold))] == []
 
 
 @given(st.text())

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.tasks.math.benchmark_files import read_jsonl
-from explorl.tasks.math.form import Row, adversarial, refusal, texts
+from explorl.tasks.math.form import AdversarialCase, read_adversarial, refusal_reason, worker_texts
 from explorl.tasks.math.judge import Judge
-from explorl.tasks.math.latex import Node, read
-from explorl.tasks.math.latex_tokens import Unreadable, translated
-from explorl.tasks.math.normalize import MAX_LENGTH, mended, normal, numeral
+from explorl.tasks.math.latex import Node, parse
+from explorl.tasks.math.latex_tokens import Unreadable, translate_unicode
+from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral, repair_latex
 from explorl.tasks.math.tree import TREE
-from explorl.tasks.math.units import agree, is_unit
-from explorl.tasks.math.value import Undefined, number
+from explorl.tasks.math.units import is_unit, same_unit
+from explorl.tasks.math.value import Undefined, rational_value
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FILES = {"math500": 500, "aime24": 30, "aime25": 30, "amc23": 40, "minerva": 272}
@@ -39,7 +39,7 @@ def judge() -> Iterator[Judge]:
 
 
 def test_every_adversarial_answer_is_wrong(judge: Judge) -> None:
-    rows = adversarial()
+    rows = read_adversarial()
     assert len(rows) == len(set(rows)) >= 1_050
     assert min(Counter(row.why for row in rows).values()) >= 3
     judged = judge.judge_many([(row.gold, row.answer) for row in rows], [row.prompt for row in rows])
@@ -48,10 +48,10 @@ def test_every_adversarial_answer_is_wrong(judge: Judge) -> None:
 
 
 def test_the_right_answers_of_the_corpus_are_right(judge: Judge) -> None:
-    golds = sorted({row.gold for row in adversarial()})
+    golds = sorted({row.gold for row in read_adversarial()})
     judged = judge.judge_many((gold, f"${gold}$.") for gold in golds)
     assert [gold for gold, judgement in zip(golds, judged, strict=True) if not judgement.same] == []
-    asked = [row for row in adversarial() if row.prompt]
+    asked = [row for row in read_adversarial() if row.prompt]
     judged = judge.judge_many([(row.gold, f"${row.gold}$.") for row in asked], [row.prompt for row in asked])
     assert [row for row, judgement in zip(asked, judged, strict=True) if not judgement.same] == []
 
@@ -59,13 +59,13 @@ def test_the_right_answers_of_the_corpus_are_right(judge: Judge) -> None:
 def test_a_corpus_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text(json.dumps({"gold": "5", "answer": "6", "why": "it is not"}) + "\n\n")
-    assert adversarial(file) == adversarial(str(file)) == [Row("5", "6", "it is not")]
+    assert read_adversarial(file) == read_adversarial(str(file)) == [AdversarialCase("5", "6", "it is not")]
     file.write_text(json.dumps({"gold": "5", "answer": 6, "why": "it is not"}) + "\n")
     with pytest.raises(ValueError, match=r"own\.jsonl, line 1: .*give gold, answer and why as text, like"):
-        adversarial(file)
+        read_adversarial(file)
     file.write_text("5, 6\n")
     with pytest.raises(ValueError, match=r"own\.jsonl, line 1: not a JSON object"):
-        adversarial(file)
+        read_adversarial(file)
 
 
 # What the judge says
@@ -164,10 +164,10 @@ ARITHMETIC = {f"leaves a {kind}" for kind in ("product", "sum", "division", "pow
 
 
 def test_arithmetic_is_allowed_by_a_switch_only() -> None:
-    rows = [row for row in adversarial() if row.why in ARITHMETIC]
+    rows = [row for row in read_adversarial() if row.why in ARITHMETIC]
     assert len(rows) > 70
-    assert all(refusal(row.gold, row.answer) is not None for row in rows)
-    refused = [row for row in rows if refusal(row.gold, row.answer, arithmetic=True) is not None]
+    assert all(refusal_reason(row.gold, row.answer) is not None for row in rows)
+    refused = [row for row in rows if refusal_reason(row.gold, row.answer, arithmetic=True) is not None]
     assert {row.answer for row in refused} == {r"17 \pmod 5", r"5 \equiv 12 \pmod 7", "i^2"}
 
 
@@ -210,22 +210,22 @@ def test_reasons_say_what_is_wrong() -> None:
         ("A and B", "A or B", "the answer is not taken: 'or' where the right answer says 'and'"),
         ("5", r"5 \text{ tens}", "the answer is not taken: words that are no unit, 'tens'"),
     ]:
-        assert refusal(gold, answer) == reason
+        assert refusal_reason(gold, answer) == reason
 
 
 def test_a_right_answer_beyond_the_language() -> None:
     gold = r"\sum_{k=1}^{n} \left\lfloor \frac{n}{k} \right\rfloor"
-    assert refusal(gold, gold) is None
-    assert texts(gold, gold) == (mended(gold),) * 2
-    assert refusal(gold, r"\sum_{j=1}^{n} \lfloor n/j \rfloor") is None
-    assert refusal(gold, r"\int_1^n k") == r"the answer is not taken: \int, which the right answer does not have"
-    assert refusal(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{v(1)}_k") is not None
-    assert refusal(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{w}_k") is None
+    assert refusal_reason(gold, gold) is None
+    assert worker_texts(gold, gold) == (repair_latex(gold),) * 2
+    assert refusal_reason(gold, r"\sum_{j=1}^{n} \lfloor n/j \rfloor") is None
+    assert refusal_reason(gold, r"\int_1^n k") == r"the answer is not taken: \int, which the right answer does not have"
+    assert refusal_reason(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{v(1)}_k") is not None
+    assert refusal_reason(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{w}_k") is None
 
 
 def test_texts_of_refused_answers_are_latex() -> None:
     """So that the next gate can be tried alone."""
-    assert texts("5", r"\sum_{k=1}^5 1") == ("5", r"\sum_{k=1}^5 1")
+    assert worker_texts("5", r"\sum_{k=1}^5 1") == ("5", r"\sum_{k=1}^5 1")
 
 
 # Plain signs
@@ -244,11 +244,11 @@ def test_what_does_not_print_is_refused_everywhere(sign: str) -> None:
         f"5 \\text{{c{sign}m}}",
     ):
         for gold in ("5", r"\text{ab}", "x_{1}", r"\sum_{k} k"):
-            assert refusal(gold, answer) is not None
+            assert refusal_reason(gold, answer) is not None
 
 
 def test_line_breaks_and_spaces_are_spaces() -> None:
-    assert translated("1\n+\t\r\u00a0\u20092") == "1 +    2"
+    assert translate_unicode("1\n+\t\r\u00a0\u20092") == "1 +    2"
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ def test_names_are_plain(command: str, name: str) -> None:
     """Or they are read as formulas, and the worker is told other names."""
     for answer in (f"\\{command}{{{name}}}", f"x_{{\\{command}{{{name}}}}}", f"5 \\{command}{{{name}}}"):
         for gold in ("5", "x", "x_{a}", "a+b", "ab"):
-            if refusal(gold, answer) is None:
-                assert names_told(texts(gold, answer)[1]) <= {"x0", "x1"}
-        assert refusal(rf"\sum_{{k}} \{command}{{v}}", answer) is not None
+            if refusal_reason(gold, answer) is None:
+                assert names_told(worker_texts(gold, answer)[1]) <= {"x0", "x1"}
+        assert refusal_reason(rf"\sum_{{k}} \{command}{{v}}", answer) is not None
 
 
 def names_told(text: str) -> set[str]:
@@ -287,10 +287,10 @@ def names_told(text: str) -> set[str]:
 
 @pytest.mark.parametrize("letter", ["х", "е", "ａ", "𝑥", "ℓ", "中"])
 def test_letters_of_other_alphabets_are_compared_as_words_only(letter: str) -> None:
-    assert refusal("x", letter) is not None
-    assert refusal("2x", f"2{letter}") is not None
-    assert refusal(rf"\text{{{letter * 4}}}", letter * 4) is None
-    assert refusal(rf"\text{{{letter * 4}}}", letter * 5) is not None
+    assert refusal_reason("x", letter) is not None
+    assert refusal_reason("2x", f"2{letter}") is not None
+    assert refusal_reason(rf"\text{{{letter * 4}}}", letter * 4) is None
+    assert refusal_reason(rf"\text{{{letter * 4}}}", letter * 5) is not None
 
 
 # Reading
@@ -310,14 +310,14 @@ def test_letters_of_other_alphabets_are_compared_as_words_only(letter: str) -> N
         (r"\text{two words}", Node("text", "two words")),
         (r"5\text{ cm}^2", Node("unit", "cm^2", (Node("number", "5"),))),
         (r"\sin^{-1} x", Node("call", "arcsin", (Node("symbol", "x"),))), ("i", Node("constant", "i")),
-        ("a(b+1)", Node("product", parts=(Node("symbol", "a"), read("b+1")))),
+        ("a(b+1)", Node("product", parts=(Node("symbol", "a"), parse("b+1")))),
         (r"\frac12", Node("quotient", parts=(Node("number", "1"), Node("number", "2")))), (r"\{\}", Node("set", "∅")),
         (r"50 \%", Node("percent", parts=(Node("number", "50"),))),
         ("2<x", Node("relation", "<", (Node("number", "2"), Node("symbol", "x")))),
     ],
 )  # fmt: skip
 def test_trees(text: str, tree: Node) -> None:
-    assert read(text) == tree
+    assert parse(text) == tree
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_trees(text: str, tree: Node) -> None:
 )  # fmt: skip
 def test_what_cannot_be_read(text: str) -> None:
     with pytest.raises(Unreadable):
-        read(text)
+        parse(text)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_nothing_is_nested_or_repeated_without_end(unit: str) -> None:
     text = (unit * MAX_LENGTH)[: MAX_LENGTH - 1] + "5"
     began = time.process_time()
     for gold in ("5", "x+1", "(1,2)", r"\text{east}"):
-        assert refusal(gold, text) is not None
+        assert refusal_reason(gold, text) is not None
     assert time.process_time() - began < 5.0
 
 
@@ -364,40 +364,42 @@ GOLDS = [
 @given(st.sampled_from(GOLDS), st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.text(max_size=60))
 def test_no_answer_raises_or_takes_long(gold: str, answer: str) -> None:
     began = time.process_time()
-    why = refusal(gold, answer)
-    first, second = texts(gold, answer)
+    why = refusal_reason(gold, answer)
+    first, second = worker_texts(gold, answer)
     if why is None and first != second and "sum" not in gold:
         assert names_told(second) <= {f"x{count}" for count in range(3)}
         assert json.loads(second.removeprefix(TREE))
-    assert why is not None or refusal(gold, answer, arithmetic=True) is None
+    assert why is not None or refusal_reason(gold, answer, arithmetic=True) is None
     assert time.process_time() - began < 2.0
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.fractions(), st.fractions(), st.integers(2, 99))
 def test_rational_numbers_are_exact(first: Fraction, second: Fraction, factor: int) -> None:
-    assert refusal(str(first), str(first)) is None
-    assert (refusal(str(first), str(second)) is None) == (first == second)
+    assert refusal_reason(str(first), str(first)) is None
+    assert (refusal_reason(str(first), str(second)) is None) == (first == second)
     if first.denominator > 1:
         whole, rest = divmod(abs(first.numerator), first.denominator)
         sign = "-" if first < 0 else ""
-        assert refusal(str(first), f"{sign}{whole}\\frac{{{rest}}}{{{first.denominator}}}") is None
-        assert refusal(str(first), f"{sign}{whole} {rest + 1}/{first.denominator}") is not None
-        assert refusal(str(first), f"\\frac{{{factor * first.numerator}}}{{{factor * first.denominator}}}") is None
+        assert refusal_reason(str(first), f"{sign}{whole}\\frac{{{rest}}}{{{first.denominator}}}") is None
+        assert refusal_reason(str(first), f"{sign}{whole} {rest + 1}/{first.denominator}") is not None
+        assert (
+            refusal_reason(str(first), f"\\frac{{{factor * first.numerator}}}{{{factor * first.denominator}}}") is None
+        )
 
 
 # Values, units, normal forms
 
 
 def test_values() -> None:
-    assert number(read(r"0.1\overline{6}")) == Fraction(1, 6)
-    assert number(read(r"\sqrt[3]{\frac{8}{27}}")) == Fraction(2, 3)
-    assert number(read(r"\sqrt{2}")) is None
-    assert number(read(r"2^{10} + \binom{5}{2} - \lfloor 2.5 \rfloor")) == 1032
-    assert number(read(r"17 \bmod 5")) == 2
+    assert rational_value(parse(r"0.1\overline{6}")) == Fraction(1, 6)
+    assert rational_value(parse(r"\sqrt[3]{\frac{8}{27}}")) == Fraction(2, 3)
+    assert rational_value(parse(r"\sqrt{2}")) is None
+    assert rational_value(parse(r"2^{10} + \binom{5}{2} - \lfloor 2.5 \rfloor")) == 1032
+    assert rational_value(parse(r"17 \bmod 5")) == 2
     for text in (r"\frac{1}{0}", "0^0", "9^{9^{9}}", "900!", r"\binom{9000}{2}", r"5 \bmod 0", r"\gcd(1.5,2)"):
         with pytest.raises(Undefined):
-            number(read(text))
+            rational_value(parse(text))
 
 
 def test_units() -> None:
@@ -408,9 +410,9 @@ def test_units() -> None:
         ("dollar", "dollars"),
         ("cm^2", "square units"),
     ]:
-        assert agree(*same)
+        assert same_unit(*same)
     for other in [("km", "m"), ("cm", "cm^2"), ("hours", "minutes"), ("cm^2", "cm^3"), ("dollar", "cents")]:
-        assert not agree(*other)
+        assert not same_unit(*other)
     assert all(map(is_unit, ("apples", "square units", "m/s^2", "cm")))
     assert not any(
         map(
@@ -428,8 +430,8 @@ def test_units() -> None:
     ],
 )  # fmt: skip
 def test_normal_forms_glue_nothing_together(one: str, other: str) -> None:
-    assert normal(one) != normal(other)
-    assert numeral(other) is None
+    assert normalize(one) != normalize(other)
+    assert parse_numeral(other) is None
 
 
 def test_normal_forms_still_say_the_same() -> None:
@@ -437,7 +439,7 @@ def test_normal_forms_still_say_the_same() -> None:
         ("3, 5, 7", "3,5,7"), (r"11,\! 111", "11111"), (r"\$18.90", "18.9"), (r"90^\circ", "90"),
         (r"\left( 3, 4 \right)", "(3,4)"), ("$5$", "5"), (r"\(5\)", "5"), (r"50\%", "50 %"), (r"\left.5\right.", "5"),
     ]:  # fmt: skip
-        assert normal(one) == normal(other)
+        assert normalize(one) == normalize(other)
 
 
 # Right answers of the benchmarks, and what else says the same
@@ -675,7 +677,7 @@ def test_right_answers_can_all_be_read() -> None:
     unread = []
     for gold in set(golds()):
         try:
-            read(gold)
+            parse(gold)
         except Unreadable:
             unread.append(gold)
     assert all(re.fullmatch(r"\\text\{\([A-E]\)\}", gold) for gold in unread)

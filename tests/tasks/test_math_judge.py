@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from explorl.sandbox import isolated_call
 from explorl.tasks.math import judge as math_judge
-from explorl.tasks.math.judge import Judge, Judgement, at_once, shared_judge
-from explorl.tasks.math.normalize import MAX_LENGTH, mended, normal, numeral
-from explorl.tasks.math.sympy_worker import compare, prepare, same
+from explorl.tasks.math.judge import Judge, Judgement, judge_locally, shared_judge
+from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral, repair_latex
+from explorl.tasks.math.sympy_worker import compare, prepare, same_answer
 from explorl.tasks.math.sympy_worker import given as given_answer
 
 LIMIT = 1.0
@@ -83,7 +83,7 @@ def test_sameness_by_hand(judge: Judge, gold: str, answer: str, expected: bool) 
     ],
 )  # fmt: skip
 def test_the_fast_path_needs_no_worker(gold: str, answer: str, expected: bool) -> None:
-    assert at_once(gold, answer) == Judgement(expected)
+    assert judge_locally(gold, answer) == Judgement(expected)
     with Judge() as idle:
         assert idle.judge(gold, answer).same is expected
         assert idle._sealed._pool == []
@@ -91,15 +91,15 @@ def test_the_fast_path_needs_no_worker(gold: str, answer: str, expected: bool) -
 
 @pytest.mark.parametrize(("gold", "answer"), [("12", "1 2"), ("5", ""), ("5", "$$"), ("5", ".")])
 def test_what_is_no_number_is_not_made_one(gold: str, answer: str) -> None:
-    judgement = at_once(gold, answer)
+    judgement = judge_locally(gold, answer)
     assert judgement is not None
     assert not judgement.same
 
 
 def test_an_answer_too_long_is_not_compared() -> None:
-    judgement = at_once("5", "5" + " " * MAX_LENGTH)
+    judgement = judge_locally("5", "5" + " " * MAX_LENGTH)
     assert judgement == Judgement(False, "the answer is longer than 1,000 characters")
-    assert at_once("x", "x" * MAX_LENGTH) is None
+    assert judge_locally("x", "x" * MAX_LENGTH) is None
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_memory_is_limited() -> None:
     "answer", [HANGS, r"((((9!)!)!)!)", r"\sum_{k=1}^{10^{12}} \frac{1}{k}", "(" * 300 + "5" + ")" * 300]
 )
 def test_what_would_hang_is_refused_at_once(answer: str) -> None:
-    judgement = at_once("7", answer)
+    judgement = judge_locally("7", answer)
     assert judgement is not None
     assert not judgement.same
 
@@ -165,12 +165,12 @@ def test_a_union_is_about_as_long_as_the_right_one() -> None:
     """The time to compare unions grows fast: 4 s for 38 intervals. It is not begun."""
     for intervals in (8, 38):
         union = r"\cup".join(f"({2 * n},{2 * n + 1})" for n in range(intervals))
-        judgement = at_once(r"(-\infty,2)\cup(3,\infty)", union)
+        judgement = judge_locally(r"(-\infty,2)\cup(3,\infty)", union)
         assert judgement is not None
         assert not judgement.same
     # the complement of four points is a union of five intervals
     intervals_of_complement = r"(-\infty,1)\cup(1,2)\cup(2,3)\cup(3,4)\cup(4,\infty)"
-    assert at_once(r"\mathbb{R}\setminus\{1,2,3,4\}", intervals_of_complement) is None
+    assert judge_locally(r"\mathbb{R}\setminus\{1,2,3,4\}", intervals_of_complement) is None
 
 
 def test_threads_share_a_judge(judge: Judge) -> None:
@@ -223,10 +223,10 @@ def test_bad_numbers_are_named() -> None:
 
 
 def test_the_worker_in_this_process() -> None:
-    assert same("x+1", "1+x")
-    assert not same("5", r"@@ \[5\] @@")  # a part of the box is not the answer
+    assert same_answer("x+1", "1+x")
+    assert not same_answer("5", r"@@ \[5\] @@")  # a part of the box is not the answer
     with pytest.raises(ValueError, match="another answer than the right one"):
-        same("x+y", "y-x")
+        same_answer("x+y", "y-x")
     assert compare({"gold": "x+1", "answer": "1+x"}, None)
     assert compare({"gold": "x+1", "answer": "1+x"}, given_answer("x+1"))
     prepare(None)
@@ -240,28 +240,28 @@ def test_numerals_are_exact(number: object) -> None:
         context.prec = 1_000
         assert isinstance(number, Decimal)
         text = format(number, "E") if abs(number.adjusted()) > 400 else str(number)
-        read = numeral(text)
+        read = parse_numeral(text)
         assert read is not None
         assert Decimal(str(read)) == number
-        assert str(numeral(str(read))) == str(read) == normal(text)
+        assert str(parse_numeral(str(read))) == str(read) == normalize(text)
 
 
 @given(st.integers(-(10**30), 10**30))
 def test_integers_with_and_without_separators(number: int) -> None:
     assert (
-        normal(str(number))
-        == normal(f"{number:,}")
-        == normal(f"${number}.0$")
-        == normal(f"{number:,}".replace(",", " "))
+        normalize(str(number))
+        == normalize(f"{number:,}")
+        == normalize(f"${number}.0$")
+        == normalize(f"{number:,}".replace(",", " "))
     )
 
 
 @given(st.text(max_size=200))
 def test_normal_forms_of_any_text(text: str) -> None:
-    assert normal(text) == normal(text)
-    assert isinstance(mended(text), str)
-    numeral(text)
-    judgement = at_once("7x+3", text)
+    assert normalize(text) == normalize(text)
+    assert isinstance(repair_latex(text), str)
+    parse_numeral(text)
+    judgement = judge_locally("7x+3", text)
     assert judgement is None or not judgement.same
 
 
@@ -269,4 +269,4 @@ def test_normal_forms_of_any_text(text: str) -> None:
     "text", ["٣", "1e", "e5", ".", "-", "1,0000", "1.2.3", "10^-5x", "1 2", "", "1e9999999", "½", "５"]
 )
 def test_what_is_no_numeral(text: str) -> None:
-    assert numeral(text) is None
+    assert parse_numeral(text) is None

@@ -14,7 +14,7 @@ from explorl.tasks.base import Problem
 from explorl.tasks.jsonl.task import Jsonl
 from explorl.tasks.math.benchmark_files import read_jsonl
 from explorl.tasks.math.judge import Judge
-from explorl.tasks.math.prompt import refusal
+from explorl.tasks.math.prompt import refusal_reason
 from explorl.tasks.math.task import Math
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -121,15 +121,15 @@ def test_rows_of_ones_own(tmp_path: Path, turns: bool) -> None:
 @settings(max_examples=200, deadline=None)
 def test_no_text_raises(prompt: str, answer: str, gold: str) -> None:
     for text in (prompt, f"${prompt}$", f"{prompt} {answer}", f"\\[{answer} = {prompt}\\]"):
-        assert refusal(text, gold, gold) is None
-        refusal(text, gold, answer)
+        assert refusal_reason(text, gold, gold) is None
+        refusal_reason(text, gold, answer)
 
 
 @pytest.mark.parametrize("unit", ["x+", "((", "2^", "$", "\\[", "\\frac{1}", "a b ", "3/20 ", "(2x+2y)^{64}", "-", "√"])
 def test_prompts_and_answers_take_bounded_time(unit: str) -> None:
     began = time.process_time()
-    refusal(f"${unit * 5_000}$ {unit * 5_000}", "0.15", (unit * 1_000)[:999])
-    refusal("Find it.", r"\mathbf{a}\times\mathbf{b}", (unit * 1_000)[:999])
+    refusal_reason(f"${unit * 5_000}$ {unit * 5_000}", "0.15", (unit * 1_000)[:999])
+    refusal_reason("Find it.", r"\mathbf{a}\times\mathbf{b}", (unit * 1_000)[:999])
     assert time.process_time() - began < 20.0
 
 
@@ -138,7 +138,7 @@ def test_numbers_in_forms_are_bounded() -> None:
     for _ in range(8):
         power = f"({power}^{{64}})"
     began = time.process_time()
-    assert refusal(f"Expand ${power}$.", "x+y", power) is not None  # as text, since the form is not worked out
+    assert refusal_reason(f"Expand ${power}$.", "x+y", power) is not None  # as text, since the form is not worked out
     assert time.process_time() - began < 5.0
 
 

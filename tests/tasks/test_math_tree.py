@@ -23,7 +23,7 @@ def parsed(latex: str) -> list[Any]:
 
 
 def reason(gold: str, answer: str) -> str | None:
-    return math_tree.refusal(parsed(gold), parsed(answer))
+    return math_tree.refusal_reason(parsed(gold), parsed(answer))
 
 
 CODE = "+".join(f"chr({code})" for code in b"print('it ran')")
@@ -41,7 +41,7 @@ golds, answers = (
     parse(f"\\\\boxed{{{text}}}", [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
     for text in (gold, answer)
 )
-if math_tree.refusal(golds, answers) is None:
+if math_tree.refusal_reason(golds, answers) is None:
     verify(golds, answers, timeout_seconds=None)
 print("unguarded")
 verify(golds, answers, timeout_seconds=None)
@@ -69,7 +69,7 @@ def test_this_layer_alone_stops_code_in_a_name(gold: str) -> None:
 def test_the_form_alone_stops_code_in_a_name() -> None:
     for gold in (r"\pi", "e", "5", "x", r"\sum_{k=0}^{\infty} \frac{x^{k}}{k!}", r"\bm{x}"):
         for answer in (ATTACK, NAME, NAME.replace("\f", " "), NAME.replace("bm", "text"), NAME.replace("bm", "hat")):
-            assert form.refusal(gold, answer) is not None, (gold, answer)
+            assert form.refusal_reason(gold, answer) is not None, (gold, answer)
 
 
 def test_a_name_that_is_not_plain_is_refused_where_the_right_answer_is_a_sum_too() -> None:
@@ -147,7 +147,7 @@ def test_the_tree_is_bounded() -> None:
         deep = sympy.sin(deep, evaluate=False)
     wide = sympy.Tuple(*[x] * 3_000)
     for tree in (deep, wide):
-        assert "more than 2,000 parts or 100 levels" in str(math_tree.refusal([sympy.sin(x)], [tree]))
+        assert "more than 2,000 parts or 100 levels" in str(math_tree.refusal_reason([sympy.sin(x)], [tree]))
 
 
 @pytest.mark.parametrize("answer", [r"\frac{1}{0}", r"\frac{0}{0}", r"\infty", r"\infty-\infty", r"-\infty"])
@@ -181,14 +181,14 @@ def test_formulas_that_differ_are_refuted_by_numbers(gold: str, answer: str) -> 
 
 def test_trees_are_built_as_they_were_read() -> None:
     gold = r"\left(\frac{x^2-\sqrt{y}}{3}, \ln x, |y|\right)"
-    first, second = form.texts(gold, r"(\frac{1}{3}(x^2-y^{1/2}), \ln(x), |y|)")
+    first, second = form.worker_texts(gold, r"(\frac{1}{3}(x^2-y^{1/2}), \ln(x), |y|)")
     x, y = sympy.symbols("x0 x1", real=True)
     expected = sympy.Tuple((x**2 - sympy.sqrt(y)) / 3, sympy.log(x), abs(y))
-    assert math_tree.built(first) == expected
-    assert math_tree.built(second) == expected.xreplace({expected[0]: (x**2 - sympy.sqrt(y)) * sympy.Rational(1, 3)})
-    assert math_tree.built(r"\frac{1}{2}") is None
-    assert all(math_tree.built(example) is not None for example in math_tree.EXAMPLES)
-    assert all(math_tree.refusal([tree], [tree]) is None for tree in map(math_tree.built, math_tree.EXAMPLES))
+    assert math_tree.build(first) == expected
+    assert math_tree.build(second) == expected.xreplace({expected[0]: (x**2 - sympy.sqrt(y)) * sympy.Rational(1, 3)})
+    assert math_tree.build(r"\frac{1}{2}") is None
+    assert all(math_tree.build(example) is not None for example in math_tree.EXAMPLES)
+    assert all(math_tree.refusal_reason([tree], [tree]) is None for tree in map(math_tree.build, math_tree.EXAMPLES))
 
 
 def test_a_tree_that_is_too_large_is_not_built() -> None:
@@ -196,9 +196,9 @@ def test_a_tree_that_is_too_large_is_not_built() -> None:
     for _ in range(3):
         tower = ["power", "", [["number", "9", []], tower]]
     with pytest.raises(ValueError, match="too large"):
-        math_tree.built(math_tree.TREE + json.dumps(tower))
+        math_tree.build(math_tree.TREE + json.dumps(tower))
     with pytest.raises(ValueError, match="a unit, which cannot be compared"):
-        math_tree.built(math_tree.TREE + json.dumps(["unit", "cm", []]))
+        math_tree.build(math_tree.TREE + json.dumps(["unit", "cm", []]))
 
 
 def test_it_imports_only_the_standard_library() -> None:

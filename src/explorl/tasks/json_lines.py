@@ -13,15 +13,15 @@ from explorl.core.documents import DocumentError, NestingError, parse_json
 Record = tuple[dict[str, Any], str]
 """The JSON object of a line, and its place."""
 
-HELD_OUT = ("holdout", "test", "validation", "valid", "val", "dev", "eval")
+HOLDOUT_NAMES = ("holdout", "test", "validation", "valid", "val", "dev", "eval")
 """What the holdout may be called in files and columns; the first that there is counts."""
-_NAMES: Mapping[str, tuple[str, ...]] = {"train": ("train", "training"), "holdout": HELD_OUT, "sft": ("sft",)}
+_NAMES: Mapping[str, tuple[str, ...]] = {"train": ("train", "training"), "holdout": HOLDOUT_NAMES, "sft": ("sft",)}
 
 _LONE = re.compile("[\ud800-\udfff]")
 _OTHER_MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16", b"\x1f\x8b": "compressed"}
 
 
-def records(path: Path, example: str) -> Iterator[Record]:
+def read_records(path: Path, example: str) -> Iterator[Record]:
     """The JSON object of each line that is not blank, and its place; ``example`` is a good line, for the error."""
     try:
         with path.open("rb") as file:
@@ -62,7 +62,7 @@ def _record(line: bytes, place: str, example: str) -> dict[str, Any]:
         record = None
     if not isinstance(record, dict):
         hint = "an array must be a line per object; " if text.lstrip().startswith("[") else ""
-        raise ValueError(f"{place}: not a JSON object: {shortened(text.strip())}; {hint}give a line like {example}")
+        raise ValueError(f"{place}: not a JSON object: {short_repr(text.strip())}; {hint}give a line like {example}")
     return _encodable(record) if "\\u" in text else record
 
 
@@ -114,7 +114,7 @@ def _named(folder: Path, prefix: str) -> dict[str, Path]:
     return found
 
 
-def by_split(rows: Iterable[Record]) -> dict[str, list[Record]]:
+def group_by_split(rows: Iterable[Record]) -> dict[str, list[Record]]:
     """Records by what their column ``split`` says; all under "all" where none has it."""
     groups: dict[str, list[Record]] = {}
     for record, place in rows:
@@ -133,11 +133,11 @@ def by_split(rows: Iterable[Record]) -> dict[str, list[Record]]:
 def _split_name(name: object, place: str) -> str:
     known = [known for names in _NAMES.values() for known in names]
     if not isinstance(name, str) or name.strip().lower() not in known:
-        raise ValueError(f"{place}: split is {shortened(name)}; give train, sft or test")
+        raise ValueError(f"{place}: split is {short_repr(name)}; give train, sft or test")
     return name.strip().lower()
 
 
-def shortened(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as it stands in an error: at most 60 characters of it."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from explorl.tasks.choice.letters import LETTERS
-from explorl.tasks.json_lines import records, shortened
+from explorl.tasks.json_lines import read_records, short_repr
 
 HUB_ID = "Idavidrein/gpqa"
 HUB_CONFIG = "gpqa_diamond"
@@ -34,7 +34,7 @@ def read_file(path: str | Path) -> list[Question]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.name} in {str(path.parent)!r}; give one with lines like {_EXAMPLE}")
-    rows = _table(path) if path.suffix.lower() == ".csv" else records(path, _EXAMPLE)
+    rows = _table(path) if path.suffix.lower() == ".csv" else read_records(path, _EXAMPLE)
     questions = [_question(record, place) for record, place in rows]
     if not questions:
         raise ValueError(f"{path}: no questions; give a file with lines like {_EXAMPLE}")
@@ -78,15 +78,15 @@ def _question(record: Mapping[str, Any], place: str) -> Question:
         given, answer = record["choices"], record["answer"]
         choices = [choice.strip() for choice in given if isinstance(choice, str)] if isinstance(given, list) else []
         if not isinstance(given, list) or len(choices) != len(given) or not all(choices):
-            raise ValueError(f"{place}: choices is {shortened(given)}; give a list of texts like ['iron', 'neon']")
+            raise ValueError(f"{place}: choices is {short_repr(given)}; give a list of texts like ['iron', 'neon']")
     if not 2 <= len(choices) <= len(LETTERS) or len(set(choices)) < len(choices):
-        raise ValueError(f"{place}: choices is {shortened(choices)}; give 2 to {len(LETTERS)} that differ")
+        raise ValueError(f"{place}: choices is {short_repr(choices)}; give 2 to {len(LETTERS)} that differ")
     if isinstance(answer, str) and answer.strip() in choices:
         answer = choices.index(answer.strip())
     # bool is an int to Python, but true is no place to whoever wrote the file.
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise ValueError(
-            f"{place}: answer is {shortened(answer)}; give a number from 0 to {len(choices) - 1} or one of the choices"
+            f"{place}: answer is {short_repr(answer)}; give a number from 0 to {len(choices) - 1} or one of the choices"
         )
     return Question(text, tuple(choices), answer)
 
@@ -94,5 +94,5 @@ def _question(record: Mapping[str, Any], place: str) -> Question:
 def _text(record: Mapping[str, Any], field: str, place: str) -> str:
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{place}: {field} is {shortened(value)}; give a text")
+        raise ValueError(f"{place}: {field} is {short_repr(value)}; give a text")
     return value.strip()

@@ -19,7 +19,7 @@ from explorl.core.text import clean
 from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.code.extract import defines, extract, fences, preamble
-from explorl.tasks.json_lines import Record, by_split, records, shortened, split_files
+from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
 from explorl.tasks.tags import read
 
 HUB_ID = "openai/openai_humaneval"
@@ -172,9 +172,9 @@ def _read_folder(folder: Path) -> dict[str, list[Record]]:
     files = split_files(folder, FILE.removesuffix(".jsonl"))
     if not files:
         raise FileNotFoundError(f"no file {FILE} in {str(folder)!r}; give a folder with one")
-    rows = {split: list(records(path, _EXAMPLE)) for split, path in files.items()}
+    rows = {split: list(read_records(path, _EXAMPLE)) for split, path in files.items()}
     if list(rows) == ["all"]:
-        rows = by_split(rows["all"]) or rows
+        rows = group_by_split(rows["all"]) or rows
     return rows if "all" not in rows else {"holdout": rows["all"]}
 
 
@@ -184,7 +184,7 @@ def _problems(given: Iterable[tuple[Mapping[str, Any], str]]) -> list[Problem]:
     for record, place in given:
         for field in FIELDS:
             if not isinstance(record.get(field), str):
-                raise ValueError(f"{place}: {field} is {shortened(record.get(field))}; give a line like {_EXAMPLE}")
+                raise ValueError(f"{place}: {field} is {short_repr(record.get(field))}; give a line like {_EXAMPLE}")
         if not defines(record["prompt"], record["entry_point"]):
             raise ValueError(
                 f"{place}: the prompt does not define {record['entry_point']!r}; give a line like {_EXAMPLE}"

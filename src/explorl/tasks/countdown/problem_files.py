@@ -10,7 +10,7 @@ from typing import Any
 
 from explorl.tasks.countdown.generator import SPLITS, Key, Puzzle, Splits
 from explorl.tasks.expression import MAX_DIGITS
-from explorl.tasks.json_lines import records, shortened
+from explorl.tasks.json_lines import read_records, short_repr
 
 HUB_ID = "Jiayi-Pan/Countdown-Tasks-3to4"
 TRAIN_FILE = "countdown-3to4-train.jsonl"
@@ -45,7 +45,7 @@ def read_hub() -> list[Puzzle]:
 
 def read_jsonl(path: str | Path) -> list[Puzzle]:
     """Problems from a file with one JSON object a line, with ``nums`` and ``target``."""
-    puzzles = [_puzzle(record, place) for record, place in records(Path(path), _EXAMPLE)]
+    puzzles = [_puzzle(record, place) for record, place in read_records(Path(path), _EXAMPLE)]
     if not puzzles:
         raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
     return puzzles
@@ -65,7 +65,7 @@ def read_splits(path: str | Path) -> Splits:
     """Read what `write_splits` wrote; a problem that stands in it twice is an error."""
     splits: Splits = {name: [] for name in SPLITS}
     seen: dict[Key, str] = {}
-    for record, place in records(Path(path), _EXAMPLE):
+    for record, place in read_records(Path(path), _EXAMPLE):
         puzzle = _puzzle(record, place)
         name = record.get("split")
         if name not in SPLITS:
@@ -86,11 +86,11 @@ def _puzzle(record: Mapping[str, Any], place: str) -> Puzzle:
     nums, target = record["nums"], record["target"]
     if not isinstance(nums, list) or not nums or not all(map(_is_number, nums)):
         raise ValueError(
-            f"{place}: nums is {shortened(nums)}; give positive integers of at most {MAX_DIGITS} digits, "
+            f"{place}: nums is {short_repr(nums)}; give positive integers of at most {MAX_DIGITS} digits, "
             "like [3, 7, 12]"
         )
     if not _is_number(target):
-        raise ValueError(f"{place}: target is {shortened(target)}; give a positive integer, like 33")
+        raise ValueError(f"{place}: target is {short_repr(target)}; give a positive integer, like 33")
     return Puzzle(tuple(nums), target)
 
 

@@ -12,14 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from explorl.tasks.base import Problem
-from explorl.tasks.json_lines import Record, by_split, records, shortened, split_files
-from explorl.tasks.jsonl.rows import EXAMPLE, as_messages, differs, read_row
+from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
+from explorl.tasks.jsonl.rows import EXAMPLE, as_messages, differing_column, read_row
 
-File = tuple[str, str, int, int]
+DataFile = tuple[str, str, int, int]
 """Of which split it is, where it is, when it was written, and how long it is."""
 
 
-def find_files(data_dir: str | Path | None, path: str | Path | None) -> tuple[File, ...]:
+def find_files(data_dir: str | Path | None, path: str | Path | None) -> tuple[DataFile, ...]:
     """The files that a folder, a file, or a file in a folder is; an error in words where there are none."""
     if data_dir is None and path is None:
         raise ValueError("task 'jsonl' needs data_dir, a folder with train.jsonl in it, or path, a file")
@@ -53,7 +53,7 @@ def _state(file: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4)
-def read_splits(files: tuple[File, ...], verifier: str, holdout: float, seed: int) -> Mapping[str, list[Problem]]:
+def read_splits(files: tuple[DataFile, ...], verifier: str, holdout: float, seed: int) -> Mapping[str, list[Problem]]:
     """The problems of each split; what is held out is in no other. Files that have not changed are read once."""
     is_collecting = gc.isenabled()
     gc.disable()  # it would look through all rows again and again, and find none to throw away
@@ -64,13 +64,13 @@ def read_splits(files: tuple[File, ...], verifier: str, holdout: float, seed: in
             gc.enable()
 
 
-def _splits(files: tuple[File, ...], verifier: str, holdout: float, seed: int) -> dict[str, list[Problem]]:
-    rows = {split: list(records(Path(path), EXAMPLE)) for split, path, _, _ in files}
+def _splits(files: tuple[DataFile, ...], verifier: str, holdout: float, seed: int) -> dict[str, list[Problem]]:
+    rows = {split: list(read_records(Path(path), EXAMPLE)) for split, path, _, _ in files}
     for split, path, _, _ in files:
         if not rows[split]:
             raise ValueError(f"{path}: no rows; give lines like {EXAMPLE}")
     if list(rows) == ["all"]:
-        rows = by_split(rows["all"])
+        rows = group_by_split(rows["all"])
     given = {split: _unique(part, verifier, split) for split, part in rows.items()}
     if "all" in given:
         given["train"] = given.pop("all")
@@ -99,10 +99,10 @@ def _unique(rows: Sequence[Record], verifier: str, split: str) -> dict[str, Prob
         one = read_row(record, place, verifier, is_example=split == "sft")
         if (first := problems.setdefault(one.id, one)) is one:
             places[one.id] = place
-        elif column := differs(first, one):
+        elif column := differing_column(first, one):
             raise ValueError(
                 f"{place}: the same prompt as in {places[one.id]}, with another {column} "
-                f"({shortened(one.data.get(column))}, not {shortened(first.data.get(column))}); keep one of them, or "
+                f"({short_repr(one.data.get(column))}, not {short_repr(first.data.get(column))}); keep one of them, or "
                 "give a list of right answers"
             )
     return problems

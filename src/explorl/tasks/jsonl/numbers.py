@@ -55,10 +55,10 @@ def is_number(text: str) -> bool:
     """Return whether a text is nothing but a number, and not a code with zeros in front."""
     if text.isascii() and text.isdecimal():
         return text == "0" or text[0] != "0"
-    return _PLAIN.fullmatch(text.strip()) is not None and number(text) is not None
+    return _PLAIN.fullmatch(text.strip()) is not None and parse_number(text) is not None
 
 
-def same(stated: Number, right: Number, tolerance: float = 0.0) -> bool:
+def same_number(stated: Number, right: Number, tolerance: float = 0.0) -> bool:
     """Return whether a stated number is the right one.
 
     They may differ by ``tolerance``; if it is 0, numbers that are not whole must agree to nine digits. A rounded
@@ -75,12 +75,12 @@ def same(stated: Number, right: Number, tolerance: float = 0.0) -> bool:
         return abs(stated.value - right.value) <= max(Decimal(str(tolerance)), close)
 
 
-def asks_for(question: str, unit: str) -> bool:
+def asks_for_unit(question: str, unit: str) -> bool:
     """Return whether a question asks how many there are of a unit, as in "How many dozen eggs?"."""
     return bool(unit) and re.search(rf"how many (?:\w+ ){{0,3}}{re.escape(unit)}(?:e?s)?\b", question, re.I) is not None
 
 
-def shown(stated: Number) -> str:
+def format_number(stated: Number) -> str:
     """Return a number in one way of writing: 42 for 42.0 and 4.2e1."""
     unit = f" {stated.unit}" if stated.unit in SCALED.values() else ""
     with localcontext() as context:
@@ -195,7 +195,7 @@ _CLAUSE = re.compile("[,;:.] ")
 _SECOND = re.compile(r"(?:[,;] ?|\b(?:or|and) ){1,2}[^\s0-9]{1,20}\Z")
 
 
-def number(text: str) -> Number | None:
+def parse_number(text: str) -> Number | None:
     """Return the number that a text states; None if it states none, or several."""
     if len(text) > MAX_LENGTH:
         return None

@@ -14,7 +14,7 @@ def given(patterns: list[str]) -> list[re.Pattern[str]]:
     return [re.compile(pattern) for pattern in patterns]
 
 
-def found(message: dict[str, Any], patterns: list[re.Pattern[str]] | None) -> bool:
+def matches(message: dict[str, Any], patterns: list[re.Pattern[str]] | None) -> bool:
     """Whether one of the patterns of a message, which may have been compiled already, is in its text."""
     compiled = given(message["patterns"]) if patterns is None else patterns
     return any(pattern.search(message["text"]) for pattern in compiled)

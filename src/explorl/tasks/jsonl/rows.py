@@ -21,8 +21,8 @@ from explorl.tasks.base import Message, Problem, Prompt, completion_text
 from explorl.tasks.boxed import last_boxed, last_hash
 from explorl.tasks.choice.letters import LETTERS
 from explorl.tasks.code.extract import defines
-from explorl.tasks.json_lines import shortened
-from explorl.tasks.jsonl.numbers import is_number, number
+from explorl.tasks.json_lines import short_repr
+from explorl.tasks.jsonl.numbers import is_number, parse_number
 from explorl.tasks.jsonl.verifiers import VERIFIERS
 from explorl.tasks.math.normalize import MAX_LENGTH
 
@@ -62,7 +62,7 @@ def read_row(record: Mapping[str, Any], place: str, verifier: str, *, is_example
     return Problem(_key(prompt, data.get("choices")), data)
 
 
-def differs(one: Problem, other: Problem) -> str | None:
+def differing_column(one: Problem, other: Problem) -> str | None:
     """The column in which two rows with the same prompt ask for different answers."""
     columns = ("answer", "test", "entry_point", "verifier")
     return next((column for column in columns if one.data.get(column) != other.data.get(column)), None)
@@ -89,7 +89,7 @@ def _prompt(record: Mapping[str, Any], place: str) -> Prompt:
     if isinstance(given, str) and given.strip():
         return given
     if not isinstance(given, list) or not given:
-        raise ValueError(f"{place}: {column} is {shortened(given)}; give text, or messages like {_MESSAGES}")
+        raise ValueError(f"{place}: {column} is {short_repr(given)}; give text, or messages like {_MESSAGES}")
     turns = [_message(turn, place) for turn in given]
     if turns[-1]["role"] == "assistant":
         raise ValueError(
@@ -103,7 +103,7 @@ def _message(turn: object, place: str) -> Message:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        raise ValueError(f"{place}: a message is {shortened(turn)}; give messages of text, like {_MESSAGES}")
+        raise ValueError(f"{place}: a message is {short_repr(turn)}; give messages of text, like {_MESSAGES}")
     return {"role": role, "content": content}
 
 
@@ -131,7 +131,7 @@ def _answers(record: Mapping[str, Any], place: str) -> list[str]:
         raise ValueError(f"{place}: no field 'answer'; give a line like {EXAMPLE}")
     answers = [_text(answer) for answer in (given if isinstance(given, list) else [given])]
     if not answers or not all(answers):
-        raise ValueError(f"{place}: answer is {shortened(given)}; give text like '42', a number, or a list of them")
+        raise ValueError(f"{place}: answer is {short_repr(given)}; give text like '42', a number, or a list of them")
     return [str(answer) for answer in answers]
 
 
@@ -148,8 +148,8 @@ def _text(answer: object) -> str | None:
 
 def _check_answers(answers: list[str], verifier: str, place: str) -> None:
     for answer in answers:
-        if verifier == "number" and number(answer) is None:
-            raise ValueError(f"{place}: answer is {shortened(answer)}, which is not one number; give one like 42")
+        if verifier == "number" and parse_number(answer) is None:
+            raise ValueError(f"{place}: answer is {short_repr(answer)}, which is not one number; give one like 42")
         if verifier == "math" and len(answer) > MAX_LENGTH:
             raise ValueError(f"{place}: answer has {len(answer):,} characters; give at most {MAX_LENGTH:,}")
         if verifier == "regex":
@@ -157,11 +157,11 @@ def _check_answers(answers: list[str], verifier: str, place: str) -> None:
                 matches_all = re.compile(answer).search("") is not None
             except (re.error, RecursionError, OverflowError) as error:
                 raise ValueError(
-                    rf"{place}: answer is {shortened(answer)}, no regular expression: {error}; give one like '\b42\b'"
+                    rf"{place}: answer is {short_repr(answer)}, no regular expression: {error}; give one like '\b42\b'"
                 ) from None
             if matches_all:
                 raise ValueError(
-                    rf"{place}: the pattern {shortened(answer)} is found in any text; give one like '\b42\b'"
+                    rf"{place}: the pattern {short_repr(answer)} is found in any text; give one like '\b42\b'"
                 )
 
 
@@ -171,13 +171,13 @@ def _choice(record: Mapping[str, Any], place: str) -> dict[str, Any]:
     if given is None:
         letter = answer.strip().strip("().").upper() if isinstance(answer, str) else ""
         if len(letter) != 1 or letter not in LETTERS:
-            raise ValueError(f"{place}: answer is {shortened(answer)}; give a letter like 'C', or a list 'choices'")
+            raise ValueError(f"{place}: answer is {short_repr(answer)}; give a letter like 'C', or a list 'choices'")
         return {"answer": LETTERS.index(letter)}
     choices = [choice.strip() for choice in given if isinstance(choice, str)] if isinstance(given, list) else []
     if not isinstance(given, list) or len(choices) != len(given) or not all(choices):
-        raise ValueError(f"{place}: choices is {shortened(given)}; give a list of texts like ['iron', 'neon']")
+        raise ValueError(f"{place}: choices is {short_repr(given)}; give a list of texts like ['iron', 'neon']")
     if not 2 <= len(choices) <= len(LETTERS) or len(set(choices)) < len(choices):
-        raise ValueError(f"{place}: choices is {shortened(given)}; give 2 to {len(LETTERS)} that differ")
+        raise ValueError(f"{place}: choices is {short_repr(given)}; give 2 to {len(LETTERS)} that differ")
     known = LETTERS[: len(choices)]
     if isinstance(answer, str) and answer.strip() in choices:
         answer = choices.index(answer.strip())
@@ -185,7 +185,7 @@ def _choice(record: Mapping[str, Any], place: str) -> dict[str, Any]:
         answer = known.index(letter)
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise ValueError(
-            f"{place}: answer is {shortened(answer)}; give one of the choices, its letter, or a number from 0 to "
+            f"{place}: answer is {short_repr(answer)}; give one of the choices, its letter, or a number from 0 to "
             f"{len(choices) - 1}"
         )
     return {"choices": choices, "answer": answer}
@@ -196,12 +196,12 @@ def _tests(record: Mapping[str, Any], place: str) -> dict[str, str]:
     name = record.get("entry_point")
     tests = next((record[key] for key in _TESTS if record.get(key) is not None), None)
     if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"{place}: entry_point is {shortened(name)}; give a line like {_CODE}")
+        raise ValueError(f"{place}: entry_point is {short_repr(name)}; give a line like {_CODE}")
     if isinstance(tests, str) and defines(tests, "check"):
         return {"entry_point": name, "test": tests}
     lines = tests.strip().split("\n") if isinstance(tests, str) else tests
     if not isinstance(lines, list) or not lines or not all(isinstance(line, str) and line.strip() for line in lines):
-        raise ValueError(f"{place}: test is {shortened(tests)}; give a line like {_CODE}")
+        raise ValueError(f"{place}: test is {short_repr(tests)}; give a line like {_CODE}")
     if not any(name in line for line in lines):
         raise ValueError(f"{place}: no test calls {name!r}; give a line like {_CODE}")
     body = "\n".join(f"    {line}" for part in lines for line in part.split("\n"))
@@ -225,5 +225,5 @@ def _completion(record: Mapping[str, Any], place: str) -> str | None:
     if isinstance(given, list) and all(isinstance(turn, dict) for turn in given):
         given = completion_text(given)
     if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"{place}: completion is {shortened(record['completion'])}; give text, or leave it out")
+        raise ValueError(f"{place}: completion is {short_repr(record['completion'])}; give text, or leave it out")
     return given

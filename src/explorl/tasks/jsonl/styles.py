@@ -43,21 +43,21 @@ STYLES: Mapping[str, Style] = {
 }
 
 
-class Stated(NamedTuple):
+class StatedAnswer(NamedTuple):
     """The answer that a completion states, None if there is none; and whether it states one, and one only."""
 
     answer: str | None
     well_formed: bool
 
 
-def stated(completion: str | bytes, style: str, *, opened: bool = False) -> Stated:
+def extract_answer(completion: str | bytes, style: str, *, opened: bool = False) -> StatedAnswer:
     """What a completion states. ``opened``: the prompt has already opened ``<think>``, which must then be closed."""
     text, whole = read(completion)
     _, closed, visible = text.rpartition("</think>")
     answer, count = _found(visible, style)
     if answer is None or not answer.strip():
-        return Stated(None, False)
-    return Stated(answer.strip(), whole and count == 1 and bool(closed or not opened))
+        return StatedAnswer(None, False)
+    return StatedAnswer(answer.strip(), whole and count == 1 and bool(closed or not opened))
 
 
 def _found(text: str, style: str) -> tuple[str | None, int]:

@@ -27,8 +27,15 @@ from explorl.tasks.code.extract import defines
 from explorl.tasks.code.task import Code
 from explorl.tasks.jsonl.files import find_files, read_splits
 from explorl.tasks.jsonl.rows import as_messages
-from explorl.tasks.jsonl.styles import STYLES, stated
-from explorl.tasks.jsonl.verifiers import VERIFIERS, Judged, exact, matching, mathematical, numeric
+from explorl.tasks.jsonl.styles import STYLES, extract_answer
+from explorl.tasks.jsonl.verifiers import (
+    VERIFIERS,
+    CheckedAnswer,
+    check_exact,
+    check_math,
+    check_number,
+    check_patterns,
+)
 from explorl.tasks.stable_random import shuffled
 
 _CHOICE_REQUEST = 'Please reason step by step, and end with "Answer: X", where X is the letter of the right option.'
@@ -180,7 +187,7 @@ class Jsonl(Task):
             completions, problems, flags = zip(*asked, strict=True)
             return self._code().verify_many(completions, [_code_problem(one) for one in problems], opened=flags)
         style = self._style(verifier)
-        found = [stated(completion, style, opened=flag) for completion, _, flag in asked]
+        found = [extract_answer(completion, style, opened=flag) for completion, _, flag in asked]
         answers = [
             (one.answer, problem) for one, (_, problem, _) in zip(found, asked, strict=True) if one.answer is not None
         ]
@@ -194,18 +201,18 @@ class Jsonl(Task):
                 verdicts.append(Verdict(verdict.correct, one.well_formed, verdict.answer, verdict.error))
         return verdicts
 
-    def _compared(self, verifier: str, answers: Sequence[tuple[str, Problem]]) -> list[Judged]:
+    def _compared(self, verifier: str, answers: Sequence[tuple[str, Problem]]) -> list[CheckedAnswer]:
         if not answers:
             return []
         texts, right = [text for text, _ in answers], [problem.data["answer"] for _, problem in answers]
         if verifier == "math":
             prompts = ["\n".join(turn["content"] for turn in as_messages(p.data["prompt"])) for _, p in answers]
-            return mathematical(texts, right, prompts, workers=self.workers, seconds=self.seconds)
+            return check_math(texts, right, prompts, workers=self.workers, seconds=self.seconds)
         if verifier == "regex":
-            return matching(texts, right, workers=self.workers, seconds=self.seconds)
+            return check_patterns(texts, right, workers=self.workers, seconds=self.seconds)
         if verifier == "number":
             return [
-                numeric(
+                check_number(
                     text,
                     problem.data["answer"],
                     tolerance=self.tolerance,
@@ -213,7 +220,9 @@ class Jsonl(Task):
                 )
                 for text, problem in answers
             ]
-        return [exact(text, golds, ignore_case=self.ignore_case) for text, golds in zip(texts, right, strict=True)]
+        return [
+            check_exact(text, golds, ignore_case=self.ignore_case) for text, golds in zip(texts, right, strict=True)
+        ]
 
     def _code(self) -> Code:
         return Code(seconds=self.seconds, workers=self.workers)

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from explorl.core.text import normalized
 from explorl.sandbox.isolated_call import Sealed, SealedLimits
-from explorl.tasks.jsonl.numbers import asks_for, number, same, shown
+from explorl.tasks.jsonl.numbers import asks_for_unit, format_number, parse_number, same_number
 from explorl.tasks.math.judge import shared_judge
-from explorl.tasks.math.normalize import MAX_LENGTH, normal
+from explorl.tasks.math.normalize import MAX_LENGTH, normalize
 
 VERIFIERS = ("exact", "number", "math", "choice", "code", "regex")
 
@@ -31,7 +31,7 @@ _LAYERS = 4
 _ANOTHER = "another answer than the right one"
 
 
-class Judged(NamedTuple):
+class CheckedAnswer(NamedTuple):
     """Whether a stated answer is right; the answer in a normal form; and what is wrong with it."""
 
     correct: bool
@@ -39,7 +39,7 @@ class Judged(NamedTuple):
     error: str | None = None
 
 
-def plain(text: str, *, ignore_case: bool = True, marks: Sequence[tuple[str, str]] = _MARKS) -> str:
+def strip_marks(text: str, *, ignore_case: bool = True, marks: Sequence[tuple[str, str]] = _MARKS) -> str:
     """Return a text without what `exact` ignores: case, spaces, marks on both sides of it, and a full stop."""
     whole = bare = " ".join(normalized(text, "NFC").split())
     has_stop = True
@@ -55,38 +55,41 @@ def plain(text: str, *, ignore_case: bool = True, marks: Sequence[tuple[str, str
     return bare.casefold() if ignore_case else bare
 
 
-def exact(said: str, right: Sequence[str], *, ignore_case: bool) -> Judged:
+def check_exact(said: str, right: Sequence[str], *, ignore_case: bool) -> CheckedAnswer:
     """Return whether a text is one of the right ones.
 
     Underscores and an emphasis that is only closed are ignored around the answer, not around a right text, to which
     they may belong: ``__init__``, ``A*``.
     """
-    answer = plain(said, ignore_case=ignore_case)
-    forms = {answer, plain(said.removesuffix("**"), ignore_case=ignore_case, marks=(*_MARKS, ("__", "__"), ("_", "_")))}
-    correct = not forms.isdisjoint(plain(text, ignore_case=ignore_case) for text in right)
-    return Judged(correct, answer, None if correct else _ANOTHER)
+    answer = strip_marks(said, ignore_case=ignore_case)
+    forms = {
+        answer,
+        strip_marks(said.removesuffix("**"), ignore_case=ignore_case, marks=(*_MARKS, ("__", "__"), ("_", "_"))),
+    }
+    correct = not forms.isdisjoint(strip_marks(text, ignore_case=ignore_case) for text in right)
+    return CheckedAnswer(correct, answer, None if correct else _ANOTHER)
 
 
-def numeric(said: str, right: Sequence[str], *, tolerance: float, question: str = "") -> Judged:
+def check_number(said: str, right: Sequence[str], *, tolerance: float, question: str = "") -> CheckedAnswer:
     """Return whether a text states one of the right numbers; ``question`` may name the unit that is asked for."""
-    answer = number(said)
+    answer = parse_number(said)
     if answer is None:
-        return Judged(False, None, "not one number")
-    golds = [gold for text in right if (gold := number(text)) is not None]
-    if asks_for(question, answer.unit):
+        return CheckedAnswer(False, None, "not one number")
+    golds = [gold for text in right if (gold := parse_number(text)) is not None]
+    if asks_for_unit(question, answer.unit):
         golds = [gold._replace(unit=gold.unit or answer.unit) for gold in golds]
-    correct = any(same(answer, gold, tolerance) for gold in golds)
-    return Judged(correct, shown(answer), None if correct else _ANOTHER)
+    correct = any(same_number(answer, gold, tolerance) for gold in golds)
+    return CheckedAnswer(correct, format_number(answer), None if correct else _ANOTHER)
 
 
-def mathematical(
+def check_math(
     said: Sequence[str],
     right: Sequence[Sequence[str]],
     prompts: Sequence[str],
     *,
     workers: int | None,
     seconds: float,
-) -> list[Judged]:
+) -> list[CheckedAnswer]:
     """Return for each text whether it is one of its right answers, and no mere repetition of its prompt."""
     cases = [((gold, text), prompt) for text, golds, prompt in zip(said, right, prompts, strict=True) for gold in golds]
     pairs, asked = [pair for pair, _ in cases], [prompt for _, prompt in cases]
@@ -95,27 +98,29 @@ def mathematical(
     for text, golds in zip(said, right, strict=True):
         each = [next(judgements) for _ in golds]
         correct = any(judgement.same for judgement in each)
-        answer = normal(text) if len(text) <= MAX_LENGTH else ""
-        results.append(Judged(correct, answer or None, None if correct else each[0].error or _ANOTHER))
+        answer = normalize(text) if len(text) <= MAX_LENGTH else ""
+        results.append(CheckedAnswer(correct, answer or None, None if correct else each[0].error or _ANOTHER))
     return results
 
 
-def matching(
+def check_patterns(
     said: Sequence[str], patterns: Sequence[Sequence[str]], *, workers: int | None, seconds: float
-) -> list[Judged]:
+) -> list[CheckedAnswer]:
     """Whether one of its patterns is found in each text."""
     messages = [{"patterns": list(some), "text": text} for text, some in zip(said, patterns, strict=True)]
     replies = _matchers(workers, seconds).call_many(messages, [message["patterns"] for message in messages])
     results = []
     for text, reply in zip(said, replies, strict=True):
         error = f"the pattern {reply.error}" if reply.error else "the pattern is not in it"
-        results.append(Judged(reply.value is True, " ".join(text.split()), None if reply.value is True else error))
+        results.append(
+            CheckedAnswer(reply.value is True, " ".join(text.split()), None if reply.value is True else error)
+        )
     return results
 
 
 @lru_cache
 def _matchers(workers: int | None, seconds: float) -> Sealed:
     """One pool per process for all that ask with the same numbers; ended when Python ends."""
-    sealed = Sealed("explorl.tasks.jsonl.pattern_worker:found", workers=workers, limits=SealedLimits(seconds=seconds))
+    sealed = Sealed("explorl.tasks.jsonl.pattern_worker:matches", workers=workers, limits=SealedLimits(seconds=seconds))
     atexit.register(sealed.close)
     return sealed

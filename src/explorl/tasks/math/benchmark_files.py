@@ -9,18 +9,18 @@ from random import Random
 from typing import Any, NamedTuple
 
 from explorl.tasks.boxed import last_boxed, last_hash
-from explorl.tasks.json_lines import Record, by_split, records, shortened, split_files
+from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
 from explorl.tasks.stable_random import shuffled
 
 
-class Question(NamedTuple):
+class BenchmarkProblem(NamedTuple):
     """A question and its right answer."""
 
     text: str
     answer: str
 
 
-Splits = dict[str, list[Question]]
+Splits = dict[str, list[BenchmarkProblem]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_folder(folder: str | Path, dataset: str, *, seed: int = 0) -> Splits:
             f"no file {dataset}.jsonl in {str(folder)!r}; give a folder with lines like {_EXAMPLE} in it"
         )
     if list(files) == ["all"]:
-        splits = {split: _questions(rows) for split, rows in by_split(_filled(files["all"])).items()}
+        splits = {split: _questions(rows) for split, rows in group_by_split(_filled(files["all"])).items()}
     else:
         splits = {split: read_jsonl(path) for split, path in files.items()}
     if "all" in splits:
@@ -92,7 +92,7 @@ def read_hub(dataset: str) -> Splits:
     }
 
 
-def read_jsonl(path: str | Path) -> list[Question]:
+def read_jsonl(path: str | Path) -> list[BenchmarkProblem]:
     r"""Questions from a file with one JSON object a line.
 
     The right answer is ``answer``, of which only what follows ``####`` counts if it has that, or else what the last
@@ -102,23 +102,23 @@ def read_jsonl(path: str | Path) -> list[Question]:
 
 
 def _filled(path: Path) -> list[Record]:
-    rows = list(records(path, _EXAMPLE))
+    rows = list(read_records(path, _EXAMPLE))
     if not rows:
         raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
     return rows
 
 
-def _questions(rows: list[Record]) -> list[Question]:
+def _questions(rows: list[Record]) -> list[BenchmarkProblem]:
     return [_question(record, place) for record, place in rows]
 
 
-def _question(record: Mapping[str, Any], place: str) -> Question:
+def _question(record: Mapping[str, Any], place: str) -> BenchmarkProblem:
     text = record.get("question", record.get("problem"))
     if text is None:
         raise ValueError(f"{place}: no field 'question'; give a line like {_EXAMPLE}")
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{place}: question is {shortened(text)}; give a text like 'What is 6 · 7?'")
-    return Question(text.strip(), _answer(record, place))
+        raise ValueError(f"{place}: question is {short_repr(text)}; give a text like 'What is 6 · 7?'")
+    return BenchmarkProblem(text.strip(), _answer(record, place))
 
 
 def _answer(record: Mapping[str, Any], place: str) -> str:
@@ -126,7 +126,7 @@ def _answer(record: Mapping[str, Any], place: str) -> str:
     if answer is None and isinstance(solution, str):
         boxed = last_boxed(solution)[0]
         if not boxed:
-            raise ValueError(f"{place}: no \\boxed in solution {shortened(solution)}; end it like \\boxed{{42}}")
+            raise ValueError(f"{place}: no \\boxed in solution {short_repr(solution)}; end it like \\boxed{{42}}")
         return boxed
     if answer is None:
         raise ValueError(f"{place}: no field 'answer' or 'solution'; give a line like {_EXAMPLE}")
@@ -135,5 +135,5 @@ def _answer(record: Mapping[str, Any], place: str) -> str:
         return str(answer)
     text = (last_hash(answer)[0] or answer).strip() if isinstance(answer, str) else ""
     if not text:
-        raise ValueError(f"{place}: answer is {shortened(answer)}; give a text like '42'")
+        raise ValueError(f"{place}: answer is {short_repr(answer)}; give a text like '42'")
     return text

@@ -45,20 +45,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from explorl.tasks.json_lines import records, shortened
-from explorl.tasks.math.latex import Node, decimal, read, written
-from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable, translated
-from explorl.tasks.math.normalize import MAX_LENGTH, mended, normal
+from explorl.tasks.json_lines import read_records, short_repr
+from explorl.tasks.math.latex import Node, drop_base_ten, parse, serialize
+from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable, translate_unicode
+from explorl.tasks.math.normalize import MAX_LENGTH, normalize, repair_latex
 from explorl.tasks.math.tree import TREE
-from explorl.tasks.math.units import agree, is_unit, names_a_value
-from explorl.tasks.math.value import Operations, Undefined, number, operations, value
-from explorl.tasks.math.words import are_text, conjunctions, plain_name, words
+from explorl.tasks.math.units import is_unit, names_a_value, same_unit
+from explorl.tasks.math.value import Operations, Undefined, exact_value, find_operations, rational_value
+from explorl.tasks.math.words import conjunctions, is_text, normalize_words, plain_name
 
 ADVERSARIAL = Path(__file__).parents[1] / "adversarial" / "math.jsonl"
 """Answers that are wrong and were made to look right; all are refused."""
 
 
-class Row(NamedTuple):
+class AdversarialCase(NamedTuple):
     """A right answer, one that is wrong, why it is, and the problem where that matters."""
 
     gold: str
@@ -67,31 +67,31 @@ class Row(NamedTuple):
     prompt: str = ""
 
 
-def adversarial(path: str | Path | None = None) -> list[Row]:
+def read_adversarial(path: str | Path | None = None) -> list[AdversarialCase]:
     """The rows of a file of adversarial answers; None: those that come with Explorl."""
     example = r'{"gold": "5", "answer": "7 = 5", "why": "an equation that does not hold"}'
     rows = []
-    for record, place in records(ADVERSARIAL if path is None else Path(path), example):
-        fields = [record.get(name, Row._field_defaults.get(name)) for name in Row._fields]
+    for record, place in read_records(ADVERSARIAL if path is None else Path(path), example):
+        fields = [record.get(name, AdversarialCase._field_defaults.get(name)) for name in AdversarialCase._fields]
         if not all(isinstance(text, str) for text in fields):
-            raise ValueError(f"{place}: fields {shortened(record)}; give gold, answer and why as text, like {example}")
-        rows.append(Row(*(str(text) for text in fields)))
+            raise ValueError(f"{place}: fields {short_repr(record)}; give gold, answer and why as text, like {example}")
+        rows.append(AdversarialCase(*(str(text) for text in fields)))
     return rows
 
 
-def refusal(gold: str, answer: str, *, arithmetic: bool = False) -> str | None:
+def refusal_reason(gold: str, answer: str, *, arithmetic: bool = False) -> str | None:
     """Why the answer is refused as it stands; None if it may be compared with the right one."""
     outcome = _compared(gold, answer, arithmetic)
     return outcome if isinstance(outcome, str) else None
 
 
-def texts(gold: str, answer: str, *, arithmetic: bool = False) -> tuple[str, str]:
+def worker_texts(gold: str, answer: str, *, arithmetic: bool = False) -> tuple[str, str]:
     """Both as texts that `math_tree.built` reads; equal texts say the same, if the answer is not refused.
 
     Where one of them cannot be read here, both are LaTeX, for math-verify's parser.
     """
     outcome = _compared(gold, answer, arithmetic)
-    return (mended(gold), mended(answer)) if isinstance(outcome, str) else outcome
+    return (repair_latex(gold), repair_latex(answer)) if isinstance(outcome, str) else outcome
 
 
 class _Refused(ValueError):
@@ -105,20 +105,20 @@ _DIFFERENT = "another answer than the right one"
 def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]:
     """Why the answer is refused, or both as texts for the worker."""
     try:
-        said = translated(answer)
+        said = translate_unicode(answer)
         if len(said) > 2 * MAX_LENGTH:
             raise Unreadable("it is too long")
-        called, wanted = plain_name(gold), words(gold)
+        called, wanted = plain_name(gold), normalize_words(gold)
         if called is not None and called == plain_name(said):
             return called, called
-        if wanted is not None and are_text(gold):
+        if wanted is not None and is_text(gold):
             is_other = conjunctions(gold) and conjunctions(said) and conjunctions(gold) != conjunctions(said)
-            return _DIFFERENT if is_other or words(said) != wanted else (wanted, wanted)
+            return _DIFFERENT if is_other or normalize_words(said) != wanted else (wanted, wanted)
         try:
-            right = read(gold)
+            right = parse(gold)
         except Unreadable:
             return _DIFFERENT if called is not None else _compared_unread(gold, said)
-        return _compared_trees(right, read(answer, units=not operations(right).symbols), arithmetic) or _DIFFERENT
+        return _compared_trees(right, parse(answer, units=not find_operations(right).symbols), arithmetic) or _DIFFERENT
     except (Unreadable, Undefined, _Refused) as error:
         return f"the answer is not taken: {error}"
 
@@ -126,8 +126,8 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
 def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str] | None:
     """Both as texts for the worker; None if they are different numbers."""
     _check_conjunctions(right, said)
-    if not _holds(decimal(right), "based"):  # a base of ten tells a number apart from one in another base only
-        right, said = decimal(right), decimal(said)
+    if not _holds(drop_base_ten(right), "based"):  # a base of ten tells a number apart from one in another base only
+        right, said = drop_base_ten(right), drop_base_ten(said)
     right, said = _unnamed(right, said)
     rights, saids = elements(right), elements(said)
     if len(rights) != len(saids):
@@ -142,14 +142,14 @@ def _compared_trees(right: Node, said: Node, arithmetic: bool) -> tuple[str, str
     if any(item.kind == "time" for item in rights):
         return _compared_times(rights, saids)
     _check_shapes(rights, saids)
-    _check_operations(operations(*rights), operations(*saids), arithmetic)
+    _check_operations(find_operations(*rights), find_operations(*saids), arithmetic)
     right, said = (items[0] if len(items) == 1 else Node("bracket", "{}", items) for items in (rights, saids))
-    worth, stated = value(right), value(said)
+    worth, stated = exact_value(right), exact_value(said)
     if worth is not None and stated is not None:
-        return (written(right), written(right)) if worth == stated else None
+        return (serialize(right), serialize(right)) if worth == stated else None
     if {right.kind, said.kind} & {"sets", "set"} or (right.kind == "relation" != said.kind):
         right, said = _as_set(right), _as_set(said)
-    names = _names(operations(right).symbols, operations(said).symbols)
+    names = _names(find_operations(right).symbols, find_operations(said).symbols)
     return _told(right, names), _told(said, names)
 
 
@@ -194,11 +194,11 @@ def _unnamed(right: Node, said: Node) -> tuple[Node, Node]:
         if name is not None and (name == stated or _is_free(stated) or _is_free(name)):
             _check_name(stated, (right.parts[1],))
             return right.parts[1], said.parts[1]
-        if name is not None and not operations(right.parts[1]).symbols and _name(_turned(said)) != name:
+        if name is not None and not find_operations(right.parts[1]).symbols and _name(_turned(said)) != name:
             raise _Refused("an equation that is not solved")
-        return oriented(right), oriented(said)
+        return orient(right), orient(said)
     if right.kind == "relation":
-        return (oriented(right) if name is None else right.parts[1]), said
+        return (orient(right) if name is None else right.parts[1]), said
     if said.kind == "relation":
         if stated is None:
             raise _Refused("a relation that is not a name and its value")
@@ -220,7 +220,7 @@ def _is_solved(node: Node) -> bool:
     if node.kind != "relation":
         return False
     symbols = [part for part in node.parts if part.kind == "symbol"]
-    return len(symbols) == 1 and not operations(*(part for part in node.parts if part.kind != "symbol")).symbols
+    return len(symbols) == 1 and not find_operations(*(part for part in node.parts if part.kind != "symbol")).symbols
 
 
 def _unnamed_lists(rights: tuple[Node, ...], saids: tuple[Node, ...]) -> tuple[Node, Node]:
@@ -259,7 +259,7 @@ def _name(node: Node) -> str | None:
     """The name that a relation gives to its other side; None if it gives none."""
     if node.kind != "relation" or node.text not in ("=", "≈", "∈") or not _is_name(node.parts[0]):
         return None
-    return None if node.text == "∈" and not _is_set(node.parts[1]) else written(node.parts[0])
+    return None if node.text == "∈" and not _is_set(node.parts[1]) else serialize(node.parts[0])
 
 
 def _is_name(node: Node) -> bool:
@@ -284,7 +284,7 @@ def _is_free(name: str | None) -> bool:
 
 
 def _check_name(name: str | None, rights: tuple[Node, ...]) -> None:
-    if name in operations(*rights).symbols:
+    if name in find_operations(*rights).symbols:
         raise _Refused("a name that is part of the right answer")
 
 
@@ -301,14 +301,16 @@ def _values(items: tuple[Node, ...], names: list[str | None]) -> tuple[Node, ...
 
 def _by_name(items: tuple[Node, ...]) -> Node:
     """Values of several names, in the order of the names."""
-    return Node("named", parts=tuple(item.parts[1] for item in sorted(items, key=lambda item: written(item.parts[0]))))
+    return Node(
+        "named", parts=tuple(item.parts[1] for item in sorted(items, key=lambda item: serialize(item.parts[0])))
+    )
 
 
 def _turned(node: Node) -> Node:
     return node._replace(parts=node.parts[::-1])
 
 
-def oriented(node: Node) -> Node:
+def orient(node: Node) -> Node:
     """A relation, read from the smaller to the larger side."""
     signs = node.text.split(" ")
     if not all(sign in _FLIPPED for sign in signs):
@@ -329,7 +331,7 @@ def _bounds(said: Node) -> Node | None:
         return functools.reduce(lambda one, other: Node("sets", "∪", (one, other)), known) if is_union else None
     if said.kind != "relation":
         return None
-    relation = oriented(said)
+    relation = orient(said)
     signs, parts = relation.text.split(" "), relation.parts
     inner = [place for place, part in enumerate(parts) if part.kind == "symbol"]
     if set(signs) - {"<", "≤"} or len(parts) > 3 or len(inner) != 1 or (len(parts) == 3 and inner != [1]):
@@ -371,7 +373,7 @@ def _unmeasured(rights: Nodes, saids: Nodes) -> tuple[Nodes, Nodes]:
     """Both without their units and percent signs."""
     wanted, stated = ({item.text for item in items if item.kind == "unit"} for items in (rights, saids))
     for unit in stated:
-        if wanted and not all(agree(ours, unit) for ours in wanted):
+        if wanted and not all(same_unit(ours, unit) for ours in wanted):
             raise _Refused(f"another unit, {unit!r}")
         if not is_unit(unit):
             raise _Refused(f"words that are no unit, {unit!r}")
@@ -391,7 +393,7 @@ def _without_percent(right: Node, said: Node) -> tuple[Node, Node]:
     bare, stated = (node.parts[0] if node.kind == "percent" else node for node in (right, said))
     if right.kind == said.kind:
         return bare, stated
-    worth, share = number(bare), number(stated)
+    worth, share = rational_value(bare), rational_value(stated)
     if worth is None or share is None:
         raise _Refused("a percent sign that the right answer does not have")
     if right.kind == "percent":
@@ -432,7 +434,7 @@ def _is_surely_set(node: Node) -> bool:
     """Whether it is an interval or union, and cannot be a point: (1,2) can, [1,2) and (1,∞) cannot."""
     if not _is_interval(node):
         return node.kind == "sets"
-    return node.text != "()" or any(isinstance(value(part), str) for part in node.parts)
+    return node.text != "()" or any(isinstance(exact_value(part), str) for part in node.parts)
 
 
 def _is_set(node: Node) -> bool:
@@ -465,7 +467,7 @@ def _may_be_set(right: Node, said: Node) -> bool:
         return not set(right.text.split(" ")) - {"<", "≤"}
     if "set" in (right.kind, said.kind) and (_is_interval(right) or _is_interval(said)):
         # ∅ is the point (8, -2) to whoever reads that as an interval; only all numbers have both forms.
-        return {str(value(part)) for part in (*right.parts, *said.parts)} == {"-∞", "∞"}
+        return {str(exact_value(part)) for part in (*right.parts, *said.parts)} == {"-∞", "∞"}
     return _is_set(right) and bool({right.kind, said.kind} & {"sets", "set"})
 
 
@@ -531,15 +533,15 @@ def _check_operations(right: Operations, said: Operations, arithmetic: bool) -> 
 
 def _names(right: set[str], said: set[str]) -> dict[str, str]:
     """A name of our own for each symbol; capitals are small letters, unless one side tells them apart."""
-    folds = all(len({small(name) for name in side}) == len(side) for side in (right, said))
+    folds = all(len({lower_initial(name) for name in side}) == len(side) for side in (right, said))
     numbers: dict[str, int] = {}
     return {
-        name: f"x{numbers.setdefault(small(name) if folds else name, len(numbers))}"
+        name: f"x{numbers.setdefault(lower_initial(name) if folds else name, len(numbers))}"
         for name in [*sorted(right), *sorted(said - right)]
     }
 
 
-def small(name: str) -> str:
+def lower_initial(name: str) -> str:
     """The name with a small letter for its first."""
     return name[0].lower() + name[1:]
 
@@ -549,7 +551,7 @@ def _told(node: Node, names: dict[str, str]) -> str:
 
 
 def _values_of(node: Node, names: dict[str, str]) -> list[object]:
-    worth = number(node) if node.kind in ("number", "repeating") else None
+    worth = rational_value(node) if node.kind in ("number", "repeating") else None
     if worth is not None:
         return ["number", str(worth), []]
     text = names[node.text] if node.kind == "symbol" else node.text
@@ -575,7 +577,7 @@ _HARMLESS = {f"\\{name}" for name in (*FUNCTIONS, "frac", "dfrac", "sqrt", "cdot
 def _compared_unread(gold: str, said: str) -> tuple[str, str]:
     """An answer may then hold the commands that the right one holds, and plain names; or be the same but for spaces."""
     if _tight(said) == _tight(gold):
-        return mended(gold), mended(gold)
+        return repair_latex(gold), repair_latex(gold)
     if strange := sorted(set(_COMMAND.findall(said)) - set(_COMMAND.findall(gold)) - _HARMLESS):
         raise _Refused(f"{strange[0]}, which the right answer does not have")
     if not said.isascii() or not all(_PLAIN_NAME.match(said, match.end()) for match in _NAMING.finditer(said)):
@@ -583,9 +585,9 @@ def _compared_unread(gold: str, said: str) -> tuple[str, str]:
     if _ranges(gold) != _ranges(said) and any(name == "lim" or hidden for name, _, hidden in _ranges(gold)):
         raise _Refused("another limit, or another range of an index")
     # to math-verify a : is always a division, and x2 is 2x
-    if normal(said) != normal(gold) and (":" in said + gold or any(_touches(text) for text in (said, gold))):
+    if normalize(said) != normalize(gold) and (":" in said + gold or any(_touches(text) for text in (said, gold))):
         raise _Refused("a colon, or a digit right after a letter, which can be read in several ways")
-    return mended(gold), mended(said)
+    return repair_latex(gold), repair_latex(said)
 
 
 def _ranges(text: str) -> list[tuple[str, str, bool]]:

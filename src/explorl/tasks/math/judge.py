@@ -19,7 +19,7 @@ from types import TracebackType
 from explorl.sandbox.isolated_call import Reply, Sealed, SealedLimits
 from explorl.tasks.math import form
 from explorl.tasks.math import prompt as math_prompt
-from explorl.tasks.math.normalize import MAX_LENGTH, normal, numeral
+from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral
 
 Pair = tuple[str, str]
 """The right answer, and the one to judge."""
@@ -68,7 +68,8 @@ class Judge:
         pairs = list(pairs)
         prompts = [""] * len(pairs) if prompts is None else prompts
         judged = {
-            pair: self._known.get(pair) or at_once(*pair, arithmetic=self.arithmetic) for pair in dict.fromkeys(pairs)
+            pair: self._known.get(pair) or judge_locally(*pair, arithmetic=self.arithmetic)
+            for pair in dict.fromkeys(pairs)
         }
         judged |= self._compare([pair for pair, judgement in judged.items() if judgement is None])
         known = {pair: judgement for pair, judgement in judged.items() if judgement is not None}
@@ -100,12 +101,12 @@ class Judge:
 
 def _unless_refused(judgement: Judgement, gold: str, answer: str, prompt: str) -> Judgement:
     """The judgement, or a refusal of an answer that has the right value but not the form that the prompt asks for."""
-    reason = math_prompt.refusal(prompt, gold, answer) if judgement.same and answer != gold else None
+    reason = math_prompt.refusal_reason(prompt, gold, answer) if judgement.same and answer != gold else None
     return judgement if reason is None else Judgement(False, reason, judgement.seconds)
 
 
 def _message(gold: str, answer: str, arithmetic: bool) -> dict[str, object]:
-    right, said = form.texts(gold, answer, arithmetic=arithmetic)
+    right, said = form.worker_texts(gold, answer, arithmetic=arithmetic)
     return {"gold": right, "answer": said}
 
 
@@ -116,22 +117,22 @@ def _judgement(reply: Reply) -> Judgement:
     return Judgement(False, f"the comparison {error}" if error == reply.error else error, reply.seconds)
 
 
-def at_once(gold: str, answer: str, *, arithmetic: bool = False) -> Judgement | None:
+def judge_locally(gold: str, answer: str, *, arithmetic: bool = False) -> Judgement | None:
     """The judgement on a pair that needs no comparison: equal normal forms, two numbers, no answer, a bad form."""
     if len(answer) > MAX_LENGTH:
         return Judgement(False, f"the answer is longer than {MAX_LENGTH:,} characters")
-    said = normal(answer)
+    said = normalize(answer)
     if not said:
         return Judgement(False, "the answer is empty")
     if answer == gold:
         return Judgement(True)
-    numbers = numeral(gold), numeral(answer)
+    numbers = parse_numeral(gold), parse_numeral(answer)
     if all(numbers):
         return Judgement(numbers[0] == numbers[1])
-    if (reason := form.refusal(gold, answer, arithmetic=arithmetic)) is not None:
+    if (reason := form.refusal_reason(gold, answer, arithmetic=arithmetic)) is not None:
         return Judgement(False, reason)
-    right, stated = form.texts(gold, answer, arithmetic=arithmetic)
-    return Judgement(True) if right == stated or said == normal(gold) else None
+    right, stated = form.worker_texts(gold, answer, arithmetic=arithmetic)
+    return Judgement(True) if right == stated or said == normalize(gold) else None
 
 
 @lru_cache

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from explorl.tasks.math.latex_tokens import ALIASES, FUNCTIONS, Token, Unreadable, tokens, translated
+from explorl.tasks.math.latex_tokens import ALIASES, FUNCTIONS, Token, Unreadable, tokenize, translate_unicode
 from explorl.tasks.math.units import is_abbreviation
 
 MAX_DEPTH = 20
@@ -101,11 +101,11 @@ _NUMPY = re.compile(r"(?<![A-Za-z0-9\\])np\.(?=[a-z])")
 
 
 @lru_cache(maxsize=8_192)
-def read(text: str, *, units: bool = False, vectors: bool = False) -> Node:
+def parse(text: str, *, units: bool = False, vectors: bool = False) -> Node:
     """The tree of an answer. ``units``: a bare letter or word at its end, as in ``5 m``, may be a unit. ``vectors``:
     products with × and with · are two things."""
-    text = _NUMPY.sub("", translated(text).replace("{,}", ","))
-    return _Reader(tokens(_without_full_stop(text)), units, vectors).whole()
+    text = _NUMPY.sub("", translate_unicode(text).replace("{,}", ","))
+    return _Reader(tokenize(_without_full_stop(text)), units, vectors).whole()
 
 
 def _without_full_stop(text: str) -> str:
@@ -417,7 +417,7 @@ class _Reader:
         arguments = bracket.parts if bracket.kind == "bracket" else (bracket,)
         is_function = name.text[0] in "fghFGHP" or bracket.kind == "bracket"
         if is_function or (bracket.kind in ("number", "symbol") and bracket != name):
-            return Node("symbol", f"{name.text}({','.join(written(argument) for argument in arguments)})")
+            return Node("symbol", f"{name.text}({','.join(serialize(argument) for argument in arguments)})")
         self._pending = bracket
         return name
 
@@ -553,7 +553,7 @@ class _Reader:
             rest = token.text[1:]
             self._at -= 1
             self._tokens[self._at : self._at + 1] = (
-                [Token("letters", rest, 0)] if token.text.isalpha() else tokens(rest)
+                [Token("letters", rest, 0)] if token.text.isalpha() else tokenize(rest)
             )
         return token.text[0]
 
@@ -759,7 +759,7 @@ def _derivative(above: Node, below: Node) -> Node | None:
     first = first.parts[0] if first.kind == "power" else first
     if first != Node("symbol", "d"):
         return None
-    return Node("symbol", f"{written(above)}/{written(below)}")
+    return Node("symbol", f"{serialize(above)}/{serialize(below)}")
 
 
 def _letter(letter: str) -> Node:
@@ -794,14 +794,14 @@ def _canonical(digits: str) -> str:
     return whole + (f".{part}" if part else "") + (f"e{int(exponent)}" if mark else "")
 
 
-def decimal(node: Node) -> Node:
+def drop_base_ten(node: Node) -> Node:
     """A tree whose numbers in base ten, like ``101_{10}``, are plain numbers."""
     if node.kind == "based" and node.text.endswith("_10"):
         return Node("number", _canonical(node.text.removesuffix("_10")))
-    return node._replace(parts=tuple(map(decimal, node.parts)))
+    return node._replace(parts=tuple(map(drop_base_ten, node.parts)))
 
 
-def written(node: Node) -> str:
+def serialize(node: Node) -> str:
     """A text that only this tree has."""
-    inner = ",".join(written(part) for part in node.parts)
+    inner = ",".join(serialize(part) for part in node.parts)
     return node.text if node.kind in ("number", "symbol", "constant") else f"{node.kind}[{node.text}]({inner})"

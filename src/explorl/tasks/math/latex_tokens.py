@@ -99,7 +99,7 @@ _SCAN = re.compile(
 )
 
 
-def translated(text: str) -> str:
+def translate_unicode(text: str) -> str:
     """The text with mathematical signs of Unicode as LaTeX, and each space or line break as a plain space.
 
     Raises `Unreadable` for what does not print: control characters, form feeds, zero-width signs, lone surrogates.
@@ -117,7 +117,7 @@ def _level(match: re.Match[str]) -> str:
     return f"{'_' if match[0][0] in '₀₁₂₃₄₅₆₇₈₉' else '^'}{{{match[0].translate(_LEVEL)}}}"
 
 
-def tokens(text: str) -> list[Token]:
+def tokenize(text: str) -> list[Token]:
     """The signs of a text, without spaces, dollar signs and whatever else is there for its looks."""
     found: list[Token] = []
     spaced, at = 0, 0
@@ -170,7 +170,7 @@ def _text_tokens(text: str, at: int, command: str, spaced: int) -> tuple[list[To
     if braced and len(name) > 1 and name[0].isalpha() and _WORDS.fullmatch(name):
         return [Token("text", name, spaced)], braced.end()
     if braced and re.fullmatch(r"[A-Za-z]|[-+]?[0-9.,]+", name):
-        first, *others = tokens(name)
+        first, *others = tokenize(name)
         return [first._replace(spaced=spaced), *others], braced.end()
     if command[1:] not in _FONTS:
         raise Unreadable(f"{command} holds other than letters, digits and .,'-")

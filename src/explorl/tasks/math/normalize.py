@@ -79,7 +79,7 @@ class Numeral(NamedTuple):
         return f"{self.sign}{whole}.{part}" if part else f"{self.sign}{whole}"
 
 
-def numeral(text: str) -> Numeral | None:
+def parse_numeral(text: str) -> Numeral | None:
     r"""The number that a text is: ``-27.0``, ``1,024``, ``4.5e33`` or ``4.5 \times 10^{33}``; None for all else."""
     text = re.sub(r" (?=[^\w,])|(?<=[^\w,]) ", "", re.sub(r"\\! *", "", text.strip(" \t\r\n")).replace("−", "-"))
     if match := _POWER_OF_TEN.fullmatch(text):
@@ -95,7 +95,7 @@ def numeral(text: str) -> Numeral | None:
     return Numeral(match["sign"].replace("+", ""), kept, exponent)
 
 
-def normal(text: str) -> str:
+def normalize(text: str) -> str:
     """The normal form of an answer."""
     for pattern, by in _REWRITES:
         text = pattern.sub(by, text)
@@ -104,7 +104,7 @@ def normal(text: str) -> str:
         text = text[1:-1].strip()
     if re.fullmatch(r"\([A-J]\)", text):
         return text[1]
-    number = numeral(text)
+    number = parse_numeral(text)
     if number is not None:
         return str(number)
     if match := _FRACTION.fullmatch(text):
@@ -113,9 +113,9 @@ def normal(text: str) -> str:
     return text
 
 
-def mended(text: str) -> str:
+def repair_latex(text: str) -> str:
     """An answer with what math-verify misreads rewritten: 4.5e33 (to it 4.5·e·33), 1./3, np.arcsin."""
-    number = numeral(text)
+    number = parse_numeral(text)
     if number is not None:
         text = str(number)
     for pattern, by in _MENDS:

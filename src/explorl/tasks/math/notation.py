@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-from explorl.tasks.math.form import elements, named_value, oriented, small
+from explorl.tasks.math.form import elements, lower_initial, named_value, orient
 from explorl.tasks.math.latex import Node
-from explorl.tasks.math.value import MAX_BITS, Undefined, is_power_of_ten, number, operations
+from explorl.tasks.math.value import MAX_BITS, Undefined, find_operations, is_power_of_ten, rational_value
 
 Forms = tuple[object, ...]
 Factors = tuple[tuple[object, Fraction], ...]
@@ -48,14 +48,14 @@ def _bare(node: Node) -> Node:
     node = named_value(node)
     if node.kind in ("unit", "percent"):
         return _bare(node.parts[0])
-    if node.kind == "time" and number(node.parts[1]):
+    if node.kind == "time" and rational_value(node.parts[1]):
         return node._replace(kind="quotient", text="")
     if node.kind == "based":  # the base may be left out
         digits = node.text.partition("_")[0]
         return Node("number" if digits.isdigit() else "symbol", digits)
     items = elements(node)
     if items == (node,):
-        return oriented(node) if node.kind == "relation" else node
+        return orient(node) if node.kind == "relation" else node
     return _bare(items[0]) if len(items) == 1 else Node("list", parts=tuple(map(_bare, items)))
 
 
@@ -70,14 +70,14 @@ def _literal(node: Node) -> tuple[str, Fraction] | None:
         notation = "repeating"
     elif node.kind == "quotient" and all(_is_whole(part) for part in node.parts):
         notation = node.text or "fraction"
-        above, below = (number(part) or Fraction(0) for part in node.parts)
+        above, below = (rational_value(part) or Fraction(0) for part in node.parts)
         if notation == "fraction" and below and (above / below).denominator != abs(below):
             notation = "unreduced fraction"
     elif _is_scientific(node):
         notation = "scientific"
     else:
         return None
-    value = number(node)
+    value = rational_value(node)
     return None if value is None else (notation, value)
 
 
@@ -160,7 +160,7 @@ def _tidy(node: Node, tier: int) -> object:
     terms = _terms(node, tier)
     if len(terms) == 1 and not terms[0][1]:
         worth = terms[0][0]
-        return "decimal" if operations(node).decimals else "whole" if worth.denominator == 1 else "fraction", worth
+        return "decimal" if find_operations(node).decimals else "whole" if worth.denominator == 1 else "fraction", worth
     return tuple(terms)
 
 
@@ -257,7 +257,7 @@ def _unsimplified(scale: Fraction, bases: dict[object, Fraction]) -> Fraction:
 
 def _text(node: Node) -> str:
     """The text of a node; a symbol may be written with a capital, as in the answers that `math_form` takes."""
-    return small(node.text) if node.kind == "symbol" else node.text
+    return lower_initial(node.text) if node.kind == "symbol" else node.text
 
 
 def _is_unordered(node: Node) -> bool:

@@ -12,16 +12,16 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from explorl.tasks.math.latex import Node, read
+from explorl.tasks.math.latex import Node, parse
 from explorl.tasks.math.latex_tokens import FUNCTIONS, Unreadable
-from explorl.tasks.math.normalize import normal
+from explorl.tasks.math.normalize import normalize
 from explorl.tasks.math.notation import Forms, forms
-from explorl.tasks.math.value import operations
+from explorl.tasks.math.value import find_operations
 from explorl.tasks.math.vectors import are_reordered
-from explorl.tasks.math.words import are_text, plain_name, words
+from explorl.tasks.math.words import is_text, normalize_words, plain_name
 
 
-def refusal(prompt: str, gold: str, answer: str) -> str | None:
+def refusal_reason(prompt: str, gold: str, answer: str) -> str | None:
     """Return why an answer with the value of the right one is not what the prompt asks for; None if it is."""
     if are_reordered(prompt, gold, answer):
         return "a product of vectors or matrices in another order"
@@ -32,12 +32,12 @@ def refusal(prompt: str, gold: str, answer: str) -> str | None:
 
 def restates(prompt: str, gold: str, answer: str) -> bool:
     """Return whether an answer repeats a formula of the prompt while the right answer has another form."""
-    if not prompt or plain_name(gold) is not None or (are_text(gold) and words(gold) is not None):
+    if not prompt or plain_name(gold) is not None or (is_text(gold) and normalize_words(gold) is not None):
         return False
     units = _may_have_unit(gold)
     right, stated = _forms(gold, units), _forms(answer, units)
     if right is None or stated is None:
-        return normal(answer) != normal(gold) and normal(answer) in _normal_texts(prompt)
+        return normalize(answer) != normalize(gold) and normalize(answer) in _normal_texts(prompt)
     if right == stated:
         return False
     return any(
@@ -50,7 +50,7 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
 def _may_have_unit(gold: str) -> bool:
     """Return whether a bare word at the end of an answer may be a unit, as `math_form` reads it."""
     try:
-        return not operations(read(gold)).symbols
+        return not find_operations(parse(gold)).symbols
     except Unreadable:
         return False
 
@@ -136,12 +136,12 @@ def _forms_in(prompt: str, units: bool) -> frozenset[Forms]:
 @lru_cache(maxsize=1_024)
 def _normal_texts(prompt: str) -> frozenset[str]:
     """The formulas of a prompt, for answers that `math_latex` does not read."""
-    return frozenset(map(normal, _texts(prompt)))
+    return frozenset(map(normalize, _texts(prompt)))
 
 
 def _nodes(text: str, units: bool) -> Iterator[Node]:
     try:
-        waiting = [read(text, units=units)]
+        waiting = [parse(text, units=units)]
     except Unreadable:
         return
     while waiting:
@@ -155,6 +155,6 @@ def _nodes(text: str, units: bool) -> Iterator[Node]:
 def _forms(text: str, units: bool) -> Forms | None:
     """The forms of an answer; None if it is not read."""
     try:
-        return forms(read(text, units=units))
+        return forms(parse(text, units=units))
     except Unreadable:
         return None

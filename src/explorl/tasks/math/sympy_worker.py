@@ -21,7 +21,7 @@ def prepare(_: Any) -> None:
     answers = math_tree.EXAMPLES
     for index, answer in enumerate(answers):
         with suppress(Exception):  # what fails here fails again where it matters
-            same(answer, answers[(7 * index + 3) % len(answers)])
+            same_answer(answer, answers[(7 * index + 3) % len(answers)])
 
 
 def given(gold: str) -> list[Any] | None:
@@ -31,10 +31,10 @@ def given(gold: str) -> list[Any] | None:
 
 def compare(message: dict[str, Any], golds: list[Any] | None) -> bool:
     """Whether the answer of a message says the same as the right one, which may have been parsed already."""
-    return same(str(message["gold"]), str(message["answer"]), golds)
+    return same_answer(str(message["gold"]), str(message["answer"]), golds)
 
 
-def same(gold: str, answer: str, golds: list[Any] | None = None) -> bool:
+def same_answer(gold: str, answer: str, golds: list[Any] | None = None) -> bool:
     """Whether two answers, as `math_form.texts` writes them, say the same.
 
     Raises ValueError, with the reason, where the answer is not one that may be compared.
@@ -42,7 +42,7 @@ def same(gold: str, answer: str, golds: list[Any] | None = None) -> bool:
     from math_verify import verify
 
     golds, answers = _parsed(gold) if golds is None else golds, _parsed(answer)
-    if (reason := math_tree.refusal(golds, answers)) is not None:
+    if (reason := math_tree.refusal_reason(golds, answers)) is not None:
         raise ValueError(reason)
     # No time limit of math-verify's own: it is an alarm, which neither threads nor one long C call will hear.
     return bool(verify(golds, answers, timeout_seconds=None))
@@ -51,7 +51,7 @@ def same(gold: str, answer: str, golds: list[Any] | None = None) -> bool:
 def _parsed(latex: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
-    tree = math_tree.built(latex)
+    tree = math_tree.build(latex)
     if tree is not None:
         return [tree]
     # The box as a whole or nothing: a number somewhere in a sentence is not the answer.

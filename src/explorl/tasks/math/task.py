@@ -19,9 +19,9 @@ from typing import ClassVar, Literal
 from explorl.core.plugins import unknown
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.boxed import last_boxed, last_hash
-from explorl.tasks.math.benchmark_files import SOURCES, Question, read_folder, read_hub
+from explorl.tasks.math.benchmark_files import SOURCES, BenchmarkProblem, read_folder, read_hub
 from explorl.tasks.math.judge import shared_judge
-from explorl.tasks.math.normalize import MAX_LENGTH, normal
+from explorl.tasks.math.normalize import MAX_LENGTH, normalize
 from explorl.tasks.tags import read
 
 STYLES: Mapping[str, str] = {
@@ -120,7 +120,7 @@ class Math(Task):
                 verdicts.append(Verdict(False, well_formed, error=f"no {mark}"))
                 continue
             judgement = next(judgements)
-            said = normal(answer) if len(answer) <= MAX_LENGTH else ""
+            said = normalize(answer) if len(answer) <= MAX_LENGTH else ""
             error = None if judgement.same else judgement.error or "another answer than the right one"
             verdicts.append(Verdict(judgement.same, well_formed, said or None, error))
         return verdicts
@@ -140,7 +140,7 @@ class Math(Task):
             "train": [problem for key, problem in train.items() if key not in holdout],
         }
 
-    def _unique(self, questions: Sequence[Question]) -> dict[str, Problem]:
+    def _unique(self, questions: Sequence[BenchmarkProblem]) -> dict[str, Problem]:
         problems: dict[str, Problem] = {}
         for question in questions:
             problem = self.problem(*question)

@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9 .,'_{}\\-]*|\+-?")  # + and +- are directions of
 _CLOSE = 5e-6  # six digits
 
 
-def refusal(golds: Sequence[Any], answers: Sequence[Any]) -> str | None:
+def refusal_reason(golds: Sequence[Any], answers: Sequence[Any]) -> str | None:
     """Why the parsed answer is refused; None if it may be compared. What could not be parsed is compared as text."""
     trees = [gold for gold in golds if not isinstance(gold, str)]
     kinds = {kind for gold in trees for node in _nodes(gold) for kind in _kinds(node)}
@@ -278,7 +278,7 @@ def _differ(gold: Any, answer: Any) -> bool:
 # Trees from texts
 
 
-def built(text: str) -> Any | None:
+def build(text: str) -> Any | None:
     """The sympy object of a tree that `math_form.texts` has written; None if the text is no tree."""
     return _built(*json.loads(text.removeprefix(TREE))) if text.startswith(TREE) else None
 

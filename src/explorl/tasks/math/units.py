@@ -108,7 +108,7 @@ def names_a_value(text: str) -> bool:
     return not is_other or set(words) <= _LABELS
 
 
-def agree(gold: str, answer: str) -> bool:
+def same_unit(gold: str, answer: str) -> bool:
     """Whether two units are one: ``cm^2`` and ``square centimeters``. "units" are whatever was asked for."""
     ours, theirs = _canonical(gold), _canonical(answer)
     return ours == theirs or (is_unit(answer) and theirs.partition("^")[0] == "unit")

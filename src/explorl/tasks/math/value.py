@@ -21,10 +21,10 @@ class Undefined(ValueError):
     """It has no value, or one too large to work out."""
 
 
-def value(node: Node) -> Value | None:
+def exact_value(node: Node) -> Value | None:
     """The exact value of a tree of rational numbers, alone or in brackets; None if it holds symbols or roots."""
     if node.kind in ("bracket", "matrix", "row", "list", "named"):
-        parts = tuple(value(part) for part in node.parts)
+        parts = tuple(exact_value(part) for part in node.parts)
         known = tuple(part for part in parts if part is not None)
         if len(known) < len(parts):
             return None
@@ -34,17 +34,17 @@ def value(node: Node) -> Value | None:
             tuple(sorted(known, key=str)) if unordered else known,
         )
     if node.kind == "ratio":
-        ratio = [number(part) for part in node.parts]
+        ratio = [rational_value(part) for part in node.parts]
         scale = next((part for part in ratio if part), Fraction(1))
         return None if None in ratio else ("ratio", tuple(part / scale for part in ratio if part is not None))
     if node == Node("constant", "∞"):
         return "∞"
     if node == Node("minus", parts=(Node("constant", "∞"),)):
         return "-∞"
-    return number(node)
+    return rational_value(node)
 
 
-def number(node: Node) -> Fraction | None:
+def rational_value(node: Node) -> Fraction | None:
     """The exact value of a tree that is one rational number; None if it is none."""
     if node.kind == "number":
         return Fraction(node.text)
@@ -53,7 +53,7 @@ def number(node: Node) -> Fraction | None:
     work = _CALLS.get(node.text) if node.kind == "call" else _WORK.get(node.kind)
     if work is None:
         return None
-    parts = [number(part) for part in node.parts]
+    parts = [rational_value(part) for part in node.parts]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
@@ -171,7 +171,7 @@ class Operations:
     """Unions, intersections and differences of sets, and elements of sets in braces."""
 
 
-def operations(*nodes: Node) -> Operations:
+def find_operations(*nodes: Node) -> Operations:
     """The operations of trees."""
     found = Operations()
     for node in nodes:
@@ -201,7 +201,7 @@ def _visited(node: Node) -> tuple[Node, ...]:
     if node.kind == "power" and _is_plain(node.parts[1]):
         return node.parts[:1]
     if node.kind in ("bracket", "interval"):
-        return tuple(part for part in node.parts if not isinstance(value(part), str))
+        return tuple(part for part in node.parts if not isinstance(exact_value(part), str))
     return node.parts
 
 
@@ -238,7 +238,7 @@ def _visit_quotient(node: Node, found: Operations) -> None:
 
 def _visit_power(node: Node, found: Operations) -> None:
     base, exponent = node.parts
-    size = number(exponent) if _is_plain(exponent) else None
+    size = rational_value(exponent) if _is_plain(exponent) else None
     if size is None:
         found.names.add("a power with a calculated exponent" if _is_constant(exponent) else "exponential")
     elif not _is_plain(base):  # of plain numbers, `number` bounds what comes of it
@@ -314,9 +314,9 @@ def _is_plain(node: Node) -> bool:
 
 
 def _is_finished_fraction(above: Node, below: Node) -> bool:
-    if not all(_is_literal(part) and number(part) is not None for part in (above, below)):
+    if not all(_is_literal(part) and rational_value(part) is not None for part in (above, below)):
         return False
-    over, under = number(above), number(below)
+    over, under = rational_value(above), rational_value(below)
     assert over is not None
     assert under is not None
     return over.denominator == under.denominator == 1 and under != 0 and over % under != 0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from explorl.tasks.math.form import named_value
-from explorl.tasks.math.latex import Node, read
+from explorl.tasks.math.latex import Node, parse
 from explorl.tasks.math.latex_tokens import Unreadable
 
 Word = tuple[str, ...]
@@ -49,7 +49,7 @@ def are_reordered(prompt: str, gold: str, answer: str) -> bool:
     if not (vectors or has_vectors or has_matrices):
         return False
     try:
-        nodes = [read(text, vectors=True) for text in (gold, answer)]
+        nodes = [parse(text, vectors=True) for text in (gold, answer)]
         if has_vectors:
             vectors |= _crossed(nodes[0])
         letters = _Letters(frozenset(vectors), has_matrices)

@@ -18,7 +18,7 @@ _ROMAN = re.compile(r"(?=..)M{0,3}(?:C[MD]|D?C{0,3})(?:X[CL]|L?X{0,3})(?:I[XV]|V
 _MATHEMATICS = frozenset({"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "arcsin", "arccos", "arctan"})
 
 
-def words(text: str) -> str | None:
+def normalize_words(text: str) -> str | None:
     """The words that a text consists of, in small letters and, where commas or = divide them, in order.
 
     "and" and "or" divide them, too; `conjunctions` tells which.
@@ -43,7 +43,7 @@ def plain_name(text: str) -> str | None:
     return bare if _NAME.fullmatch(bare) else None
 
 
-def are_text(gold: str) -> bool:
+def is_text(gold: str) -> bool:
     r"""Whether a right answer that consists of words is to be compared as words, and is no product of symbols.
 
     It is if it stands in ``\text{…}``, has a word of four letters or one of three that begins with a capital, is a
