@@ -161,7 +161,7 @@ def engine_kernels(here: Here) -> None:
 
 
 def packed_pass(here: Here) -> str:
-    """Log-probabilities, entropies and gradients; with shared prompts, written out and with the model's layers."""
+    """Log-probabilities, entropies and gradients; with shared prompts, unrolled and with the model's layers."""
     model = here.model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     draw = torch.Generator().manual_seed(0)
@@ -180,8 +180,8 @@ def packed_pass(here: Here) -> str:
     ones = torch.ones(len(ids), device=here.device)
     expected = gradients(*passes.tempered_logps(model, ids, mask, completion, ones))
     worst = 0.0
-    for written_out in (False, True):
-        found = gradients(*packed_logps(model, ids, mask, completion, written_out=written_out))
+    for unrolled in (False, True):
+        found = gradients(*packed_logps(model, ids, mask, completion, unrolled=unrolled))
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
             worst = max(worst, float((one - other).abs().max()))
@@ -192,7 +192,7 @@ def chosen_pass(here: Here) -> str:
     model = here.model()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     kinds = [passes.choose(model, 300, dtype=dtype).kind for dtype in (None, torch.bfloat16)]
-    assert kinds == ["written out"] * 2, kinds
+    assert kinds == ["unrolled"] * 2, kinds
     return kinds[0]
 
 
@@ -278,7 +278,7 @@ def attention_kernel(here: Here) -> None:
         cache.table.copy_(torch.tensor([[2, 0, 0], [3, 4, 5], [6, 7, 0]], device=here.device))
         for seed, block in enumerate(cache.blocks):
             block.copy_(here.random(*block.shape, seed=seed))
-        cache.look(state.ints, 38)
+        cache.begin_step(state.ints, 38)
         key, value = (here.random(3, kv_heads, 1, size, seed=seed) for seed in (20, 21))
         cache.update(key, value, 1)
         outs.append(cache.attend(here.random(3, heads, 1, size, seed=22), key, value, 0.25, None, None))
@@ -426,7 +426,7 @@ def checks(here: Here) -> Iterator[tuple[str, Check, bool]]:
     yield "kernel: norm and gate in training", training_kernels, here.has_kernels
     yield "kernel: token records", record_kernel, here.has_kernels
     yield "pass: packed against padded", packed_pass, True
-    yield "pass: written out in both precisions", chosen_pass, True
+    yield "pass: unrolled in both precisions", chosen_pass, True
     yield "pass: fine-tuning packed against padded", packed_sft, True
     yield "step: mixed precision", mixed_precision, True
     yield "step: dynamic sampling", dynamic_sampling, True

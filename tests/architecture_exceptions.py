@@ -40,26 +40,17 @@ CYCLES: Exceptions = {
 # A public class name and in how many modules it is defined.
 DUPLICATE_CLASSES: Exceptions = {
     ("Arm", 2): "study.file has the specification, study.watch the state that it shows",
-    ("Choice", 3): "a pass in modeling.passes; a task and its parsed letter in tasks",
-    ("Comparison", 2): "to be renamed after what each holds",
-    ("Draw", 3): "to become SampledToken, SampledGroups and SamplingPlan",
+    ("Choice", 2): "a pass in modeling.passes; a task and its parsed letter in tasks",
+    ("Draw", 2): "to become SampledToken, SampledGroups and SamplingPlan",
     ("Drawn", 2): "to be renamed after what each holds",
-    ("Extension", 2): "goes with the second memory layout",
     ("FastestDrop", 2): "one measured offline, one while training",
-    ("Finding", 2): "to be renamed after what each holds",
-    ("Found", 2): "to be renamed after what each holds",
-    ("Judge", 2): "evaluation.judge is to use a word of its own",
-    ("Kept", 2): "to become the archive in study",
     ("Limits", 2): "to be renamed after what each holds",
     ("Look", 2): "to become PendingInspection in training.watching",
     ("NothingToLearn", 2): "to be renamed after what each holds",
     ("Outcome", 3): "to be renamed after what each holds",
     ("Probe", 2): "to be renamed after what each holds",
-    ("Progress", 2): "to be renamed after what each holds",
-    ("Reading", 2): "to become readback in rollout",
     ("Recorded", 2): "to become TokenStats",
     ("Recorder", 2): "to be renamed after what each holds",
-    ("Result", 2): "to be renamed after what each holds",
     ("Run", 2): "to be renamed after what each holds",
     ("Sample", 2): "to be renamed after what each holds",
     ("Sampler", 3): "to become sample_and_verify",
@@ -79,10 +70,7 @@ DUPLICATE_STEMS: Exceptions = {
 
 # A module besides the adapter, and the private name of TRL's GRPO trainer that it uses.
 PRIVATE_NAMES_OF_TRL: Exceptions = {
-    (
-        "training.grpo.logprobs",
-        "_get_per_token_logps_and_entropies",
-    ): "calls what a user may have overridden",
+    ("training.grpo.logprobs", "_get_per_token_logps_and_entropies"): "calls what a user may have overridden",
     ("training.sft.trainer", "_metrics"): "the attribute of the same name of SFTTrainer",
     ("training.sft.trainer", "_total_train_tokens"): "the attribute of the same name of SFTTrainer",
 }
@@ -97,7 +85,6 @@ BANNED_WORDS: Exceptions = {
     ("evaluation", "nobody"): "to be rewritten",
     ("integrations", "anew"): "to be rewritten",
     ("integrations", "nobody"): "to be rewritten",
-    ("metrics", "nobody"): "to be rewritten",
     ("modeling", "anew"): "to be rewritten",
     ("modeling", "but for"): "to be rewritten",
     ("modeling", "nobody"): "to be rewritten",
@@ -141,7 +128,6 @@ DOCSTRINGS_WITHOUT_VERB: Exceptions = {
     ("core",): "to be rewritten",
     ("evaluation",): "to be rewritten",
     ("integrations",): "to be rewritten",
-    ("metrics",): "to be rewritten",
     ("modeling",): "to be rewritten",
     ("models",): "to be rewritten",
     ("report",): "to be rewritten",

@@ -38,7 +38,7 @@ def test_everything_is_tried_here() -> None:
     assert all(found["judges", name].works for name in ("math", "gym")), found
     assert found["device", "engine"].works, found
     assert found["device", "training pass"].works, found
-    assert "written out" in found["device", "training pass"].found
+    assert "unrolled" in found["device", "training pass"].found
     assert found["libraries", "torch"].works
     assert diagnosis.consequences.keys() == {"train", "eval", "code", "math", "gym:…"}
     assert diagnosis.consequences["train"].split("; ")[1].split(",")[0] == Config().model.dtype

@@ -93,14 +93,14 @@ def _attention(everything: bool) -> Iterator[tuple[str, Any]]:
         value = torch.empty(rows, heads.kv, 1, heads.value)
         pages = [torch.empty(10, page, heads.kv, size, dtype=dtype) for size in (heads.size, heads.value)]
         given = [tensor.to(dtype) for tensor in (query, key, value)]
-        angles = (torch.empty(99, heads.size),) * 2 if heads.size == heads.value else None
+        rotary = (torch.empty(99, heads.size),) * 2 if heads.size == heads.value else None
         how = attention.launch_for(1 if few else 10**6, heads.size)
         for splits, window, cap in [(4, None, None), (1, 40, 5.0)] if everything else [(4, 40, None)]:
             yield (
                 f"attention of {name}, {dtype}, {how}, splits {splits}",
-                lambda given=given, pages=pages, splits=splits, window=window, cap=cap, angles=angles, how=how: (
+                lambda given=given, pages=pages, splits=splits, window=window, cap=cap, rotary=rotary, how=how: (
                     attention.decode_attention(
-                        *given, *pages, table, ints, 0.1, window, cap, splits=splits, angles=angles, launch=how
+                        *given, *pages, table, ints, 0.1, window, cap, splits=splits, rotary=rotary, launch=how
                     )
                 ),
             )
@@ -183,8 +183,8 @@ def _layers(everything: bool) -> Iterator[tuple[str, Any]]:
                 ).backward(),
             )
         heads = [torch.empty(1, count, 6, 64, dtype=dtype, requires_grad=True) for count in (9, 3, 3)]
-        angles = torch.empty(1, 6, 64), torch.empty(1, 6, 64)
-        yield f"rotation, {dtype}", lambda h=heads, a=angles: fused.rotary(h[0], h[1], *a)
+        rotary = torch.empty(1, 6, 64), torch.empty(1, 6, 64)
+        yield f"rotation, {dtype}", lambda h=heads, a=rotary: fused.rotary(h[0], h[1], *a)
         rows = SimpleNamespace(
             rows=2,
             longest=4,
@@ -194,7 +194,7 @@ def _layers(everything: bool) -> Iterator[tuple[str, Any]]:
         )
         yield (
             f"rotation in training, {dtype}",
-            lambda h=heads, a=angles, r=rows: sum(
+            lambda h=heads, a=rotary, r=rows: sum(
                 part.float().sum() for part in training.RotatedRows.apply(*h, *a, r, None)
             ).backward(),
         )

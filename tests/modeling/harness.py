@@ -121,13 +121,13 @@ def engine_logps_of(
     n: int = 2,
     max_tokens: int = 24,
     seed: int = 1,
-    write_out: bool | None = None,
+    unrolled: bool | None = None,
 ) -> float:
     """Largest |Δ log π| of what the engine recorded for the tokens that it sampled.
 
-    With ``write_out`` it samples whether or not the project would.
+    With ``unrolled`` it samples whether or not the project would.
     """
-    rollouts, whole = _sampled(model, Engine(model, write_out=write_out), prompts, n, max_tokens, seed)
+    rollouts, whole = _sampled(model, Engine(model, unrolled=unrolled), prompts, n, max_tokens, seed)
     expected = [
         values[-len(rollout.logps) :] for values, rollout in zip(reference_logps(model, whole), rollouts, strict=True)
     ]
@@ -236,7 +236,7 @@ def _packed(
             raise SteppedAside(choice.why)
         kind = choice.kind
     with _autocast(model) if half else nullcontext():
-        logps, _ = packed_logps(model, ids, mask, longest, written_out=kind == "written out")
+        logps, _ = packed_logps(model, ids, mask, longest, unrolled=kind == "unrolled")
     return _unpadded(logps, sequences, prompt_lengths)
 
 

@@ -48,7 +48,7 @@ model's own forward on each sequence alone, within {tolerance:g} in float32. Whe
 by `model.generate`, and where the training pass *steps aside*, it is TRL's padded pass: one warning gives the reason,
 and nothing has to be set.
 
-A pass that is *written out* runs Explorl's own version of the layers, which is faster still. A path that is right *up
+An *unrolled* pass runs Explorl's own version of the layers, which is faster still. A path that is right *up
 to* a length of the configuration runs while the longest prompt and the longest completion of a batch are together no
 longer. The column *TRL* is for those who step aside: *padding* where TRL's padded rows do not give what the model gives
 on each sequence alone, *head* where TRL's fused head leaves out something that the model does to its logits, or fails.
@@ -73,7 +73,7 @@ class Row(NamedTuple):
     @property
     def fast(self) -> int:
         """How many paths are right at any length."""
-        return sum(cell in ("right", "right, written out") for cell in (self.engine, self.training_pass))
+        return sum(cell in ("right", "right, unrolled") for cell in (self.engine, self.training_pass))
 
     @property
     def group(self) -> int:
@@ -128,7 +128,7 @@ def _training_pass(name: str) -> str:
         verdict = training_pass(name, lengths)
         if not verdict.path:
             return _limited(name, training_pass, verdict, "steps aside")
-    return "right, written out" if verdict.path == "written out" else "right"
+    return "right, unrolled" if verdict.path == "unrolled" else "right"
 
 
 def _limited(name: str, path: Any, verdict: Verdict, outcome: str) -> str:

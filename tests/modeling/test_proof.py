@@ -66,8 +66,8 @@ def in_precision(model: Any, precision: Precision) -> Any:
 
 
 def forced_errors(model: Any) -> tuple[float, float]:
-    """Of the written-out layers in float32, whatever the proof says: in the engine and in the training pass."""
-    return harness.engine_logps_of(model, write_out=True), harness.packed_logps_of(model, kind="written out")
+    """Of the unrolled layers in float32, whatever the proof says: in the engine and in the training pass."""
+    return harness.engine_logps_of(model, unrolled=True), harness.packed_logps_of(model, kind="unrolled")
 
 
 def windowed(window: int) -> Callable[..., Tensor]:
@@ -131,7 +131,7 @@ def test_a_long_window_is_tried_once_sequences_get_beyond_it(
     model = in_precision(model, precision)
     dtype = torch.bfloat16 if precision == "autocast" else None
     with harness.fused_head(model):
-        assert passes.choose(model, 40, dtype=dtype).kind == "written out"
+        assert passes.choose(model, 40, dtype=dtype).kind == "unrolled"
         assert passes.choose(model, 41, dtype=dtype).kind == "padded"
     assert outcome(model, precision) == (False, "padded")
 
@@ -164,7 +164,7 @@ def test_what_is_read_from_the_modules_is_followed(precision: Precision) -> None
     for layer in model.model.layers:
         layer.self_attn.scaling *= 2
         layer.input_layernorm.variance_epsilon = 0.3
-    assert outcome(model, precision) == (True, "written out")
+    assert outcome(model, precision) == (True, "unrolled")
 
 
 def halve(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def halve(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 def test_hooks_act(place: str) -> None:
     model = zoo.build("llama")
     model.model.layers[0].get_submodule(place).register_forward_hook(halve)
-    assert outcome(model) == (True, "written out" if place == "self_attn.q_proj" else "packed")
+    assert outcome(model) == (True, "unrolled" if place == "self_attn.q_proj" else "packed")
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,12 @@ def test_hooks_act(place: str) -> None:
 )
 def test_hooks_that_come_later_act(place: str) -> None:
     model = zoo.build("llama")
-    assert outcome(model) == (True, "written out")
+    assert outcome(model) == (True, "unrolled")
     hook = model.model.layers[0].get_submodule(place).register_forward_hook(halve)
     assert sampled(model)
     assert passed(model) != "padded"
     hook.remove()
-    assert outcome(model) == (True, "written out")
+    assert outcome(model) == (True, "unrolled")
 
 
 def test_a_model_with_attention_dropout_has_a_pass() -> None:
@@ -268,7 +268,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_adapters_are_right(name: str, precision: Precision) -> None:
     model = in_precision(adapted(lora(target_modules=["q_proj", "down_proj"]), name), precision)
-    assert outcome(model, precision) == (True, "written out" if name == "llama" else "packed")
+    assert outcome(model, precision) == (True, "unrolled" if name == "llama" else "packed")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_another_adapter_is_proven_anew(trials: list[str]) -> None:
     def tried() -> set[str]:
         """What was tried by this outcome; each has a new head of TRL's, so the pass is tried at any rate."""
         trials.clear()
-        assert outcome(model) == (True, "written out")
+        assert outcome(model) == (True, "unrolled")
         return set(trials)
 
     shaken(model)
@@ -318,7 +318,7 @@ def test_virtual_tokens_are_left_to_the_model(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_virtual_tokens_on_a_model_that_was_proven_without(kind: str) -> None:
     base = zoo.build("llama")
-    assert outcome(base) == (True, "written out")
+    assert outcome(base) == (True, "unrolled")
     model = shaken(peft.get_peft_model(base, virtual_tokens(kind)))
     assert outcome(model) == (False, "padded")
 

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from explorl.modeling import onednn_ops
 from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS
-from explorl.modeling.onednn_ops import Copy, ReorderedOps, copied_bytes, groups
+from explorl.modeling.onednn_ops import Copy, OneDnnOps, copied_bytes, groups
 
 pytestmark = pytest.mark.skipif(not onednn_ops.possible(), reason="this processor or torch has no such products")
 
@@ -34,8 +34,8 @@ def a_model(bias: bool = False, **changes: Any) -> Any:
     return model
 
 
-def renewed(model: Any) -> ReorderedOps:
-    ops = ReorderedOps(model)
+def renewed(model: Any) -> OneDnnOps:
+    ops = OneDnnOps(model)
     ops.renew()
     return ops
 
@@ -88,11 +88,11 @@ def test_heads_of_one_token_are_rotated_as_without_copies(qk_norm: bool) -> None
     ops, attn = renewed(model), model.model.layers[0].self_attn
     x, norm = torch.randn(5, 1, WIDE), model.model.norm
     angle = torch.randn(5, 1, attn.head_dim // 2).repeat(1, 1, 2)
-    angles = ops.angles(angle.cos(), angle.sin())
+    rotary = ops.rotary_factors(angle.cos(), angle.sin())
     for one in (ops, plain := CpuOps()):
         one.begin(x)
     for got, want in zip(
-        ops.rotated_heads(x, None, norm, attn, angles), plain.rotated_heads(x, None, norm, attn, angles), strict=True
+        ops.rotated_heads(x, None, norm, attn, rotary), plain.rotated_heads(x, None, norm, attn, rotary), strict=True
     ):
         assert got.shape == want.shape
         torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)

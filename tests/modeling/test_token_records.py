@@ -387,7 +387,7 @@ def as_alone(model: Any, near: float = 2e-5, **given: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "kind", "scale", "softcap"),
     [
-        ("llama", "written out", 1.0, None),
+        ("llama", "unrolled", 1.0, None),
         ("gemma2", "packed", 1.0, 5.0),
         ("cohere", "packed", 0.7, None),
         ("granite", "packed", 1.25, None),
@@ -399,7 +399,7 @@ def as_alone(model: Any, near: float = 2e-5, **given: Any) -> Any:
 def test_records_of_a_model(name: str, kind: str, scale: float, softcap: float | None) -> None:
     model = zoo.build(name)
     as_alone(model, rows=3, block=64 * 8 * 3)
-    found = answer_states.reading(model, 20, None)
+    found = answer_states.logits_path(model, 20, None)
     assert (found.kind, found.scale, found.softcap) == (kind, pytest.approx(scale), softcap)
 
 
@@ -417,7 +417,7 @@ def test_logits_that_are_not_the_heads_are_the_models_own() -> None:
     model = Louder(plain.config).eval()
     model.load_state_dict(plain.state_dict())
     as_alone(model)
-    assert answer_states.reading(model, 20, None).kind == "own logits"
+    assert answer_states.logits_path(model, 20, None).kind == "own logits"
 
 
 def test_what_stands_behind_the_head_is_looked_at_where_it_shows() -> None:
@@ -425,7 +425,7 @@ def test_what_stands_behind_the_head_is_looked_at_where_it_shows() -> None:
     model = zoo.build("gemma2")
     model.config.final_logit_softcapping = 50.0
     model.lm_head.weight.data *= 1e-3
-    assert answer_states.reading(model, 20, None).softcap == 50.0
+    assert answer_states.logits_path(model, 20, None).softcap == 50.0
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "lm_head"]])
@@ -450,7 +450,7 @@ def test_wrappers_are_looked_through() -> None:
 def test_a_model_compiled_in_place_is_not_touched() -> None:
     model = zoo.build("llama")
     model.compile(backend="eager")
-    assert answer_states.reading(model, 20, None).kind == "own logits"
+    assert answer_states.logits_path(model, 20, None).kind == "own logits"
 
 
 def test_sharded_models_are_called_equally_often_whatever_the_rows_hold() -> None:

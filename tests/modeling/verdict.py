@@ -40,7 +40,7 @@ Weights = Literal["float32", "bfloat16"]
 
 class Verdict(NamedTuple):
     path: str
-    """The fast path that is used, and right: "engine", "packed" or "written out"; empty where none is."""
+    """The fast path that is used, and right: "engine", "packed" or "unrolled"; empty where none is."""
     reason: str = ""
     """Why none is."""
 

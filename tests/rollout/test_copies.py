@@ -24,7 +24,7 @@ from transformers import (
 
 from explorl.modeling import onednn_ops
 from explorl.modeling.cpu_ops import WIDE
-from explorl.modeling.onednn_ops import ReorderedOps
+from explorl.modeling.onednn_ops import OneDnnOps
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.engine import COPY_FROM
 
@@ -84,9 +84,9 @@ def greedy(model: Any, tokens: int = COPY_FROM + 6) -> list[list[int]]:
 def copies(engine: Engine) -> int:
     """How many products the engine computed from copies when it was last used."""
     assert engine._runner is not None
-    assert engine._runner._written_out is not None
-    ops = engine._runner._written_out.ops
-    assert isinstance(ops, ReorderedOps)
+    assert engine._runner._unrolled is not None
+    ops = engine._runner._unrolled.ops
+    assert isinstance(ops, OneDnnOps)
     return len(ops.copies) + len(ops._head)
 
 
@@ -194,19 +194,19 @@ def test_a_model_that_was_tried_out_was_tried_with_copies(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where they are wrong in a way that no single product shows, the model's own layers run."""
-    right = ReorderedOps.rotated_heads
+    right = OneDnnOps.rotated_heads
 
     def turned(self: Any, *given: Any) -> Any:
         query, key, value = right(self, *given)
         return (query, key, value) if not self.copies else (query.flip(1), key, value)
 
-    monkeypatch.setattr(ReorderedOps, "rotated_heads", turned)
+    monkeypatch.setattr(OneDnnOps, "rotated_heads", turned)
     model = build("llama")
     engine = Engine(model)
     with caplog.at_level(logging.INFO, logger="explorl.rollout.trial"):
         found = engine.generate(PROMPTS, 1, GREEDY)
     assert engine._runner is not None
-    assert engine._runner._written_out is None
+    assert engine._runner._unrolled is None
     assert "the engine does not agree" in caplog.text
     assert [rollout.token_ids for rollout in found] == greedy(model)
 
@@ -262,8 +262,8 @@ def test_a_model_is_tried_out_within_the_budget(monkeypatch: pytest.MonkeyPatch)
     engine.generate(PROMPTS, 1, GREEDY)
     assert engine.plan is not None
     made: list[Any] = []
-    renew = ReorderedOps.renew
-    monkeypatch.setattr(ReorderedOps, "renew", lambda self: made.append(self) or renew(self))
+    renew = OneDnnOps.renew
+    monkeypatch.setattr(OneDnnOps, "renew", lambda self: made.append(self) or renew(self))
     assert tokens_of(Engine(build("llama"), memory_budget=engine.plan.weight_bytes - 1)) == greedy(shared())
     assert not made
     tokens_of(Engine(build("llama"), memory_budget=2 * engine.plan.bytes))

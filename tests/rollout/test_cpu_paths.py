@@ -17,7 +17,7 @@ from explorl.rollout.memory.joined import JoinedCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.sampling import Active, ranking, rng
 from explorl.rollout.sampling.ranking import LONG, TINY, branching_count
-from explorl.rollout.sampling.sample import Draw, Scratch, _go_on, _go_on_on_host, draw
+from explorl.rollout.sampling.sample import SampledToken, Scratch, _go_on, _go_on_on_host, draw
 from explorl.rollout.state import (
     BROKEN,
     IDLE,
@@ -165,8 +165,8 @@ def test_heads_of_one_token_are_projected_and_rotated(rows: int, width: int) -> 
         norm.weight.copy_(torch.from_numpy(generator.normal(size=width)))
         given = torch.from_numpy(x).float()[:, None]
         ops.begin(given)
-        angles = ops.angles(*(torch.from_numpy(part(angle)).float()[:, None] for part in (np.cos, np.sin)))
-        got = ops.rotated_heads(given, None, norm, attn, angles)
+        rotary = ops.rotary_factors(*(torch.from_numpy(part(angle)).float()[:, None] for part in (np.cos, np.sin)))
+        got = ops.rotated_heads(given, None, norm, attn, rotary)
         weights = [p.weight.double().numpy() for p in (attn.q_proj, attn.k_proj, attn.v_proj)]
         scale = norm.weight.double().numpy()
     normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * scale
@@ -189,7 +189,7 @@ def test_a_hook_on_a_projection_is_called(rows: int) -> None:
     x, ops = torch.randn(rows, 1, WIDE), CpuOps()
     with torch.no_grad():
         ops.begin(x)
-        ops.rotated_heads(x, x, None, attn, ops.angles(torch.ones(rows, 1, 4), torch.zeros(rows, 1, 4)))
+        ops.rotated_heads(x, x, None, attn, ops.rotary_factors(torch.ones(rows, 1, 4), torch.zeros(rows, 1, 4)))
         ops.project(x, attn.k_proj)
     assert len(called) == 2
 
@@ -214,7 +214,7 @@ def test_random_numbers_are_those_of_splitmix64(salt: int) -> None:
 def test_seats_go_on_and_end_as_on_other_devices(stop_sets: bool) -> None:
     states = [a_state(6, 50) for _ in range(2)]
     running = torch.tensor([True, True, True, True, True, False])
-    result = Draw(
+    result = SampledToken(
         token=torch.tensor([3, 9, 4, 0, 9, 3]),
         logp=torch.zeros(6),
         logq=torch.zeros(6),
@@ -245,10 +245,10 @@ def test_what_is_hidden_is_found_anew_where_rows_or_prompts_are_others(joined: b
         ints[OFFSET] = torch.tensor(offsets)
         ints[POSITION] = ints[OFFSET] + length - 1
         cache.regroup(np.arange(len(offsets)), np.array(offsets))
-        cache.look(ints, length, even=True)
+        cache.begin_step(ints, length, even=True)
         kept = cache._bias(None, 2, 2)
         assert kept is not None
-        cache.look(ints, length, even=False)
+        cache.begin_step(ints, length, even=False)
         fresh = cache._bias(None, 2, 2)
         assert fresh is not None
         assert torch.equal(kept.expand_as(fresh), fresh)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from explorl.modeling.attention import alone_with
+from explorl.modeling.attention import model_lock
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams, UnsupportedModel
@@ -113,7 +113,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> 
     begun, ended = threading.Event(), threading.Event()
 
     def sampling() -> None:
-        with alone_with(model):
+        with model_lock(model):
             begun.set()
             ended.wait(10)
 
@@ -122,9 +122,9 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> 
     begun.wait(10)
     child = os.fork()
     if child == 0:
-        os._exit(0 if alone_with(model).acquire(blocking=False) else 1)
+        os._exit(0 if model_lock(model).acquire(blocking=False) else 1)
     _, status = os.waitpid(child, 0)
-    assert not alone_with(model).acquire(blocking=False), "here the thread is there"
+    assert not model_lock(model).acquire(blocking=False), "here the thread is there"
     ended.set()
     thread.join()
     assert status == 0
@@ -224,24 +224,24 @@ def test_a_module_that_only_looks_like_a_norm_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "used"), [("llama", True), ("qwen2", True), ("qwen3", True), ("gemma3", False)])
-def test_the_written_out_pass_is_used_where_it_agrees(name: str, used: bool) -> None:
+def test_the_unrolled_pass_is_used_where_it_agrees(name: str, used: bool) -> None:
     model = build(name)
     engine = Engine(model)
     fast = engine.generate(prompts(), 2, PARAMS)
     assert engine._runner is not None
-    assert (engine._runner._written_out is not None) is used
+    assert (engine._runner._unrolled is not None) is used
     seen: list[Any] = []
     hook = model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
     slow = engine.generate(prompts(), 2, PARAMS)
-    assert engine._runner._written_out is None
+    assert engine._runner._unrolled is None
     assert seen  # a hook on a layer is called
     assert same_tokens(fast, slow)
     hook.remove()
     assert same_tokens(fast, engine.generate(prompts(), 2, PARAMS))
-    assert (engine._runner._written_out is not None) is used
+    assert (engine._runner._unrolled is not None) is used
 
 
-def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_with_other_mathematics_is_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama")
     original = type(model.model.layers[0]).forward
     monkeypatch.setattr(
@@ -252,7 +252,7 @@ def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.M
     engine = Engine(model)
     check_records(model, engine.generate(prompts(), 1, PARAMS))
     assert engine._runner is not None
-    assert engine._runner._written_out is None
+    assert engine._runner._unrolled is None
 
 
 # Models that cannot be decoded
@@ -387,7 +387,7 @@ def test_a_failed_allocation_halves_the_rows_once(
     original, rows = Runner.run, []
 
     def run(self: Runner, layout: Any, length: int, even: bool, steps: int, active: Any) -> None:
-        rows.append(layout.seats)
+        rows.append(layout.slots)
         if len(rows) in fails:
             raise torch.OutOfMemoryError("planted")
         original(self, layout, length, even, steps, active)
@@ -463,7 +463,7 @@ def test_a_copy_of_the_weights_counts_when_an_engine_rests(monkeypatch: pytest.M
     for total, rests in ((held + 9, False), (held - 9, True)):
         monkeypatch.setattr("explorl.rollout.engine.total_memory", lambda _, total=total: total / HELD)
         engine.rest()
-        assert (engine._shadow is None) is rests
+        assert (engine._cast_weights is None) is rests
 
 
 def test_too_small_a_budget_is_an_error(llama: Any) -> None:

@@ -83,12 +83,12 @@ def test_decode_attention(
         tensor[:2] = torch.nan  # what lies beyond a row's length must not matter
         tensor[2, 4:] = tensor[5, 33:] = torch.nan
     before = [tensor.clone() for tensor in pages]
-    angles, given = None, (query, new_key)
+    rotary, given = None, (query, new_key)
     if rotate:
-        angles = random(rows, 1, size, seed=8), random(rows, 1, size, seed=9)
-        query, new_key = apply_rotary_pos_emb(query, new_key, *angles)
+        rotary = random(rows, 1, size, seed=8), random(rows, 1, size, seed=9)
+        query, new_key = apply_rotary_pos_emb(query, new_key, *rotary)
     out = triton_attention.decode_attention(
-        *given, new_value, *pages, table, state.ints, size**-0.5, window, cap, splits=splits, angles=angles,
+        *given, new_value, *pages, table, state.ints, size**-0.5, window, cap, splits=splits, rotary=rotary,
         launch=getattr(triton_attention, launch),
     )  # fmt: skip
     assert out.shape == (rows, 1, heads, size)
@@ -125,7 +125,7 @@ def test_pages_in_torch_equal_pages_in_the_kernel(window: Any, cap: Any) -> None
         cache.table.copy_(torch.tensor([[2, 0, 0], [3, 4, 5], [6, 7, 0]], device=DEVICE))
         for seed, block in enumerate(cache.blocks):
             block.copy_(random(*block.shape, seed=seed))
-        cache.look(state.ints, 38)
+        cache.begin_step(state.ints, 38)
         key, value = (random(3, 2, 1, 16, seed=seed) for seed in (20, 21))
         cache.update(key, value, 1)
         outs.append(cache.attend(random(3, 6, 1, 16, seed=22), key, value, 0.25, window, cap))

@@ -1,4 +1,4 @@
-"""The written-out pass with whole products as kernels gives what the modules give, and steps aside for others."""
+"""The unrolled pass with whole products as kernels gives what the modules give, and steps aside for others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import nn
 pytest.importorskip("triton")
 
 from explorl.modeling import fused_ops_triton, triton_layers
-from explorl.modeling.fused_ops_triton import MergedOps
+from explorl.modeling.fused_ops_triton import FusedTritonOps
 from explorl.modeling.llama import KernelOps, LlamaForward
-from explorl.modeling.rotary_table import AngleTable
+from explorl.modeling.rotary_table import RotaryTable
 from explorl.modeling.triton_layers import Tile
 
 from .models import build, prompts
@@ -83,7 +83,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen2", "qwen3"))])
 def test_a_layer_is_four_products(name: str, small: Any, calls: list[str]) -> None:
     model, ids = small(name)
-    ops = MergedOps()
+    ops = FusedTritonOps()
     first = run(model, ops, ids)
     torch.testing.assert_close(first, run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
     assert list(ops.right.values()) == [True] * 4  # output and down have other shapes
@@ -96,13 +96,13 @@ def test_many_rows_are_normed_before(small: Any, calls: list[str], monkeypatch: 
     monkeypatch.setattr(triton_layers, "FEW", 5)
     monkeypatch.setitem(triton_layers.TILES, triton_layers.ADDED, ())
     model, ids = small()
-    torch.testing.assert_close(run(model, MergedOps(), ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(run(model, FusedTritonOps(), ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
     assert set(calls) == {"products", "gated_products"}
 
 
 def test_updates_of_the_weights_are_seen(small: Any) -> None:
     """In place, in place unseen by torch, and with a tensor of its own."""
-    (model, ids), ops = small(), MergedOps()
+    (model, ids), ops = small(), FusedTritonOps()
     before = run(model, ops, ids)
     projection = model.model.layers[0].self_attn.k_proj
     for change in (
@@ -161,7 +161,7 @@ def test_other_projections_are_called_as_they_are(change: Any, small: Any, calls
     change(model)
     want = run(model, KernelOps(), ids)
     assert (change is _transposed) == torch.allclose(want, plain, atol=1e-4, rtol=1e-3)
-    ops = MergedOps()
+    ops = FusedTritonOps()
     torch.testing.assert_close(run(model, ops, ids), want, atol=2e-5, rtol=2e-5)
     assert "norm products" not in calls
     assert "norm gated_products" in calls
@@ -180,7 +180,7 @@ def test_a_kernel_that_does_not_agree_is_not_used(
         return original(*args, **more) * 1.001
 
     monkeypatch.setattr(triton_layers, "gated_products", planted)
-    (model, ids), ops = small(), MergedOps()
+    (model, ids), ops = small(), FusedTritonOps()
     with caplog.at_level(logging.INFO, fused_ops_triton.__name__):
         torch.testing.assert_close(run(model, ops, ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
     assert sorted(ops.right.values()) == [False, True, True, True]
@@ -193,17 +193,17 @@ def test_a_kernel_that_does_not_agree_is_not_used(
 def test_angles_of_every_position_are_those_of_the_model(dtype: torch.dtype) -> None:
     rotary = build("llama").model.rotary_emb
     x, positions = torch.zeros(3, 1, 48, dtype=dtype), torch.tensor([[0], [37], [5]])
-    table, wants = AngleTable(rotary), rotary(x, position_ids=positions)
-    first: Any = table.upto(40, x)
-    for angles, want in zip(first, wants, strict=True):
-        assert torch.equal(angles[positions], want)
-    again: Any = table.upto(20, x)
+    table, wants = RotaryTable(rotary), rotary(x, position_ids=positions)
+    first: Any = table.up_to(40, x)
+    for part, want in zip(first, wants, strict=True):
+        assert torch.equal(part[positions], want)
+    again: Any = table.up_to(20, x)
     rotary.inv_freq.mul_(0.5)
     table.refresh()
     assert all(one is two for one, two in zip(first, again, strict=True))  # and stays where it is
     assert not torch.equal(wants[1], rotary(x, position_ids=positions)[1])
     assert torch.equal(again[1][positions], rotary(x, position_ids=positions)[1])
-    longer: Any = table.upto(41, x)
+    longer: Any = table.up_to(41, x)
     assert len(longer[0]) == 41
 
 
@@ -212,10 +212,10 @@ def test_angles_that_change_with_the_length_or_a_hook_have_no_table() -> None:
     for kind in ("dynamic", "longrope", "proportional", None):
         rotary = build("llama").model.rotary_emb
         rotary.rope_type = kind
-        assert AngleTable(rotary).upto(8, x) is None
+        assert RotaryTable(rotary).up_to(8, x) is None
     rotary = build("llama").model.rotary_emb
     rotary.register_forward_hook(lambda module, args, out: out)
-    assert AngleTable(rotary).upto(8, x) is None
+    assert RotaryTable(rotary).up_to(8, x) is None
 
 
 def test_attention_finds_the_angles_of_its_position(kernel_device: torch.device) -> None:
@@ -234,7 +234,7 @@ def test_attention_finds_the_angles_of_its_position(kernel_device: torch.device)
     outs = []
     for given in ((cos, sin), (cos[positions][:, None], sin[positions][:, None])):
         pages = draw(6, 16, 2, 16, seed=6), draw(6, 16, 2, 16, seed=7)
-        out = triton_attention.decode_attention(query, new, value, *pages, table, state.ints, 0.25, angles=given)
+        out = triton_attention.decode_attention(query, new, value, *pages, table, state.ints, 0.25, rotary=given)
         outs.append((out, *pages))
     assert all(torch.equal(first, second) for first, second in zip(*outs, strict=True))
 
@@ -250,7 +250,7 @@ def test_numbers_that_are_not_finite_do_not_hide_a_fault() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_stopped_rows_that_hold_anything_are_not_compared(small: Any) -> None:
-    (model, ids), ops = small(), MergedOps()
+    (model, ids), ops = small(), FusedTritonOps()
     with torch.no_grad():
         model.model.embed_tokens.weight[ids[0, 0]] = float("inf")
     before = torch.random.get_rng_state()

@@ -10,7 +10,7 @@ import torch
 
 from explorl.rollout import Engine, SamplingParams, memory_plan
 from explorl.rollout.memory.page_memory import PageMemory
-from explorl.rollout.memory.pages import NOBODYS, pages_for
+from explorl.rollout.memory.pages import RESERVED_PAGES, pages_for
 from explorl.rollout.sampling import Active
 
 from .models import GQA, prompts
@@ -34,10 +34,10 @@ def memory_of(session: Any) -> PageMemory:
 
 
 def used(memory: PageMemory) -> int:
-    assert ((memory.refs > 0).sum() + len(memory.free)) == memory.cache.pages - NOBODYS
+    assert ((memory.refs > 0).sum() + len(memory.free)) == memory.cache.pages - RESERVED_PAGES
     assert not memory.refs[memory.free].any()
     assert memory.room == len(memory.free)
-    assert not memory.refs[:NOBODYS].any()
+    assert not memory.refs[:RESERVED_PAGES].any()
     return int((memory.refs > 0).sum())
 
 
@@ -152,7 +152,7 @@ def test_broken_rows_leave_no_nan_behind(llama: Any) -> None:
     session.close()
     assert not memory.spoiled
     for block in memory.cache.blocks:
-        assert not block[:, NOBODYS:].isnan().any()
+        assert not block[:, RESERVED_PAGES:].isnan().any()
 
 
 def test_a_little_more_memory_is_no_reason_to_begin_anew() -> None:

@@ -28,7 +28,7 @@ from explorl.rollout.sampling import (
     warp_top_p,
 )
 from explorl.rollout.sampling.ranking import branching_count, head_mask, mass_head, search_head
-from explorl.rollout.sampling.sample import Coin, Draw, draw, pick
+from explorl.rollout.sampling.sample import Coin, SampledToken, draw, pick
 from explorl.rollout.scheduler import STATE_REALS
 from explorl.rollout.state import KEY, STATUS, STEP, TOP_K, State
 
@@ -277,13 +277,13 @@ def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None
     return state
 
 
-def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> Draw:
+def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> SampledToken:
     """One draw of each row."""
     state = seats(params, *x.shape, seen, step)
     return draw(x, state, Active.of(params, params.rows(len(x), 1)))
 
 
-def sampled(row: torch.Tensor, params: SamplingParams, draws: int, seen: list[int] | None = None) -> Draw:
+def sampled(row: torch.Tensor, params: SamplingParams, draws: int, seen: list[int] | None = None) -> SampledToken:
     """``draws`` independent draws of requests that all have these logits."""
     return drawn(row.expand(draws, -1), params, seen)
 

@@ -327,7 +327,7 @@ def play(seed: int, models: dict[str, Any], tokenizer: Any, moves: int = 30) -> 
         model = models[name]
         own = tokenizer if name == "policy" else None
         size = [None, None, 1, 2, 5][int(rng.integers(5))]
-        engine = Engine(model, own, batch_size=size, write_out=name in ("llama", "policy"))
+        engine = Engine(model, own, batch_size=size, unrolled=name in ("llama", "policy"))
         if kind in ("pages", "ahead") and rng.random() < 0.6:
             engine.memory_budget = int(rng.integers(300_000, 900_000))
         game = Play(rng, model, own, engine)

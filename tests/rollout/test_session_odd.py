@@ -29,7 +29,7 @@ from explorl.rollout.stop_tokens import StopTokens
 from .models import build, prompts
 
 PROMPT = ["3 + 4 ="]
-written = partial(Engine, write_out=True)
+written = partial(Engine, unrolled=True)
 """Engines that need not be tried out."""
 
 

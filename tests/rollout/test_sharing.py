@@ -20,14 +20,14 @@ def test_seats_of_a_prompt_start_in_one_row_and_split() -> None:
     rows.start(np.arange(6), np.array([4, 4, 4, 7, 7, 4]))
     assert rows.row.tolist() == [0, 0, 0, 1, 1, 0, -1, -1]
     layout = rows.layout()
-    assert (layout.rows, layout.seats) == (2, 6)
+    assert (layout.rows, layout.slots) == (2, 6)
     assert rows.split(np.full(8, 50), 100) is None
     moves = rows.split(np.array([50, 60, 50, 50, 51, 60, 0, 0]), 100)
     assert moves is not None
     assert [m.tolist() for m in moves] == [[0, 1], [2, 3]]
     assert rows.row.tolist() == [0, 2, 0, 1, 3, 2, -1, -1]
     assert rows.entry.tolist() == [4, 7, 4, 7, -1, -1, -1, -1]
-    rows.leave(np.array([3, 0]))
+    rows.evict(np.array([3, 0]))
     assert rows.entry.tolist() == [4, -1, 4, 7, -1, -1, -1, -1]
     assert rows.holes() == 1
     moves = rows.compact()
@@ -46,11 +46,11 @@ def test_without_sharing_every_seat_has_its_row() -> None:
     rows.start(np.array([1, 3]), np.array([5, 5]))
     assert rows.row.tolist() == [-1, 1, -1, 3]
     assert rows.split(np.array([1, 2, 3, 4]), 10) is None
-    rows.move_seats(np.array([3]), np.array([0]))
+    rows.move_slots(np.array([3]), np.array([0]))
     assert rows.row.tolist() == [0, 1, -1, -1]
     assert rows.entry.tolist() == [5, 5, -1, -1]
     layout = rows.layout()
-    assert (layout.rows, layout.seats, layout.lead) == (2, 2, None)
+    assert (layout.rows, layout.slots, layout.lead) == (2, 2, None)
 
 
 @pytest.mark.parametrize("batch_size", [5, 64])
@@ -65,7 +65,7 @@ def test_sharing_changes_no_token_and_saves_rows(
     original = Runner._step
 
     def counting(self: Runner, layout: Any, *args: Any) -> None:
-        decoded.append((layout.rows, layout.seats))
+        decoded.append((layout.rows, layout.slots))
         original(self, layout, *args)
 
     Engine(llama).check(32)  # tries the engine out, which decodes too

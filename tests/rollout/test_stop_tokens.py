@@ -12,7 +12,7 @@ from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.stop_tokens import StopTokens
 
 PROMPT = ["3 + 4 ="]
-written = partial(Engine, write_out=True)
+written = partial(Engine, unrolled=True)
 
 
 class Bytes:

@@ -53,13 +53,13 @@ def shared(lengths: list[tuple[int, int]], vocab: int) -> tuple[torch.Tensor, to
 @pytest.mark.parametrize("rows", ["one temperature", "own temperatures"])
 @pytest.mark.parametrize("prompts", ["own prompts", "shared prompts"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-@pytest.mark.parametrize("written_out", [False, True], ids=["modules", "written out"])
+@pytest.mark.parametrize("unrolled", [False, True], ids=["modules", "unrolled"])
 def test_log_probabilities_entropies_and_gradients(
-    name: str, rows: str, prompts: str, checkpointing: bool, written_out: bool
+    name: str, rows: str, prompts: str, checkpointing: bool, unrolled: bool
 ) -> None:
     model = build(name)
-    if written_out and llama_like(model) is None:
-        pytest.skip("its layers are not written out")
+    if unrolled and llama_like(model) is None:
+        pytest.skip("its layers are not unrolled")
     if checkpointing:
         model.train()  # there is no dropout
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -79,7 +79,7 @@ def test_log_probabilities_entropies_and_gradients(
         completion,
         temperature=temperature if own else None,
         head_temperature=0.7,
-        written_out=written_out,
+        unrolled=unrolled,
     )
     torch.testing.assert_close(logps, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from explorl.modeling import passes
-from explorl.modeling.precision import Shadow, weights_dtype
+from explorl.modeling.precision import CastWeights, weights_dtype
 from explorl.training.grpo import sampler
 from explorl.training.grpo.loss import LOSSES
 from explorl.training.grpo.trainer import ExplorationTrainer
@@ -49,7 +49,7 @@ def test_loss_and_gradients_equal_those_of_trl_to_the_rounding_of_bfloat16(
     rounding = (stock - exact).norm()
     assert rounding > 1e-4 * exact.norm()  # it is mixed precision
     summed = 9 if loss_type == "luspo" else 1  # it adds up the tokens of a sequence instead of taking their mean
-    for packed, kind in ((None, "written out"), (False, "padded")):
+    for packed, kind in ((None, "unrolled"), (False, "padded")):
         ours = make_trainer(ExplorationTrainer, **options, **DEFAULTS, options={"packed": packed})
         loss, gradient = gradients_of(ours, inputs, checkpointing=True)
         assert ours._kind(ours.model, 16) == kind
@@ -140,7 +140,7 @@ def test_a_shadow_shares_tied_weights_and_leaves_everything_as_it_was() -> None:
         )
     )  # fmt: skip
     parameters = dict(model.named_parameters())
-    shadow = Shadow(model, torch.bfloat16)
+    shadow = CastWeights(model, torch.bfloat16)
     assert len(shadow.copies) == len(parameters)
     with pytest.raises(ZeroDivisionError), shadow.in_place():
         assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -154,6 +154,8 @@ def test_where_packed_is_insisted_on_and_wrong_it_is_an_error(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(ExplorationTrainer, options={"packed": True})
-    monkeypatch.setattr(passes, "choose", lambda *_, **__: passes.Choice("padded", why="LlamaDecoderLayer: differs"))
+    monkeypatch.setattr(
+        passes, "choose", lambda *_, **__: passes.PassChoice("padded", why="LlamaDecoderLayer: differs")
+    )
     with pytest.raises(ValueError, match="packed=True does not work for this model \\(LlamaDecoderLayer"):
         trainer._kind(trainer.model, 16)

@@ -170,7 +170,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_losses_and_gradients_are_those_of_trl(case: str, make: Callable[..., Any]) -> None:
     changes = CASES[case]
     ours, theirs = both(make, ready(chat_rows(20)), **changes)
-    assert ours._kind == "written out"
+    assert ours._kind == "unrolled"
     assert_same(ours, theirs)
     assert_same_scores(ours, theirs)
 
@@ -568,6 +568,6 @@ def test_how_many_tokens_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     fits = functools.partial(tokens_that_fit, model, torch.device("cuda"), torch.bfloat16)
     for wanted, free in {10_000: 2 * 2 * layer * 10_000, 65_536: 1 << 40, 1_024: 0}.items():
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free + 12 * trained, 1 << 50))
-        assert fits("written out", False) == wanted
-        assert fits("packed", False) <= wanted <= fits("written out", True)
+        assert fits("unrolled", False) == wanted
+        assert fits("packed", False) <= wanted <= fits("unrolled", True)
     assert tokens_that_fit(model, torch.device("cpu"), None, "packed", False) == 4096

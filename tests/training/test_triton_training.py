@@ -68,7 +68,7 @@ def test_a_whole_pass(name: str) -> None:
     ids, mask, completion = (x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in shared([(5, 3), (5, 4)], 90))
     results = []
     for use_kernels in (True, False):
-        logps, _ = packed.packed_logps(model, ids, mask, completion, written_out=True, use_kernels=use_kernels)
+        logps, _ = packed.packed_logps(model, ids, mask, completion, unrolled=True, use_kernels=use_kernels)
         model.zero_grad()
         logps.sum().backward()
         results.append([logps.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])

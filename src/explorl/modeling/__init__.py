@@ -1,1 +1,1 @@
-"""What we know about transformers models: attention hook, written-out and packed passes, precision, and their proof."""
+"""What we know about transformers models: attention hook, unrolled and packed passes, precision, and their proof."""

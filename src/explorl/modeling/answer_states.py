@@ -26,7 +26,7 @@ from explorl.modeling.packed import PackedRows, packed_rows
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["written out", "packed", "padded", "own logits"]
+Kind = Literal["unrolled", "packed", "padded", "own logits"]
 
 SCALES = ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
 """Names under which configurations of transformers keep a factor, or a divisor, of the logits."""
@@ -35,7 +35,7 @@ CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 @dataclass(frozen=True)
-class Reading:
+class LogitsPath:
     """How a model's logits are got at."""
 
     kind: Kind
@@ -127,7 +127,7 @@ def states(model: Any, rows: AlignedRows, kind: Kind, use_kernels: bool | None =
             return read[-1][:, :-1][rows.predicts]
         packed = PackedRows(rows.counted, rows.shared())
         number = packed.kept.flatten().cumsum(0).view_as(packed.kept) - 1
-        with packed_rows(model, packed, kind == "written out", use_kernels):
+        with packed_rows(model, packed, kind == "unrolled", use_kernels):
             model(
                 input_ids=rows.ids[packed.kept].unsqueeze(0),
                 position_ids=packed.positions.unsqueeze(0),
@@ -143,19 +143,19 @@ def adjusted(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-_READINGS: WeakKeyDictionary[Any, dict[Any, Reading]] = WeakKeyDictionary()
+_LOGITS_PATHS: WeakKeyDictionary[Any, dict[Any, LogitsPath]] = WeakKeyDictionary()
 
 
-def reading(model: Any, reach: int, dtype: torch.dtype | None) -> Reading:
+def logits_path(model: Any, reach: int, dtype: torch.dtype | None) -> LogitsPath:
     """The fastest that is right on sequences of up to ``reach`` tokens; ``dtype`` is that of autocast."""
     if is_sharded(model):
-        return Reading("own logits", why="its weights are spread over processes")
+        return LogitsPath("own logits", why="its weights are spread over processes")
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in {model, proof.inner_model(model)}):
-        return Reading("own logits", why="it is compiled, in place")
+        return LogitsPath("own logits", why="it is compiled, in place")
     if not isinstance(head_of(model), nn.Module):
-        return Reading("own logits", why="it has no module as its head")
+        return LogitsPath("own logits", why="it has no module as its head")
     points = proof.reached(proof.inner_model(model).config, reach)
-    known = _READINGS.setdefault(proof.inner_model(model), {})
+    known = _LOGITS_PATHS.setdefault(proof.inner_model(model), {})
     key = proof.build_of(model), dtype, model.training
     found = known.get(key)
     if found is None or not points <= found.points:
@@ -163,14 +163,14 @@ def reading(model: Any, reach: int, dtype: torch.dtype | None) -> Reading:
     return found
 
 
-def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None) -> Reading:
+def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None) -> LogitsPath:
     rule = _rule(model)
-    found = None if rule is None else Reading("padded", *rule, points)
+    found = None if rule is None else LogitsPath("padded", *rule, points)
     if found is None or not _same_logits(model, found, dtype):
         why = "its logits are not its head's, scaled or capped"
         logger.info("token records need all logits of a few rows of %s at once: %s", type(model).__name__, why)
-        return Reading("own logits", points=points, why=why)
-    kinds: list[Kind] = ["packed"] if llama_pass(model) is None else ["written out", "packed"]
+        return LogitsPath("own logits", points=points, why=why)
+    kinds: list[Kind] = ["packed"] if llama_pass(model) is None else ["unrolled", "packed"]
     for kind in kinds:
         faster = replace(found, kind=kind)
         if not (model.training and _drops_attention(model, kind)) and not _difference(model, faster, dtype):
@@ -214,7 +214,7 @@ def _close(found: Tensor, wanted: Tensor) -> bool:
     return bool((apart <= near * (1 + float(wanted.abs().max()))).all())
 
 
-def _same_logits(model: Any, found: Reading, dtype: torch.dtype | None) -> bool:
+def _same_logits(model: Any, found: LogitsPath, dtype: torch.dtype | None) -> bool:
     """Whether what is read gives the logits that the model itself gives on the same padded rows."""
     rows = _proof_rows(model, proof.sequences(model, []))
     try:
@@ -250,7 +250,7 @@ def _proof_rows(model: Any, ids: list[list[int]]) -> AlignedRows:
     return AlignedRows(padded, mask, proof.TAIL)
 
 
-def _difference(model: Any, found: Reading, dtype: torch.dtype | None) -> str:
+def _difference(model: Any, found: LogitsPath, dtype: torch.dtype | None) -> str:
     """What is wrong with this reading of the model; empty where nothing is."""
     ids = proof.sequences(model, sorted(found.points))
 

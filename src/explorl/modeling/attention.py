@@ -128,7 +128,7 @@ def our_attention(configs: Sequence[Any]) -> Iterator[None]:
             config._attn_implementation_internal = name
 
 
-def alone_with(model: Any) -> threading.RLock:
+def model_lock(model: Any) -> threading.RLock:
     """Held while a model's modes, attention or weights are replaced: another thread would put back the replacement."""
     return _LOCKS.setdefault(model.get_base_model() if hasattr(model, "get_base_model") else model, threading.RLock())
 
@@ -136,7 +136,7 @@ def alone_with(model: Any) -> threading.RLock:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, no autocast around the model's forward. Restores every module's own mode."""
-    with alone_with(model):
+    with model_lock(model):
         training = [module for module in model.modules() if module.training]
         wrapped = model.__dict__.get("forward")
         plain = model.__dict__.get("_original_forward")  # what accelerate has wrapped in autocast

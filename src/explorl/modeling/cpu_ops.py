@@ -44,21 +44,21 @@ class CpuOps(TorchOps):
         return (x * scale).mul_(norm.weight)
 
     def rotated_heads(
-        self, x: Tensor, h: Normed, norm: Any, attn: Any, angles: tuple[Tensor, Tensor]
+        self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (plain_weight(projection) for projection in (attn.q_proj, attn.k_proj, attn.v_proj))
         simple = x.shape[1] == 1 and x.dtype == torch.float32 and "q_norm" not in attn._modules
         if not simple or query is None or key is None or value is None:
-            return super().rotated_heads(x, h, norm, attn, angles)
+            return super().rotated_heads(x, h, norm, attn, rotary)
         h = (self.norm(x, norm) if h is None else h)[:, 0]
         shape = len(h), -1, 1, attn.head_dim
         if not self.few:
             first, second, third = (F.linear(h, weight).view(shape) for weight in (query, key, value))
-            return self._turned(first, angles), self._turned(second, angles), third
+            return self._turned(first, rotary), self._turned(second, rotary), third
         across = h.t()
         both = torch.cat([torch.mm(weight, across) for weight in (query, key)]).t().contiguous()
-        turned, heads = self._turned(both.view(shape), angles), len(query) // attn.head_dim
+        turned, heads = self._turned(both.view(shape), rotary), len(query) // attn.head_dim
         return turned[:, :heads], turned[:, heads:], torch.mm(value, across).t().contiguous().view(shape)
 
-    def _turned(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        return (x * angles[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), angles[1])
+    def _turned(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        return (x * rotary[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), rotary[1])

@@ -1,4 +1,4 @@
-"""The written-out pass with whole products as kernels: see `explorl.modeling.triton_layers`.
+"""The unrolled pass with whole products as kernels: see `explorl.modeling.triton_layers`.
 
 A kernel stands in for a group of modules only where those are linear layers and nothing else (no adapter, hook or
 quantised weight), and each is compared with them, on random inputs, before it runs the first time.
@@ -26,7 +26,7 @@ Form = Callable[..., list[Tensor]]
 """One of two ways to compute something from tensors."""
 
 
-class MergedOps(KernelOps):
+class FusedTritonOps(KernelOps):
     """Up to `triton_layers.FEW` rows: four products a layer, with norms and sums inside. For more, as far as measured
     to be faster, one product for query, key and value, and one for gate and up."""
 

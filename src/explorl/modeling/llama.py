@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explorl.modeling.rotary_table import AngleTable, touched
+from explorl.modeling.rotary_table import RotaryTable, touched
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 
@@ -61,7 +61,7 @@ class Ops(Protocol):
         ...
 
     def rotated_heads(
-        self, x: Tensor, h: Normed, norm: Any, attn: Any, angles: tuple[Tensor, Tensor]
+        self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same as (rows, heads, length, size), query and key normed and rotated."""
         ...
@@ -78,11 +78,11 @@ class Ops(Protocol):
         """x + projection(y), and that normed; ``last``: for the head, which does not norm by itself."""
         ...
 
-    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """What `rotate` wants to have of the rotary embedding's cosine and sine, (rows, length, size)."""
         ...
 
-    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]: ...
+    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]: ...
 
 
 class TorchOps:
@@ -128,10 +128,10 @@ class TorchOps:
         return [self.project(h, projection).contiguous() for projection in (attn.q_proj, attn.k_proj, attn.v_proj)]
 
     def rotated_heads(
-        self, x: Tensor, h: Normed, norm: Any, attn: Any, angles: tuple[Tensor, Tensor]
+        self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.split_heads(x, h, norm, attn)
-        return *self.rotate(query, key, angles), value
+        return *self.rotate(query, key, rotary), value
 
     def split_heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The same, not yet rotated."""
@@ -153,13 +153,13 @@ class TorchOps:
             x = torch.addmm(x.flatten(0, 1), y.flatten(0, 1), weight.t()).view_as(x)
         return x, self.norm(x, norm)
 
-    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         half = cos.shape[-1] // 2
         # rotate_half(x) · sin = (halves of x swapped) · (−sin, sin)
         return cos.unsqueeze(1), torch.cat([-sin[..., :half], sin[..., half:]], dim=-1).unsqueeze(1)
 
-    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        cos, signed = angles
+    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        cos, signed = rotary
         half = cos.shape[-1] // 2
         return tuple(torch.addcmul(x * cos, x.roll(half, -1), signed) for x in (query, key))  # type: ignore[return-value]
 
@@ -190,11 +190,11 @@ class KernelOps(TorchOps):
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
         return self.kernels.add_rms_norm(x, projection(y), norm.weight, norm.variance_epsilon)
 
-    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return cos, sin
 
-    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return self.kernels.rotary(query, key, *angles)
+    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.kernels.rotary(query, key, *rotary)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.kernels.gated(gate, up, False)
@@ -205,7 +205,7 @@ class LlamaForward:
 
     def __init__(self, root: Any, ops: Ops) -> None:
         self.root, self.body, self.ops = root, root.model, ops
-        self.table = AngleTable(self.body.rotary_emb)
+        self.table = RotaryTable(self.body.rotary_emb)
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
@@ -218,29 +218,29 @@ class LlamaForward:
         ops, body = self.ops, self.body
         x = body.embed_tokens(ids)
         ops.begin(x)
-        angles = self._angles(x, positions, cache)
+        rotary = self._rotary_factors(x, positions, cache)
         layers = list(body.layers)
         norms = [layer.input_layernorm for layer in layers[1:]] + [body.norm]
         h = ops.first(x, layers[0].input_layernorm)
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-            x, h = self.layer(x, h, index, layer, next_norm, angles, cache)
+            x, h = self.layer(x, h, index, layer, next_norm, rotary, cache)
         return h
 
-    def _angles(self, x: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
+    def _rotary_factors(self, x: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the positions, or of all positions for a cache that looks them up by itself."""
         if hasattr(cache, "rotate_and_attend"):
-            table = self.table.upto(cache.capacity, x)
+            table = self.table.up_to(cache.capacity, x)
             if table is not None:
                 return table
         reach = getattr(cache, "reach", TABLED + 1) if self.ops.tabled else TABLED + 1
-        table = self.table.upto(reach, x) if reach <= TABLED else None
+        table = self.table.up_to(reach, x) if reach <= TABLED else None
         if table is not None:
             cos, sin = (part.index_select(0, positions.flatten()).view(*positions.shape, -1) for part in table)
-            return self.ops.angles(cos, sin)
-        return self.ops.angles(*self.body.rotary_emb(x, position_ids=positions))
+            return self.ops.rotary_factors(cos, sin)
+        return self.ops.rotary_factors(*self.body.rotary_emb(x, position_ids=positions))
 
     def layer(
-        self, x: Tensor, h: Normed, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
+        self, x: Tensor, h: Normed, index: int, layer: Any, next_norm: Any, rotary: Any, cache: Any
     ) -> tuple[Tensor, Normed]:
         """One layer: ``h`` is x normed for it; returns the next x, and that normed for the next layer."""
         ops, attn = self.ops, layer.self_attn
@@ -248,9 +248,9 @@ class LlamaForward:
         window, given = window_of(attn), (x, h, layer.input_layernorm, attn)
         fused = getattr(cache, "rotate_and_attend", None)
         if fused is not None:
-            mixed = fused(*ops.split_heads(*given), angles, index, attn.scaling, window)
+            mixed = fused(*ops.split_heads(*given), rotary, index, attn.scaling, window)
         else:
-            query, key, value = ops.rotated_heads(*given, angles)
+            query, key, value = ops.rotated_heads(*given, rotary)
             key, value = cache.update(key, value, index)
             mixed = cache.attend(query, key, value, attn.scaling, window, None)
         x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)

@@ -56,10 +56,10 @@ class TrainingOps(TorchOps):
             return norm.weight * torch.rms_norm(x, (x.shape[-1],), None, norm.variance_epsilon)
         return torch.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
-    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        if query.dtype != angles[0].dtype:
-            query, key = query.to(angles[0].dtype), key.to(angles[0].dtype)
-        return _Rotated.apply(query, *angles), _Rotated.apply(key, *angles)
+    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if query.dtype != rotary[0].dtype:
+            query, key = query.to(rotary[0].dtype), key.to(rotary[0].dtype)
+        return _Rotated.apply(query, *rotary), _Rotated.apply(key, *rotary)
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(gate) * up
@@ -78,12 +78,12 @@ class TrainingKernelOps(TrainingOps):
         dtype = None if last else _narrow(x)
         return self.kernels.AddedNorm.apply(x, projection(y), norm.weight, norm.variance_epsilon, dtype)
 
-    def angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return cos, sin
 
-    def rotate(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Later, by the kernel that spreads them."""
-        self.latest = angles
+        self.latest = rotary
         return query, key
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -117,16 +117,16 @@ class LlamaPass(LlamaForward):
             return BaseModelOutputWithPast(last_hidden_state=self.hidden(input_ids, position_ids, rows))
 
     def layer(
-        self, x: Tensor, h: Tensor, index: int, layer: Any, next_norm: Any, angles: Any, cache: Any
+        self, x: Tensor, h: Tensor, index: int, layer: Any, next_norm: Any, rotary: Any, cache: Any
     ) -> tuple[Tensor, Tensor]:
-        once = partial(super().layer, index=index, layer=layer, next_norm=next_norm, angles=angles, cache=cache)
+        once = partial(super().layer, index=index, layer=layer, next_norm=next_norm, rotary=rotary, cache=cache)
         if not (getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled()):
             return once(x, h)
         return layer._gradient_checkpointing_func(once, x, h)
 
 
 def llama_pass(model: nn.Module, use_kernels: bool | None = None) -> LlamaPass | None:
-    """The written-out pass of this model; None where it has none."""
+    """The unrolled pass of this model; None where it has none."""
     root = llama_like(model)
     if root is None or getattr(root.config, "attention_dropout", None):
         return None

@@ -5,7 +5,7 @@ takes as long as the product itself, so here it is done once for all steps of a 
 product, and sums, gates and their activation are computed while a result is still in the processor's cache. For 32 rows
 of SmolLM2-135M the products of a step take two thirds of MKL's time, for 4 rows a third.
 
-A copy is as large as the weights, and knows nothing of what happens to them afterwards: `ReorderedOps.renew` makes it
+A copy is as large as the weights, and knows nothing of what happens to them afterwards: `OneDnnOps.renew` makes it
 anew before each call. What has no copy (adapters, projections with hooks) is computed as `CpuOps` does. Every kind of
 copy is compared with the modules, on random inputs, before it is used.
 """
@@ -97,7 +97,7 @@ def copied_bytes(root: Any) -> int:
     return sum(4 * projection.weight.numel() for group in groups(root) for projection in group)
 
 
-class ReorderedOps(CpuOps):
+class OneDnnOps(CpuOps):
     """`CpuOps` that read copies, once `renew` has made them."""
 
     def __init__(self, root: Any) -> None:
@@ -148,9 +148,9 @@ class ReorderedOps(CpuOps):
         """Goes on without copies."""
         self.copies, self._head = {}, []
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReorderedOps:
+    def __deepcopy__(self, memo: dict[int, Any]) -> OneDnnOps:
         """One without copies: torch cannot copy them."""
-        return ReorderedOps(deepcopy(self.root, memo))
+        return OneDnnOps(deepcopy(self.root, memo))
 
     def logits(self, x: Tensor, head: Any) -> Tensor:
         """They are written over by those of the next step."""
@@ -173,15 +173,15 @@ class ReorderedOps(CpuOps):
         return [part.contiguous() for part in joined.split(sizes, -1)]
 
     def rotated_heads(
-        self, x: Tensor, h: Normed, norm: Any, attn: Any, angles: tuple[Tensor, Tensor]
+        self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         copy = self.copies.get(id(attn.q_proj))
         if copy is None or x.shape[1] > 1 or "q_norm" in attn._modules:
-            return super().rotated_heads(x, h, norm, attn, angles)
+            return super().rotated_heads(x, h, norm, attn, rotary)
         joined = copy.product((self.norm(x, norm) if h is None else h)[:, 0])
         parts, size = joined.view(len(x), -1, 1, attn.head_dim), attn.head_dim
         query, key = attn.q_proj.out_features // size, attn.k_proj.out_features // size
-        turned = self._turned(parts[:, : query + key], angles)
+        turned = self._turned(parts[:, : query + key], rotary)
         return turned[:, :query], turned[:, query:], parts[:, query + key :]
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:

@@ -134,10 +134,10 @@ _NORMS: WeakKeyDictionary[nn.Module, Fusion] = WeakKeyDictionary()
 
 
 @contextmanager
-def packed_rows(model: Any, rows: PackedRows, written_out: bool, use_kernels: bool | None) -> Iterator[None]:
+def packed_rows(model: Any, rows: PackedRows, unrolled: bool, use_kernels: bool | None) -> Iterator[None]:
     """Runs the model on packed rows, its layers written out or as they are."""
-    if written_out:
-        with _written_out(causal(model), rows, use_kernels):
+    if unrolled:
+        with _unrolled(causal(model), rows, use_kernels):
             yield
         return
     configs = configs_of(model)
@@ -152,7 +152,7 @@ def packed_rows(model: Any, rows: PackedRows, written_out: bool, use_kernels: bo
 
 
 @contextmanager
-def _written_out(model: Any, rows: PackedRows, use_kernels: bool | None) -> Iterator[None]:
+def _unrolled(model: Any, rows: PackedRows, use_kernels: bool | None) -> Iterator[None]:
     written = _PASSES.get(model) if use_kernels is None else None
     if written is None:
         written = llama_pass(model, use_kernels)
@@ -217,7 +217,7 @@ def packed_logps(
     *,
     temperature: Float[Tensor, " batch"] | Float[Tensor, "batch time"] | None = None,
     head_temperature: float = 1.0,
-    written_out: bool = False,
+    unrolled: bool = False,
     use_kernels: bool | None = None,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
     """log π and entropy of the last `completion` positions; 0 where the mask is 0.
@@ -225,7 +225,7 @@ def packed_logps(
     `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one per row or
     one per token, what the head reads is scaled so that each has its own; where the head is not linear, logits are
     computed here.
-    Whether a model may run like this, and `written_out`, is for `explorl.modeling.passes` to say.
+    Whether a model may run like this, and `unrolled`, is for `explorl.modeling.passes` to say.
     """
     counted = attention_mask.bool()
     rows = PackedRows(counted, _shared_prompts(input_ids, counted, completion))
@@ -236,7 +236,7 @@ def packed_logps(
     packed = {"input_ids": input_ids[rows.kept].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
     targets = following[rows.kept]
     row_temperature = None if temperature is None else by_place(temperature, input_ids)[rows.kept]
-    with packed_rows(model, rows, written_out, use_kernels):
+    with packed_rows(model, rows, unrolled, use_kernels):
         if row_temperature is None or is_linear(model):
             scale = None if row_temperature is None else head_temperature / row_temperature
             with scaled_states(model, None if scale is None else scale.view(1, -1, 1)):

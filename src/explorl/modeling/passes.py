@@ -1,6 +1,6 @@
 """How a model's log-probabilities are computed in training: as fast as is proven right on this very model.
 
-"written out"   packed, with the layers of `explorl.modeling.llama_pass`
+"unrolled"   packed, with the layers of `explorl.modeling.llama_pass`
 "packed"        packed, with the model's own layers
 "padded"        as the model and TRL do it
 """
@@ -23,11 +23,11 @@ from explorl.modeling.packed import packed_logps
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["written out", "packed", "padded"]
+Kind = Literal["unrolled", "packed", "padded"]
 
 
 @dataclass
-class Choice:
+class PassChoice:
     """What was found out about one model with one set of adapters."""
 
     kind: Kind
@@ -38,10 +38,10 @@ class Choice:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-_CHOICES: WeakKeyDictionary[Any, dict[Any, Choice]] = WeakKeyDictionary()
+_CHOICES: WeakKeyDictionary[Any, dict[Any, PassChoice]] = WeakKeyDictionary()
 
 
-def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_temperature: float = 1.0) -> Choice:
+def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_temperature: float = 1.0) -> PassChoice:
     """The fastest kind that is right on sequences of up to ``reach`` tokens.
 
     ``model`` carries TRL's fused head, with `head_temperature`, and has no wrapper but peft's. ``dtype`` is that of
@@ -56,21 +56,21 @@ def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_tem
     return found
 
 
-def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temperature: float) -> Choice:
+def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temperature: float) -> PassChoice:
     kinds: list[Kind] = ["packed"]
     if llama_pass(model) is not None:
-        kinds.insert(0, "written out")
+        kinds.insert(0, "unrolled")
     reasons: dict[str, str] = {}
     if model.training and _drops_attention(model, temperature):
         reason = "attention has dropout, which the packed pass does not have (set disable_dropout, or it to 0)"
-        return Choice("padded", points, f"{proof.layer_types(model)}: {reason}", {"packed": reason})
+        return PassChoice("padded", points, f"{proof.layer_types(model)}: {reason}", {"packed": reason})
     for kind in kinds:
         reason = _difference(model, kind, sorted(points), dtype, temperature)
         if not reason:
-            return Choice(kind, points, reasons=reasons)
+            return PassChoice(kind, points, reasons=reasons)
         reasons[kind] = reason
         logger.info("the %s pass is not used: %s", kind, reason)
-    return Choice("padded", points, f"{proof.layer_types(model)}: {reasons['packed']}", reasons)
+    return PassChoice("padded", points, f"{proof.layer_types(model)}: {reasons['packed']}", reasons)
 
 
 def _drops_attention(model: Any, temperature: float) -> bool:
@@ -91,14 +91,12 @@ def _difference(model: Any, kind: Kind, points: list[int], dtype: torch.dtype | 
 
     def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
         with nullcontext() if in_float32 else proof.computing_in(model, dtype):
-            return ids, _packed(model, ids, kind == "written out", False if in_float32 else None, temperature)
+            return ids, _packed(model, ids, kind == "unrolled", False if in_float32 else None, temperature)
 
     return proof.difference(model, dtype, fast, temperature=temperature)
 
 
-def _packed(
-    model: Any, ids: list[list[int]], written_out: bool, use_kernels: bool | None, temperature: float
-) -> Tensor:
+def _packed(model: Any, ids: list[list[int]], unrolled: bool, use_kernels: bool | None, temperature: float) -> Tensor:
     """The last log-probabilities of each sequence, all packed in one row, one of them beside a copy of itself."""
     device = next(model.parameters()).device
     rows = [ids[0], *ids]  # the first two share their prompt
@@ -111,7 +109,7 @@ def _packed(
         mask,
         proof.TAIL,
         head_temperature=temperature,
-        written_out=written_out,
+        unrolled=unrolled,
         use_kernels=use_kernels,
     )
     return logps[1:].float().cpu()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Shadow:
+class CastWeights:
     """Copies of a model's floating-point parameters in ``dtype``.
 
     Parameters stay where they are for everybody else: the modules read the copies only inside `in_place`. Buffers (the
@@ -79,7 +79,7 @@ def _stays_in_float32(model: nn.Module, path: str) -> bool:
 
 
 @contextmanager
-def own_defaults() -> Iterator[None]:
+def default_torch_settings() -> Iterator[None]:
     """torch's own default type and device, float32 and the host, where a caller has set others.
 
     What is computed would else be rounded to the caller's type, and what is to be on the host would be elsewhere.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
 from explorl.modeling.attention import evaluating
-from explorl.modeling.precision import Shadow, weights_dtype
+from explorl.modeling.precision import CastWeights, weights_dtype
 
 TAIL = 12
 """Tokens at the end of each sequence that are compared."""
@@ -227,7 +227,7 @@ def in_float32(model: Any) -> Iterator[bool]:
     if device.type == "cuda" and 2 * needed > torch.cuda.mem_get_info(device)[0]:
         yield False
         return
-    with Shadow(model, torch.float32).in_place():
+    with CastWeights(model, torch.float32).in_place():
         yield True
 
 
@@ -236,7 +236,7 @@ def computing_in(model: Any, dtype: torch.dtype | None) -> AbstractContextManage
     if dtype is None or dtype == weights_dtype(model):
         return nullcontext()
     if dtype.itemsize > weights_dtype(model).itemsize:
-        return Shadow(model, dtype).in_place()
+        return CastWeights(model, dtype).in_place()
     if dtype == torch.float32:
         return nullcontext()
     return torch.autocast(next(model.parameters()).device.type, dtype=dtype)

@@ -12,7 +12,7 @@ STEADY = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings in which a position's angles do not depend on how long the sequence is."""
 
 
-class AngleTable:
+class RotaryTable:
     """What a model's rotary embedding gives for positions 0, 1, 2, …; made by that embedding itself."""
 
     def __init__(self, rotary: Any) -> None:
@@ -21,7 +21,7 @@ class AngleTable:
         self.sin: Tensor | None = None
         self._stamp: Any = None
 
-    def upto(self, length: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    def up_to(self, length: int, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Cosine and sine (positions, size) in x's type and on its device; None where there can be no table.
 
         They stay where they are in memory as long as they suffice: a captured graph may read them.

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from explorl.modeling import proof
 from explorl.modeling.answer_states import (
     AlignedRows,
-    Reading,
+    LogitsPath,
     adjusted,
     head_of,
     is_sharded,
+    logits_path,
     own_logits,
-    reading,
     states,
     unwrapped,
 )
@@ -199,7 +199,7 @@ def answer_records(
     values = [torch.zeros(len(input_ids), completion, dtype=kind, device=device) for kind in (*DTYPES, torch.float32)]
     if not len(input_ids):
         return AnswerRecords(*values)
-    found, together = reading(model, input_ids.size(1), dtype), is_sharded(model)
+    found, together = logits_path(model, input_ids.size(1), dtype), is_sharded(model)
     if not packed and found.kind != "own logits":
         found = replace(found, kind="padded")
     at_once = rows or len(input_ids)
@@ -235,7 +235,7 @@ def _from_head(
     head: nn.Module,
     read: Float[Tensor, "tokens width"],
     targets: Int[Tensor, " tokens"],
-    found: Reading,
+    found: LogitsPath,
     temperature: float | Tensor,
     mass: float,
     block: int | None,

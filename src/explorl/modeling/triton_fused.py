@@ -87,13 +87,13 @@ def _rotate(
 @triton.jit
 def _rotary_kernel(
     query, key, cos, sin, query_out, key_out, length,
-    query_row, query_head, query_token, key_row, key_head, key_token, angle_row, angle_token, query_heads, key_heads,
+    query_row, query_head, query_token, key_row, key_head, key_token, rotary_row, rotary_token, query_heads, key_heads,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row, token = place // length, place % length
-    cos += row * angle_row + token * angle_token
-    sin += row * angle_row + token * angle_token
+    cos += row * rotary_row + token * rotary_token
+    sin += row * rotary_row + token * rotary_token
     size: tl.constexpr = 2 * HALF
     _rotate(
         query + row * query_row + token * query_token, query_out + place * query_heads * size, cos, sin,

@@ -17,7 +17,7 @@ ROWS = 32
 
 
 @triton.jit
-def _angles(cos, sin, HALF: tl.constexpr, PAD: tl.constexpr):
+def _rotary_halves(cos, sin, HALF: tl.constexpr, PAD: tl.constexpr):
     at = tl.arange(0, PAD)[None, :]
     inside = at < HALF
     cos_1 = tl.load(cos + at, mask=inside, other=0.0).to(tl.float32)
@@ -48,13 +48,13 @@ def _store(out, first, second, heads, HEADS: tl.constexpr, HALF: tl.constexpr, P
 @triton.jit
 def _spread_kernel(
     query, key, value, cos, sin, source, query_out, key_out, value_out,
-    query_token, query_head, key_token, key_head, value_token, value_head, angle_token, query_heads, key_heads,
+    query_token, query_head, key_token, key_head, value_token, value_head, rotary_token, query_heads, key_heads,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64)
     token = tl.load(source + slot)
     size: tl.constexpr = 2 * HALF
-    cos_1, cos_2, sin_1, sin_2 = _angles(cos + token * angle_token, sin + token * angle_token, HALF, PAD)
+    cos_1, cos_2, sin_1, sin_2 = _rotary_halves(cos + token * rotary_token, sin + token * rotary_token, HALF, PAD)
     first, second = _halves(query + token * query_token, query_head, query_heads, QUERY_HEADS, HALF, PAD)
     _store(
         query_out + slot * query_heads * size, first * cos_1 - second * sin_1, second * cos_2 + first * sin_2,
@@ -72,7 +72,7 @@ def _spread_kernel(
 @triton.jit
 def _spread_backward_kernel(
     query, key, value, cos, sin, slots, starts, query_out, key_out, value_out, longest,
-    query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place, angle_token,
+    query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place, rotary_token,
     query_heads, key_heads,
     QUERY_HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HALF: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
@@ -100,7 +100,7 @@ def _spread_backward_kernel(
         )  # fmt: skip
         value_1 += first
         value_2 += second
-    cos_1, cos_2, sin_1, sin_2 = _angles(cos + token * angle_token, sin + token * angle_token, HALF, PAD)
+    cos_1, cos_2, sin_1, sin_2 = _rotary_halves(cos + token * rotary_token, sin + token * rotary_token, HALF, PAD)
     _store(
         query_out + token * query_heads * size, query_1 * cos_1 + query_2 * sin_2, query_2 * cos_2 - query_1 * sin_1,
         query_heads, QUERY_HEADS, HALF, PAD,

@@ -21,11 +21,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from explorl.modeling.attention import alone_with
+from explorl.modeling.attention import model_lock
 from explorl.modeling.gpu import kernels_run
 from explorl.modeling.llama import llama_like
 from explorl.modeling.onednn_ops import copied_bytes
-from explorl.modeling.precision import Shadow, own_defaults, weights_dtype
+from explorl.modeling.precision import CastWeights, default_torch_settings, weights_dtype
 from explorl.modeling.proof import TAIL, reached, touched
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.slots import probe
@@ -62,7 +62,7 @@ class Engine:
         use_kernels: Use the Triton kernels; None is yes on CUDA where they run and give what the model gives.
         dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
             weights in it, refreshed at each call.
-        write_out: Run Llama-like layers written out; None is yes where that gives what the model gives.
+        unrolled: Run Llama-like layers unrolled; None does so if that gives the same results as the model.
         keep_prefixes: Keep the keys and values of prompts for later calls, while the weights are the same and nobody
             needs the memory. A prompt is then computed in other company than in a fresh engine, which may change the
             last bits of what is recorded.
@@ -78,18 +78,18 @@ class Engine:
         use_graphs: bool | None = None,
         use_kernels: bool | None = None,
         dtype: torch.dtype | None = None,
-        write_out: bool | None = None,
+        unrolled: bool | None = None,
         keep_prefixes: bool = False,
     ) -> None:
         _check(model, batch_size, memory_budget, dtype)
         self.model, self.tokenizer = model, tokenizer
         self.batch_size, self.memory_budget = batch_size, memory_budget
         self.use_graphs, self.use_kernels = use_graphs, use_kernels
-        self.dtype, self.write_out, self.keep_prefixes = dtype, write_out, keep_prefixes
+        self.dtype, self.unrolled, self.keep_prefixes = dtype, unrolled, keep_prefixes
         self.plan: Plan | None = None
         """Sizes and memory of the latest call."""
         self._runner: Runner | None = None
-        self._shadow: Shadow | None = None
+        self._cast_weights: CastWeights | None = None
         self._signature: tuple[Any, ...] = ()
         self._admitted: dict[Any, Admitted] = {}
         """What was found when the model was tried, by how the engine was to compute and the turning points reached."""
@@ -104,7 +104,7 @@ class Engine:
         self._stamp: tuple[Any, ...] = ()
         """Of the weights that those prompts were computed with."""
 
-    @own_defaults()
+    @default_torch_settings()
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -129,11 +129,11 @@ class Engine:
             session._add(requests, params)
             session.run()
         rollouts = Rollouts(session.finished(), requests.prompts, n, requests.seed)
-        for rollout in rollouts.errors if self.write_out is None else ():  # else it is only being tried out
+        for rollout in rollouts.errors if self.unrolled is None else ():  # else it is only being tried out
             logger.error(rollout.error)
         return rollouts
 
-    @own_defaults()
+    @default_torch_settings()
     def open(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> Session:
         """Begins to sample as `generate` does, with the caller in between; see `Session`."""
         self._check_idle()
@@ -172,7 +172,7 @@ class Engine:
         A session that is open is closed.
         """
         self._close_latest("the engine was released")
-        self._shadow = None
+        self._cast_weights = None
         self._signature = ()
         self.forget_memory()
 
@@ -182,7 +182,9 @@ class Engine:
         Less than that stays, and with it the graphs, whose capture takes longer than many a call.
         """
         device = next(self.model.parameters()).device
-        held = (0 if self._runner is None else self._runner.bytes) + (0 if self._shadow is None else self._shadow.bytes)
+        held = (0 if self._runner is None else self._runner.bytes) + (
+            0 if self._cast_weights is None else self._cast_weights.bytes
+        )
         if held > HELD * total_memory(device):
             self.release()
 
@@ -194,17 +196,17 @@ class Engine:
 
     def weights(self) -> AbstractContextManager[None]:
         """The model with weights of the type that the engine computes in."""
-        return nullcontext() if self._shadow is None else self._shadow.in_place()
+        return nullcontext() if self._cast_weights is None else self._cast_weights.in_place()
 
-    @own_defaults()
+    @default_torch_settings()
     def check(self, longest: int = 0) -> None:
         """Raises `UnsupportedModel` where this model, with sequences of up to ``longest`` tokens, cannot be sampled."""
         self._refresh(next(self.model.parameters()).device)
         self._tried(longest)
 
     def _tried(self, longest: int) -> Admitted:
-        if self.write_out is not None:
-            return Admitted(self.write_out, self.kernels(next(self.model.parameters()).device))
+        if self.unrolled is not None:
+            return Admitted(self.unrolled, self.kernels(next(self.model.parameters()).device))
         points = reached(self._config(), min(longest, self.context() or longest))
         how = self.dtype, self.use_kernels, points
         if how not in self._admitted:
@@ -251,7 +253,7 @@ class Engine:
 
     def _refresh(self, device: torch.device) -> None:
         """Looks at the model anew where its parameters moved or its adapters changed; keeps the graphs otherwise."""
-        with alone_with(self.model):
+        with model_lock(self.model):
             self._look_at_model(device)
 
     def _look_at_model(self, device: torch.device) -> None:
@@ -261,9 +263,9 @@ class Engine:
         self._memory, self._admitted = None, {}
         if self._runner is not None:
             logger.info("the model's parameters or adapters moved; graphs will be captured anew")
-        self._runner = self._shadow = None
+        self._runner = self._cast_weights = None
         if self.dtype is not None and self.dtype != weights_dtype(self.model):
-            self._shadow = Shadow(self.model, self.dtype)
+            self._cast_weights = CastWeights(self.model, self.dtype)
         try:
             with self.weights():
                 self.layers, self.vocab = probe(self.model, device)
@@ -294,7 +296,7 @@ class Engine:
         device = next(self.model.parameters()).device
         if not self._signature:
             self._refresh(device)
-        write_out, kernels = self._tried(prompt_tokens + tokens)
+        unrolled, kernels = self._tried(prompt_tokens + tokens)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
             raise ValueError(f"use_graphs needs a CUDA device and the model is on {device}; leave it None")
@@ -317,8 +319,8 @@ class Engine:
             kernels=kernels,
             before=None if self._runner is None else self._runner.plan,
         )
-        if write_out and device.type == "cpu" and not kernels and tokens >= COPY_FROM:
-            copies = copied_bytes(llama_like(self.model)) if self._shadow is None else 0
+        if unrolled and device.type == "cpu" and not kernels and tokens >= COPY_FROM:
+            copies = copied_bytes(llama_like(self.model)) if self._cast_weights is None else 0
             if plan.bytes + copies <= budget and (self.copies_within is None or copies <= self.copies_within):
                 plan = replace(plan, weight_bytes=copies)
         self.plan = plan
@@ -331,7 +333,7 @@ class Engine:
                 plan.slots,
             )
         if self._runner is not None:
-            same = (self._runner.write_out, self._runner.use_kernels) == (write_out, kernels)
+            same = (self._runner.unrolled, self._runner.use_kernels) == (unrolled, kernels)
             if not same or not self._runner.plan.covers(plan):
                 self._runner = None  # frees the old memory before the new is taken
         if self._runner is None:
@@ -345,7 +347,7 @@ class Engine:
                     device,
                     use_graphs=graphs,
                     use_kernels=kernels,
-                    write_out=write_out,
+                    unrolled=unrolled,
                 )
         return self._runner, min(plan.slots, self._runner.plan.slots)
 
@@ -369,7 +371,7 @@ class Engine:
         On a GPU as far as torch notices: not where somebody writes to ``parameter.data``. On a CPU some numbers of each
         weight are looked at too, since not even the steps of fused optimizers are noticed there.
         """
-        with alone_with(self.model):
+        with model_lock(self.model):
             self._refresh(next(self.model.parameters()).device)
             tensors = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
             held = [tensor for tensor in tensors if tensor is not None]

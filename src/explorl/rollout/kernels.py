@@ -26,10 +26,10 @@ class KernelPages(PageCache):
         return self._decode(query, key, value, self._layer, scale, window, cap)
 
     def rotate_and_attend(
-        self, query: Tensor, key: Tensor, value: Tensor, angles: Any, layer: int, scale: float, window: int | None
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Any, layer: int, scale: float, window: int | None
     ) -> Tensor:
-        """Rotary embedding, `update` and `attend` at once; ``angles`` as in `decode_attention`."""
-        return self._decode(query, key, value, layer, scale, window, None, angles=angles)
+        """Rotary embedding, `update` and `attend` at once; ``rotary`` as in `decode_attention`."""
+        return self._decode(query, key, value, layer, scale, window, None, rotary=rotary)
 
     def _decode(self, query: Tensor, key: Tensor, value: Tensor, layer: int, *how: Any, **more: Any) -> Tensor:
         pages = self.keys[layer], self.values[layer]

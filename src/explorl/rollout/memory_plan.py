@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from explorl.rollout.memory.joined import SHORT_PROMPT
-from explorl.rollout.memory.pages import COPY_BYTES, NOBODYS, PAGE
+from explorl.rollout.memory.pages import COPY_BYTES, PAGE, RESERVED_PAGES
 from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.state import State
 
@@ -305,8 +305,8 @@ def _pages(
         work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
     table = rows * row_pages * 4
     prompt_pages = entries * -(-stored // page)
-    most = rows * (-(-tokens // page) + 1) + prompt_pages + NOBODYS
-    least = max(row_pages + 1, rows * (-(-tokens // (page * AT_LEAST)) + 1) + -(-stored // page)) + NOBODYS
+    most = rows * (-(-tokens // page) + 1) + prompt_pages + RESERVED_PAGES
+    least = max(row_pages + 1, rows * (-(-tokens // (page * AT_LEAST)) + 1) + -(-stored // page)) + RESERVED_PAGES
     pages = min(max(most, wanted), max(least, (budget - work - table) // page_bytes))
     return Plan(
         slots=rows,

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from explorl.modeling.attention import attending
 from explorl.modeling.fused import Fusion
-from explorl.modeling.fused_ops_triton import MergedOps
+from explorl.modeling.fused_ops_triton import FusedTritonOps
 from explorl.modeling.llama import LlamaForward, Ops, TorchOps, llama_like
-from explorl.modeling.onednn_ops import ReorderedOps
+from explorl.modeling.onednn_ops import OneDnnOps
 from explorl.modeling.proof import keeps_logits
 from explorl.rollout.memory.joined import JoinedCache
-from explorl.rollout.memory.pages import Filling, PageCache
+from explorl.rollout.memory.pages import PageCache, PagePrefill
 from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.memory_plan import Plan
@@ -48,10 +48,10 @@ class Runner:
         *,
         use_graphs: bool,
         use_kernels: bool,
-        write_out: bool,
+        unrolled: bool,
     ) -> None:
         self.model, self.layers, self.plan, self.device = model, layers, plan, device
-        self.use_graphs, self.use_kernels, self.write_out = use_graphs, use_kernels, write_out
+        self.use_graphs, self.use_kernels, self.unrolled = use_graphs, use_kernels, unrolled
         self.state = State(plan.slots, plan.tokens, vocab, device)
         self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = partial(sample_step, scratch=Scratch())
         page_cache: type[PageCache] = PageCache
@@ -60,11 +60,11 @@ class Runner:
 
             page_cache, self.sample = KernelPages, sample_step_kernel
         self.cache: PageCache | SlotCache
-        self.filling: Filling | PromptCache
+        self.filling: PagePrefill | PromptCache
         """Where prompts are computed into."""
         if plan.pages:
             self.cache = page_cache(layers, plan.slots, plan.pages, plan.row_pages, plan.page, self.state)
-            self.filling = Filling(self.cache)
+            self.filling = PagePrefill(self.cache)
         else:
             self.filling = PromptCache(layers, plan.entries, plan.prompt_tokens)
             slot_cache = JoinedCache if plan.joined else SlotCache
@@ -73,12 +73,12 @@ class Runner:
         self._pool: Any = None
         self._warm_up: Any = None
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
-        root = llama_like(model) if write_out else None
-        self._written_out = None if root is None else LlamaForward(root, _ops(root, device, use_kernels))
+        root = llama_like(model) if unrolled else None
+        self._unrolled = None if root is None else LlamaForward(root, _ops(root, device, use_kernels))
         self._copied: object = None
         """For whom weights were last copied."""
-        self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._written_out is None else nullcontext
-        logger.info("forward pass: %s", "written out" if self._written_out is not None else "the model's own")
+        self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._unrolled is None else nullcontext
+        logger.info("forward pass: %s", "unrolled" if self._unrolled is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
 
     def drop_graphs(self) -> None:
@@ -89,14 +89,14 @@ class Runner:
     @property
     def bytes(self) -> int:
         """What it holds, beside the model."""
-        ops = None if self._written_out is None else self._written_out.ops
-        copied = isinstance(ops, ReorderedOps) and bool(ops.copies)
+        ops = None if self._unrolled is None else self._unrolled.ops
+        copied = isinstance(ops, OneDnnOps) and bool(ops.copies)
         return self.plan.bytes - (0 if copied else self.plan.weight_bytes)
 
     def copy_weights(self, whose: object, wanted: bool) -> None:
         """Copies the weights, where that is wanted and they are read from a copy; once for everybody who asks."""
-        ops = None if self._written_out is None else self._written_out.ops
-        if isinstance(ops, ReorderedOps) and whose is not self._copied:
+        ops = None if self._unrolled is None else self._unrolled.ops
+        if isinstance(ops, OneDnnOps) and whose is not self._copied:
             self._copied = whose
             ops.renew() if wanted else ops.forget()
 
@@ -106,8 +106,8 @@ class Runner:
 
     def _logits(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Logits (rows, vocab) of each row's last token."""
-        if self._written_out is not None:
-            return self._written_out(ids, positions, cache)
+        if self._unrolled is not None:
+            return self._unrolled(ids, positions, cache)
         with attending(cache):
             return self.model(
                 input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **self._keep
@@ -128,7 +128,7 @@ class Runner:
             self._prefill([at[i] for i in batch], [prompts[i][:-1] for i in batch], length)
 
     def _prefill(self, at: Any, prompts: Sequence[Sequence[int]], length: int) -> None:
-        graphs = self.use_graphs and self._written_out is not None and self.device.type == "cuda"
+        graphs = self.use_graphs and self._unrolled is not None and self.device.type == "cuda"
         graphs = graphs and len(prompts) * length <= PREFILL_TOKENS
         if graphs:
             length = min(-(-length // PREFILL_BUCKET) * PREFILL_BUCKET, self.plan.prompt_tokens)
@@ -168,8 +168,8 @@ class Runner:
 
     def _compute(self, ids: Tensor, positions: Tensor, cache: Any) -> None:
         """Keys and values of whole sequences."""
-        if self._written_out is not None:
-            self._written_out.hidden(ids, positions, cache)
+        if self._unrolled is not None:
+            self._unrolled.hidden(ids, positions, cache)
         else:
             self._logits(ids, positions, cache)
 
@@ -192,8 +192,8 @@ class Runner:
 
     def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
         """Decodes for some steps; the rows have filled up to (or, ``even``, all) ``length`` columns."""
-        if self._written_out is not None:
-            self._written_out.table.refresh()
+        if self._unrolled is not None:
+            self._unrolled.table.refresh()
         for step in range(steps):
             if self.use_graphs:
                 self._replay(layout.rows, self._bucket(length + steps), active)
@@ -209,7 +209,7 @@ class Runner:
         ints, row_of = self.state.ints[:, : layout.rows], None
         if layout.lead is not None and layout.row_of is not None:
             ints, row_of = self.state.ints[:, torch.from_numpy(layout.lead)], torch.from_numpy(layout.row_of)
-        self.cache.look(ints, length, even)
+        self.cache.begin_step(ints, length, even)
         logits = self._logits(ints[TOKEN, :, None], ints[POSITION, :, None], self.cache)
         if active.by_position:
             self.state.temper()
@@ -256,5 +256,5 @@ class Runner:
 
 def _ops(root: Any, device: torch.device, use_kernels: bool) -> Ops:
     if use_kernels:
-        return MergedOps()
-    return ReorderedOps(root) if device.type == "cpu" else TorchOps()
+        return FusedTritonOps()
+    return OneDnnOps(root) if device.type == "cpu" else TorchOps()

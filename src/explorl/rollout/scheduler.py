@@ -103,7 +103,7 @@ class Scheduler:
         # Where nobody waits for a row that has stopped, those that stop within a few steps are taken together.
         early = self.kind == "cpu" and self.keep
         self.stop_tokens = StopTokens(self.strings, self.tokenizer, runner.state.vocab) if early else None
-        if memory is None or not memory.rehouse(runner, slots):
+        if memory is None or not memory.migrate(runner, slots):
             self.abandon()
             memory = PageMemory(runner, slots) if runner.plan.pages else SpanMemory(runner, slots)
         self.memory, memory.resting = memory, self.resting
@@ -225,7 +225,7 @@ class Scheduler:
         if self.crowded and len(free) < self.slots:
             return  # whoever came now would soon have to give way again
         while self.waiting and len(free):
-            taken = self.memory.take(self.waiting, len(free))
+            taken = self.memory.admit(self.waiting, len(free))
             if not taken:
                 return
             del self.waiting[: len(taken)]
@@ -386,7 +386,7 @@ class Scheduler:
             sample = self.samples[self.owner[seat]]
             sample.seat, sample.searched = -1, int(self.stops.checked[seat])
         self.owner[seats], self.steps[seats], self.limits[seats] = -1, 0, 0
-        self.memory.leave(seats, broken)
+        self.memory.evict(seats, broken)
 
     def rest(self, sample: Sample) -> None:
         """A sample has ended: what is kept of it stays while there is room, as much as the rows themselves have."""
@@ -426,7 +426,7 @@ class Scheduler:
                 source = busy[busy >= count]
                 target = np.flatnonzero(self.owner[:count] < 0)
                 self._seats_to(source, target)
-                self.memory.move_seats(source, target, most)
+                self.memory.move_slots(source, target, most)
         self.memory.compact(most, count)
 
     def _seats_to(self, source: np.ndarray, target: np.ndarray) -> None:

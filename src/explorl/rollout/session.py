@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from explorl.modeling.attention import alone_with, sampling_mode
+from explorl.modeling.attention import model_lock, sampling_mode
 from explorl.modeling.gpu import on
-from explorl.modeling.precision import own_defaults
+from explorl.modeling.precision import default_torch_settings
 from explorl.rollout.requests import Prompt, Requests, continued
 from explorl.rollout.rollouts import Rollout
 from explorl.rollout.sampling import Active, SamplingParams
@@ -81,7 +81,7 @@ class Session:
 
     # What there is to sample
 
-    @own_defaults()
+    @default_torch_settings()
     def add(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> list[int]:
         """Further requests, sampled as `Engine.generate` alone would sample them; their rows."""
         self._check_open()
@@ -143,7 +143,7 @@ class Session:
             )
         self._active = active
 
-    @own_defaults()
+    @default_torch_settings()
     def extend(self, row: int, tokens: str | Sequence[int], max_tokens: int | None = None) -> None:
         """Appends tokens that were not sampled, such as what a tool said, to a row, and lets it go on after them.
 
@@ -165,7 +165,7 @@ class Session:
         sample.limit = limit
         self._enqueue([row])
 
-    @own_defaults()
+    @default_torch_settings()
     def fork(self, row: int, n: int = 1, at: int | None = None, max_tokens: int | None = None) -> list[int]:
         """``n`` new rows that have a row's first ``at`` completion tokens (None: all so far) and go on on their own.
 
@@ -217,7 +217,7 @@ class Session:
         self._enqueue(rows)
         return rows
 
-    @own_defaults()
+    @default_torch_settings()
     def cancel(self, row: int) -> None:
         """Gives a row up: its tokens so far stay readable, its memory is free."""
         sample = self._sample(row)
@@ -228,7 +228,7 @@ class Session:
         sample.cancelled = True
         sample.forget()
 
-    @own_defaults()
+    @default_torch_settings()
     def resume(self, row: int) -> None:
         """Takes back `cancel`: the row goes on where it was, computed again from its tokens."""
         self._check_open()
@@ -239,13 +239,13 @@ class Session:
         if sample.reason is None:
             self._enqueue([row])
 
-    @own_defaults()
+    @default_torch_settings()
     def look(self) -> None:
         """Brings what all rows have sampled to the host at once: `rollout` has then nothing to wait for."""
         if self._scheduler is not None:
             self._scheduler.read_all()
 
-    @own_defaults()
+    @default_torch_settings()
     def rollout(self, row: int) -> Rollout:
         """A row as it stands; `Rollout.finish_reason` is None where it has not ended."""
         sample = self._known(row)
@@ -264,7 +264,7 @@ class Session:
     def _going_on(self) -> bool:
         return not self._closed and any(s.reason is None and not s.cancelled for s in self._samples)
 
-    @own_defaults()
+    @default_torch_settings()
     def step(self, tokens: int | None = None, *, same_weights: bool = False) -> list[Rollout]:
         """Samples until a row ends, or so many tokens per row; what has ended.
 
@@ -280,7 +280,7 @@ class Session:
         ended, self._ended = self._ended, []
         return [sample.rollout(self.engine.tokenizer) for sample in ended if not sample.cancelled]
 
-    @own_defaults()
+    @default_torch_settings()
     def run(self) -> None:
         """Samples until every row has ended."""
         self._check_open()
@@ -288,12 +288,12 @@ class Session:
         self._run(lambda _: False, None, ahead=True)
         self._ended = []
 
-    @own_defaults()
+    @default_torch_settings()
     def finished(self) -> list[Rollout]:
         """The rows that have ended, in the order of their numbers; cancelled ones are left out."""
         return [s.rollout(self.engine.tokenizer) for s in self._samples if s.reason is not None and not s.cancelled]
 
-    @own_defaults()
+    @default_torch_settings()
     def close(self, why: str = "it was closed") -> None:
         """Gives the session's memory back to the engine. What was sampled stays readable."""
         if self._closed:
@@ -317,7 +317,7 @@ class Session:
         try:
             # What it keeps is written to in other modes too.
             model = self.engine.model
-            with alone_with(model), torch.inference_mode(False), on(next(model.parameters()).device):
+            with model_lock(model), torch.inference_mode(False), on(next(model.parameters()).device):
                 self._sample_until(enough, most, ahead)
         finally:
             self.sampling = False

@@ -39,8 +39,8 @@ class UnsupportedModel(TypeError):
 class Admitted(NamedTuple):
     """How the engine may run."""
 
-    write_out: bool
-    """Whether the model's layers are written out."""
+    unrolled: bool
+    """Whether the model's layers are unrolled."""
     kernels: bool
     """Whether Triton kernels compute."""
 
@@ -74,13 +74,13 @@ def admitted(engine: Engine, points: frozenset[int]) -> Admitted:
 
 
 def _try_out(engine: Engine, kernels: bool, points: list[int]) -> _Found:
-    """The fastest way that is right: without written-out layers if need be, and without kernels if they may be left."""
-    ways = [Admitted(write_out, kernels) for write_out in (True, False)]
+    """The fastest way that is right: without unrolled layers if need be, and without kernels if they may be left."""
+    ways = [Admitted(unrolled, kernels) for unrolled in (True, False)]
     if kernels and engine.use_kernels is None:
-        ways += [Admitted(write_out, False) for write_out in (True, False)]
+        ways += [Admitted(unrolled, False) for unrolled in (True, False)]
     first = reason = ""
     for how in ways:
-        if how.write_out and llama_like(engine.model) is None:
+        if how.unrolled and llama_like(engine.model) is None:
             continue
         reason = _difference(engine, how, points)
         if not reason:
@@ -98,17 +98,17 @@ def _difference(engine: Engine, how: Admitted, points: list[int]) -> str:
 
     def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
         dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, how.kernels)
-        return _sampled(engine, ids, how.write_out, dtype, use_kernels=kernels)
+        return _sampled(engine, ids, how.unrolled, dtype, use_kernels=kernels)
 
     return proof.difference(engine.model, engine.dtype, fast)
 
 
 def _sampled(
-    engine: Engine, ids: list[list[int]], write_out: bool, dtype: torch.dtype | None, use_kernels: bool | None
+    engine: Engine, ids: list[list[int]], unrolled: bool, dtype: torch.dtype | None, use_kernels: bool | None
 ) -> tuple[list[list[int]], Tensor]:
     """Sequences whose ends a small engine has sampled, and the log-probabilities that it recorded."""
     small = type(engine)(
-        engine.model, batch_size=4, use_graphs=False, use_kernels=use_kernels, dtype=dtype, write_out=write_out
+        engine.model, batch_size=4, use_graphs=False, use_kernels=use_kernels, dtype=dtype, unrolled=unrolled
     )
     small.copies_within = engine.memory_budget
     params = SamplingParams(max_tokens=proof.TAIL, stop_token_ids=(), seed=0)

@@ -13,30 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from explorl.rollout.memory.pages import BLANK, NOBODYS, pages_for
+from explorl.rollout.memory.pages import BLANK, RESERVED_PAGES, pages_for
 from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.sequences import PromptTokens, Sample
 
 
-class Kept:
+class RetainedPages:
     """The pages of a sequence's first tokens, held for somebody who may go on from there."""
 
     def __init__(self, memory: PageMemory, pages: np.ndarray, length: int) -> None:
         self.memory, self.pages, self.length = memory, pages.copy(), length
-        memory.hold(self.pages)
+        memory.retain(self.pages)
 
     @property
     def bytes(self) -> int:
         return 0  # they are taken back when others need them
 
-    def first(self, length: int, prompt: int) -> Kept:
+    def first(self, length: int, prompt: int) -> RetainedPages:
         """The pages of the first completion tokens, after a prompt of so many stored tokens."""
         length = min(self.length, prompt + length)
-        return Kept(self.memory, self.pages[: pages_for(length, self.memory.page)], length)
+        return RetainedPages(self.memory, self.pages[: pages_for(length, self.memory.page)], length)
 
     def drop(self) -> None:
         """Gives the pages back."""
-        self.memory.give(self.pages)
+        self.memory.release(self.pages)
         self.pages = self.pages[:0]
 
 
@@ -49,9 +49,9 @@ class PageMemory:
         self.runner, self.cache, self.page = runner, runner.cache, runner.cache.page
         self.refs = np.zeros(self.cache.pages, dtype=np.int64)
         """How many have each page."""
-        self.room = self.cache.pages - NOBODYS
+        self.room = self.cache.pages - RESERVED_PAGES
         """Free pages."""
-        self._sit(slots)
+        self._reset(slots)
         self.prompts: dict[PromptTokens, np.ndarray] = {}
         """Pages of prompts, the longest unused first."""
         self.resting: dict[int, Sample] = {}
@@ -59,7 +59,7 @@ class PageMemory:
         self.spoiled: set[int] = set()
         """Pages that may hold NaN, and are zeroed when nobody has them any more."""
 
-    def _sit(self, slots: int) -> None:
+    def _reset(self, slots: int) -> None:
         """There are so many seats, and nobody sits there."""
         self.tables = np.full((slots, self.cache.table.shape[1]), BLANK, dtype=np.int32)
         """Pages of each seat."""
@@ -71,9 +71,9 @@ class PageMemory:
     @property
     def free(self) -> np.ndarray:
         """Pages that nobody has, but for those that are nobody's."""
-        return np.flatnonzero(self.refs[NOBODYS:] == 0) + NOBODYS
+        return np.flatnonzero(self.refs[RESERVED_PAGES:] == 0) + RESERVED_PAGES
 
-    def rehouse(self, runner: Any, slots: int) -> bool:
+    def migrate(self, runner: Any, slots: int) -> bool:
         """Goes on in another runner, where nobody sits yet; False where its pages are others, or fewer."""
         old, new = self.cache, runner.cache
         if not runner.plan.pages or new.page != self.page or new.pages < old.pages:
@@ -84,16 +84,16 @@ class PageMemory:
             self.refs = np.concatenate([self.refs, np.zeros(new.pages - old.pages, dtype=np.int64)])
             self.room += new.pages - old.pages
         self.runner, self.cache = runner, new
-        self._sit(slots)
+        self._reset(slots)
         return True
 
     # Counting
 
-    def hold(self, pages: np.ndarray) -> None:
+    def retain(self, pages: np.ndarray) -> None:
         """One owner more for each of these pages, which somebody has already; some may be named several times."""
         np.add.at(self.refs, pages, 1)
 
-    def give(self, pages: np.ndarray) -> None:
+    def release(self, pages: np.ndarray) -> None:
         """Takes one owner off each page, and back those that have none."""
         np.subtract.at(self.refs, pages, 1)
         freed = np.unique(pages[self.refs[pages] == 0])
@@ -133,7 +133,7 @@ class PageMemory:
         for prompt, pages in self.prompts.items():
             if prompt not in needed:
                 del self.prompts[prompt]
-                self.give(pages)
+                self.release(pages)
                 return True
         for index, sample in self.resting.items():
             del self.resting[index]
@@ -147,7 +147,7 @@ class PageMemory:
 
     # Seats
 
-    def take(self, waiting: Sequence[Sample], most: int) -> list[Sample]:
+    def admit(self, waiting: Sequence[Sample], most: int) -> list[Sample]:
         """The first of those who wait that can be seated now, their prompts computed.
 
         A page for every row that is being decoded stays free: else the first page they need would cost somebody a seat.
@@ -201,7 +201,7 @@ class PageMemory:
             if length % self.page:
                 copied[at] = pages[full]
         if shared:
-            self.hold(np.concatenate(shared))
+            self.retain(np.concatenate(shared))
         wanted = np.array([sample.prompt.stored + len(sample.tokens) for sample in samples])
         own = self.held[seats]
         self._grow(seats, pages_for(wanted + 1, self.page) - own)
@@ -220,23 +220,23 @@ class PageMemory:
         """The pages of a seat."""
         return self.tables[seat, : self.held[seat]]
 
-    def keep(self, seat: int, sample: Sample, tokens: int) -> Kept:
+    def keep(self, seat: int, sample: Sample, tokens: int) -> RetainedPages:
         """The keys and values of a seat's first completion tokens, to go on from."""
         length = sample.prompt.stored + tokens
-        return Kept(self, self.tables[seat, : pages_for(length, self.page)], length)
+        return RetainedPages(self, self.tables[seat, : pages_for(length, self.page)], length)
 
-    def leave(self, seats: np.ndarray, broken: np.ndarray) -> None:
+    def evict(self, seats: np.ndarray, broken: np.ndarray) -> None:
         """Frees seats; ``broken`` ones among them may hold NaN."""
         for seat in broken:
             self.spoiled.update(self._pages(seat).tolist())
         mine = np.arange(self.tables.shape[1]) < self.held[seats][:, None]
         pages = self.tables[seats][mine]
         self.tables[seats], self.held[seats], self._stale = BLANK, 0, True
-        self.give(pages)
+        self.release(pages)
         for prompt, held in list(self.prompts.items()) if len(broken) else ():
             if self.spoiled.intersection(held.tolist()):
                 del self.prompts[prompt]
-                self.give(held)
+                self.release(held)
 
     def ready(self, seats: np.ndarray, tokens: np.ndarray) -> bool:
         """Gives these seats the pages for so many tokens; False where one has to give way first."""
@@ -249,7 +249,7 @@ class PageMemory:
     def clean(self) -> None:
         """Gives everything back."""
         for pages in self.prompts.values():
-            self.give(pages)
+            self.release(pages)
         self.prompts.clear()
 
     # Decoding
@@ -273,7 +273,7 @@ class PageMemory:
         """Every seat has a row of its own."""
         return None
 
-    def move_seats(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
+    def move_slots(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
         """The requests in these seats sit in others now."""
         for values, nothing in ((self.tables, BLANK), (self.held, 0)):
             moved = values[source]

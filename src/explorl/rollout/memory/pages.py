@@ -22,7 +22,7 @@ PAGE = {"cuda": 64, "cpu": 16}
 """Tokens in a page: a multiple of the attention kernel's tiles, so that no tile crosses a page."""
 BLANK, TRASH = 0, 1
 """Pages that are nobody's: one that is only read (where a table has no page), and one that is only written to."""
-NOBODYS = 2
+RESERVED_PAGES = 2
 COPY_BYTES = 32 << 20
 """Most of what is copied at once from pages to others, which takes as much memory again."""
 
@@ -58,7 +58,7 @@ class PageCache(_Base):
         """Most tokens of a row."""
         return int(self.table.shape[1]) * self.page
 
-    def look(self, ints: Tensor, length: int, even: bool = False) -> None:
+    def begin_step(self, ints: Tensor, length: int, even: bool = False) -> None:
         """Prepares a step of rows with these `State.ints`, which have up to ``length`` tokens with the new one."""
         self.ints, self.rows, self.length = ints, ints.shape[1], min(length, self.capacity)
         self._step.clear()
@@ -94,9 +94,11 @@ class PageCache(_Base):
         key, value = self.gathered(self._layer, self.table[: self.rows, :count])
         return masked_attention(query, key, value, self._step[window], scale, cap)
 
-    def extension(self, tables: Sequence[Sequence[int]], starts: Sequence[int], lengths: Sequence[int]) -> Extension:
+    def extension(
+        self, tables: Sequence[Sequence[int]], starts: Sequence[int], lengths: Sequence[int]
+    ) -> PageExtension:
         """A pass over several new tokens of rows with these pages; see `Extension`."""
-        return Extension(self, tables, starts, lengths)
+        return PageExtension(self, tables, starts, lengths)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copies pages; none is both source and target."""
@@ -116,7 +118,7 @@ class PageCache(_Base):
             block[:, torch.tensor(pages, device=block.device)] = 0
 
 
-class Filling(_Base):
+class PagePrefill(_Base):
     """A pass over whole prompts, from their first token on; ``at`` (rows, length) says where each token is stored."""
 
     def __init__(self, cache: PageCache) -> None:
@@ -144,7 +146,7 @@ class Filling(_Base):
         return causal_attention(query, key, value, scale, window, cap)
 
 
-class Extension(_Base):
+class PageExtension(_Base):
     """A pass over ``lengths[i]`` tokens of each row from position ``starts[i]`` on, which sees all before them."""
 
     def __init__(

@@ -23,7 +23,7 @@ class Layout:
 
     rows: int
     """Rows to decode: the first ones."""
-    seats: int
+    slots: int
     """Seats to sample for: the first ones."""
     lead: np.ndarray | None
     """A seat of each row; None where rows and seats are the same."""
@@ -51,7 +51,7 @@ class SharedRows:
         self.entry[rows] = entries[first]
         self.row[seats] = rows[which]
 
-    def leave(self, seats: np.ndarray) -> None:
+    def evict(self, seats: np.ndarray) -> None:
         """Frees seats, and the rows that nobody uses any more."""
         rows = self.row[seats]
         self.row[seats] = -1
@@ -74,7 +74,7 @@ class SharedRows:
         self.row[seats] = rows[of]
         return source, target
 
-    def move_seats(self, source: np.ndarray, target: np.ndarray) -> None:
+    def move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """The requests in these seats sit in others now; without sharing their rows have moved with them."""
         if self.share:
             self.row[target] = self.row[source]

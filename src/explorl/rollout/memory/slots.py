@@ -162,12 +162,12 @@ class _Slots(_Base):
     prefix = 0
     """Columns of a slot before the first that counts."""
 
-    def take(self, slot: int, length: int) -> Span:
+    def copy_out(self, slot: int, length: int) -> Span:
         """A copy of the first columns of a slot."""
         columns = slice(self.prefix, self.prefix + length)
         return Span([block[:, slot, columns].clone() for block in self.blocks], length)
 
-    def put(self, slot: int, span: Span, length: int) -> None:
+    def copy_in(self, slot: int, span: Span, length: int) -> None:
         """Fills the first columns of a slot with those of a copy."""
         for block, mine in zip(self.blocks, span.blocks, strict=True):
             block[:, slot, self.prefix : self.prefix + length] = mine[:, :length]
@@ -252,13 +252,13 @@ class SlotCache(_Slots):
 
     def extension(
         self, where: Sequence[tuple[int, int, int]], starts: Sequence[int], lengths: Sequence[int]
-    ) -> Extension:
+    ) -> SlotExtension:
         """A pass over several new tokens of rows, each a (slot, prompt entry, tokens in it), from ``starts`` on."""
         slots, entries, offsets = torch.tensor(where, device=self.state.ints.device).T
         begin, count = (torch.tensor(values, device=slots.device) for values in (starts, lengths))
-        return Extension(self, slots, entries, offsets, begin - offsets, count)
+        return SlotExtension(self, slots, entries, offsets, begin - offsets, count)
 
-    def look(self, ints: Tensor, length: int, even: bool = False) -> None:
+    def begin_step(self, ints: Tensor, length: int, even: bool = False) -> None:
         """Prepares a step of rows with these `State.ints` over the first columns; ``even``: all rows fill them."""
         self.ints, self.rows, self.length, self.even = ints, ints.shape[1], length, even
         self._step.clear()
@@ -413,7 +413,7 @@ class SlotCache(_Slots):
         return keys, values
 
 
-class Extension(_Base):
+class SlotExtension(_Base):
     """A pass over several new tokens of rows that have others before them: forced ones, or forgotten ones.
 
     Row i of the pass fills ``lengths[i]`` columns of slot ``slots[i]`` from ``starts[i]`` on, after a prompt entry

@@ -38,7 +38,7 @@ class SpanMemory:
         self.spoiled_rows: set[int] = set()
         self.spoiled_entries: set[int] = set()
 
-    def rehouse(self, runner: Runner, slots: int) -> bool:
+    def migrate(self, runner: Runner, slots: int) -> bool:
         """Goes on in another runner, where nobody sits yet; False where that is of another kind."""
         if runner.plan.pages:
             return False
@@ -49,7 +49,7 @@ class SpanMemory:
             self.stored = {}
             fitting = [item for item in stored.items() if item[0].stored <= runner.plan.prompt_tokens]
             for entry, (prompt, old) in enumerate(fitting[-runner.plan.entries :]):
-                self.prompt_cache.put(entry, before.take(old, prompt.stored), prompt.stored)
+                self.prompt_cache.copy_in(entry, before.copy_out(old, prompt.stored), prompt.stored)
                 self.stored[prompt] = entry
         return True
 
@@ -60,7 +60,7 @@ class SpanMemory:
 
     # Seats
 
-    def take(self, waiting: Iterable[Sample], most: int) -> list[Sample]:
+    def admit(self, waiting: Iterable[Sample], most: int) -> list[Sample]:
         """The first of those who wait that can be seated now, their prompts computed."""
         waiting = list(waiting)
         if waiting[0].prompt not in self.stored and not self._prefill(waiting):
@@ -123,7 +123,7 @@ class SpanMemory:
             kept = 0
             if isinstance(sample.kept, Span):
                 kept = min(sample.kept.length, len(sample.tokens))
-                self.cache.put(row, sample.kept, kept)
+                self.cache.copy_in(row, sample.kept, kept)
             starts.append(kept)
             missing.append([sample.prompt.tokens[-1], *sample.tokens][kept : len(sample.tokens)])
         todo = [i for i, tokens in enumerate(missing) if tokens]
@@ -134,16 +134,16 @@ class SpanMemory:
 
     def keep(self, seat: int, sample: Sample, tokens: int) -> Span:
         """The keys and values of a seat's first completion tokens, to go on from."""
-        return self.cache.take(int(self.rows.row[seat]), tokens)
+        return self.cache.copy_out(int(self.rows.row[seat]), tokens)
 
-    def leave(self, seats: np.ndarray, broken: np.ndarray) -> None:
+    def evict(self, seats: np.ndarray, broken: np.ndarray) -> None:
         """Frees seats; ``broken`` ones among them may hold NaN."""
         rows = self.rows.row[broken]
         if len(rows):
             # Free rows are decoded along with somebody else's token, so theirs may be spoiled too.
             self.spoiled_rows.update(rows.tolist(), np.flatnonzero(self.rows.entry < 0).tolist())
             self.spoiled_entries.update(self.rows.entry[rows].tolist())
-        self.rows.leave(seats)
+        self.rows.evict(seats)
 
     def ready(self, seats: np.ndarray, tokens: np.ndarray) -> bool:
         """Every row has room for all that it may sample."""
@@ -184,9 +184,9 @@ class SpanMemory:
         self.rows.row[rows] = rows
         return rows
 
-    def move_seats(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
+    def move_slots(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
         """The requests in these seats sit in others now."""
-        self.rows.move_seats(source, target)
+        self.rows.move_slots(source, target)
         if not self.shares:
             self._move(source, target, steps)
 

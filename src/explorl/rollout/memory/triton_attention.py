@@ -119,7 +119,7 @@ def _rotated(x, at, line, cos, sin, inside, HALF: tl.constexpr):
 def _decode_kernel(
     query, new_key, new_value, keys, values, table, ints, out, part_acc, part_best, part_total,
     cos, sin, scale, cap, window, slots, table_row,
-    query_row, query_head, key_row, key_head, value_row, value_head, angle_row,
+    query_row, query_head, key_row, key_head, value_row, value_head, rotary_row,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, ROTATE: tl.constexpr, TABLE: tl.constexpr, PRECISION: tl.constexpr,
@@ -142,11 +142,11 @@ def _decode_kernel(
     inside = (member < GROUP)[:, None] & (k_size < KEY)[None, :]
     q = tl.load(lines + k_size[None, :], mask=inside, other=0.0)
     if ROTATE:
-        angle = row
+        rotary_line = row
         if TABLE:
-            angle = position.to(tl.int64)
-        cos += angle * angle_row
-        sin += angle * angle_row
+            rotary_line = position.to(tl.int64)
+        cos += rotary_line * rotary_row
+        sin += rotary_line * rotary_row
         q = _rotated(q, k_size[None, :], lines, cos, sin, inside, KEY // 2)
 
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
@@ -234,13 +234,13 @@ def decode_attention(
     window: int | None = None,
     cap: float | None = None,
     splits: int | None = None,
-    angles: tuple[Tensor, Tensor] | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
     """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size); writes its key and value too.
 
     ``keys`` and ``values`` (pages, page, kv heads, size) are all pages of a layer, ``table`` (slots, pages of a row)
-    says which are whose; ``ints`` is `State.ints`, which says where each row stands. ``angles`` are cosine and sine
+    says which are whose; ``ints`` is `State.ints`, which says where each row stands. ``rotary`` are cosine and sine
     by which query and key are rotated first, of each row (rows, 1, size) or of every position (positions, size);
     without them they are taken as they are.
     """
@@ -256,11 +256,11 @@ def decode_attention(
     assert page % launch.block == 0, f"a page of {page} tokens is no multiple of a tile of {launch.block}"
     query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, new_key, new_value))
     assert all(t.is_contiguous() for t in (keys, values, table))
-    cos, sin = (query, query) if angles is None else angles
-    by_position = angles is not None and cos.ndim == 2
-    if angles is not None and not by_position:
-        cos, sin = (angle.expand(rows, 1, key_size) for angle in angles)
-    if angles is not None and (cos.stride() != sin.stride() or cos.stride(-1) != 1):
+    cos, sin = (query, query) if rotary is None else rotary
+    by_position = rotary is not None and cos.ndim == 2
+    if rotary is not None and not by_position:
+        cos, sin = (part.expand(rows, 1, key_size) for part in rotary)
+    if rotary is not None and (cos.stride() != sin.stride() or cos.stride(-1) != 1):
         cos, sin = cos.contiguous(), sin.contiguous()
     out = torch.empty(rows, 1, heads, value_size, dtype=query.dtype, device=query.device)
     parts = rows * heads * splits if splits > 1 else 1
@@ -273,7 +273,7 @@ def decode_attention(
         new_value.stride(0), new_value.stride(1), cos.stride(0),
         GROUP=group, GROUP_PAD=group_pad, KEY=key_size, VALUE=value_size, KEY_PAD=key_pad, VALUE_PAD=value_pad,
         BLOCK=launch.block, PAGE=page, SPLITS=splits,
-        WINDOW=window is not None, CAP=cap is not None, ROTATE=angles is not None, TABLE=by_position,
+        WINDOW=window is not None, CAP=cap is not None, ROTATE=rotary is not None, TABLE=by_position,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip

@@ -75,7 +75,7 @@ class Scratch:
         return self._held[: 3 * like.numel()].view(3, *like.shape).unbind()
 
 
-class Draw(NamedTuple):
+class SampledToken(NamedTuple):
     """One token a row and what is recorded about it."""
 
     token: Int[Tensor, " rows"]
@@ -162,7 +162,7 @@ def draw(
     active: Active,
     row_of: Int[Tensor, " seats"] | None = None,
     scratch: Scratch | None = None,
-) -> Draw:
+) -> SampledToken:
     """Samples for the state's first seats; ``row_of`` is the row of each in the logits, where several share one."""
     seats = logits.shape[0] if row_of is None else len(row_of)
     ints, reals = state.ints[:, :seats], state.reals[:, :seats]
@@ -200,7 +200,7 @@ def draw(
     if active.greedy:
         logq = torch.where(greedy, 0.0, logq)
     mass = _min_p_mass(policy, row, token, active.min_p_mass) if active.min_p_mass else None
-    return Draw(token, logp, logq, entropy, branching, broken, mass)
+    return SampledToken(token, logp, logq, entropy, branching, broken, mass)
 
 
 def _policy(scores: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -277,7 +277,7 @@ def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Activ
 def alternatives(
     logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " seats"] | None = None
 ) -> tuple[Int[Tensor, "seats k"], Float[Tensor, "seats k"]]:
-    """The k most likely tokens of each seat and their log π, as in `Draw.logp`."""
+    """The k most likely tokens of each seat and their log π, as in `SampledToken.logp`."""
     scores = logits.float().clamp(min=FLOOR)
     ids = first_tokens(scores, active.logprobs)
     if row_of is not None:
@@ -319,7 +319,7 @@ def sample_step(
     (_go_on_on_host if ints.device.type == "cpu" else _go_on)(state, ints, result, active, running, good)
 
 
-def _go_on(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+def _go_on(state: State, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor) -> None:
     """Counts the tokens that were drawn, and says which seats have ended with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
@@ -332,7 +332,9 @@ def _go_on(state: State, ints: Tensor, result: Draw, active: Active, running: Te
     ints[POSITION] += onward
 
 
-def _go_on_on_host(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+def _go_on_on_host(
+    state: State, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
+) -> None:
     """`_go_on` on a CPU, where NumPy has smaller calls."""
     held, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
     held[STEP] += good.numpy()

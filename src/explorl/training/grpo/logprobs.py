@@ -116,7 +116,7 @@ class LogProbabilityTrainer(SamplingTrainer):
                         completion,
                         temperature=own,
                         head_temperature=self.temperature,
-                        written_out=kind == "written out",
+                        unrolled=kind == "unrolled",
                     )
                 )
         logps, entropies = zip(*found, strict=True)

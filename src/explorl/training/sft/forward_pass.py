@@ -66,7 +66,7 @@ def tokens_that_fit(
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
     layers = int(getattr(config, "num_hidden_layers", 24))
     size = 2 if dtype is not None else next(model.parameters()).element_size()
-    layer = (hidden * (8 + 8 * size) + 3 * inner * size) * (1 if kind == "written out" else 2)
+    layer = (hidden * (8 + 8 * size) + 3 * inner * size) * (1 if kind == "unrolled" else 2)
     kept = layers * hidden * (4 + size) + layer if checkpointing else layers * layer
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     free = torch.cuda.mem_get_info(device)[0] - 12 * trained  # gradients and AdamW's state are still to come

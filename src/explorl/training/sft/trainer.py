@@ -1,4 +1,4 @@
-"""TRL's `SFTTrainer` without padding: packed rows, the written-out pass where the model has one, no wait for the GPU.
+"""TRL's `SFTTrainer` without padding: packed rows, the unrolled pass where the model has one, no wait for the GPU.
 
 What is overridden of TRL and transformers, and why:
 
@@ -256,7 +256,7 @@ class PackedSFTTrainer(SFTTrainer):
             if self._has_scores
             else {"shift_labels": following, "fused_lm_head": True}
         )
-        with packed_rows(model, rows, self._kind == "written out", None):
+        with packed_rows(model, rows, self._kind == "unrolled", None):
             outputs = model(**inputs, **asked)
         losses = -outputs.log_probs
         if self.args.loss_type == "dft":
