@@ -46,7 +46,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from explorl.strategies import Batch, build_all
 from explorl.strategies.grpo import grpo_advantages
-from explorl.training.grpo.batch import Recorded, generation_batch, put_back
+from explorl.training.grpo.batch import TokenStats, generation_batch, put_back
 from explorl.training.grpo.correct import Correct
 from explorl.training.grpo.shaping import shape
 
@@ -80,7 +80,7 @@ class Cost:
 # ---------------------------------------------------------------- the batch
 
 
-def own_rows(cell: Cell, place: int) -> tuple[Recorded, dict[str, Tensor], Tensor]:
+def own_rows(cell: Cell, place: int) -> tuple[TokenStats, dict[str, Tensor], Tensor]:
     """Records and TRL's dictionary of this process's rows, and the rewards of all; the same however many there are."""
     count = cell.rows // cell.processes
     rewards = (torch.randn(cell.rows, generator=torch.Generator().manual_seed(0)) > 0).float().to(cell.device)
@@ -104,10 +104,10 @@ def own_rows(cell: Cell, place: int) -> tuple[Recorded, dict[str, Tensor], Tenso
         "completion_mask": present.long(),
         "advantages": advantages[place * count : (place + 1) * count],
     }
-    return Recorded(logps, entropy, branching, sampling_logps), output, rewards
+    return TokenStats(logps, entropy, branching, sampling_logps), output, rewards
 
 
-def step(cell: Cell, place: int, rows: tuple[Recorded, dict[str, Tensor], Tensor]) -> tuple[Batch, dict[str, Any]]:
+def step(cell: Cell, place: int, rows: tuple[TokenStats, dict[str, Tensor], Tensor]) -> tuple[Batch, dict[str, Any]]:
     """What the trainer does once a batch is sampled."""
     recorded, output, rewards = rows[0], dict(rows[1]), rows[2]
     count = cell.rows // cell.processes

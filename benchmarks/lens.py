@@ -106,14 +106,14 @@ class Timed(ExplorationTrainer):
 
     clock: Clock
 
-    def _watch(self, *args: Any) -> None:
+    def _inspect_batch(self, *args: Any) -> None:
         begun = spent()
-        super()._watch(*args)
+        super()._inspect_batch(*args)
         self.clock.looked += spent() - begun
 
-    def look_again(self, **options: Any) -> None:
+    def finish_inspections(self, **options: Any) -> None:
         begun = spent()
-        super().look_again(**options)
+        super().finish_inspections(**options)
         self.clock.looked += spent() - begun
 
 

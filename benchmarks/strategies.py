@@ -45,7 +45,7 @@ from explorl.rollout.sampling import Active
 from explorl.strategies import REGISTRY, StepState, Strategy, build
 from explorl.strategies.base import overrides
 from explorl.tasks import get_task
-from explorl.training.grpo.sampling_plan import by_position
+from explorl.training.grpo.sampling_plan import pad_schedules
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.run_setup import disabled_progress, quiet
 
@@ -310,7 +310,7 @@ class Bench:
         """Those that a strategy gives to some rows, or to each of their positions."""
         said: Any = strategy.sampling(self.prompts[:rows], 0)
         if "temperature_by_position" in said:
-            return torch.tensor(by_position(said["temperature_by_position"], self.output["completion_ids"].size(1)))
+            return torch.tensor(pad_schedules(said["temperature_by_position"], self.output["completion_ids"].size(1)))
         return torch.tensor(said["temperature"]) if "temperature" in said else None
 
     def updates(self, strategy: Strategy) -> float:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from explorl.modeling import answer_states
 from explorl.modeling.logit_blocks import DTYPES
 from explorl.modeling.token_records import TokenRecords, answer_records, coefficient, token_records, update_size
-from explorl.training.grpo.batch import by_pass
+from explorl.training.grpo.batch import forward_token_stats
 
 from . import zoo
 
@@ -516,7 +516,7 @@ def test_the_trainers_pass_gives_what_full_logits_give(name: str, precision: str
     mask[3, 8:12] = 1
     output = {"prompt_ids": ids[:, :-time], "completion_ids": ids[:, -time:], "prompt_mask": mask[:, :-time],
               "completion_mask": mask[:, -time:]}  # fmt: skip
-    found = by_pass(model, output, temperature=0.7, rows=2, autocast=context)
+    found = forward_token_stats(model, output, temperature=0.7, rows=2, autocast=context)
     with torch.no_grad(), context():
         logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=time + 1).logits[:, :-1].float()
     wanted = defined(logits.flatten(0, 1), ids[:, -time:].flatten(), 0.7)

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from explorl.strategies import Batch, Strategy, build_all
 from explorl.strategies.grpo import grpo_advantages
-from explorl.training.grpo.batch import Recorded, generation_batch, put_back
+from explorl.training.grpo.batch import TokenStats, generation_batch, put_back
 from explorl.training.grpo.correct import Correct
-from explorl.training.grpo.distributed import Processes
+from explorl.training.grpo.distributed import Distributed
 from explorl.training.grpo.shaping import shape
 
 GENERATIONS, ROWS, WIDTH = 4, 12, 9
@@ -34,7 +34,7 @@ WHOLE = SimpleNamespace(gather=lambda tensor: tensor, pad_across_processes=lambd
 class Scene:
     """The rows of all processes, as TRL and the engine leave them."""
 
-    recorded: Recorded
+    recorded: TokenStats
     output: dict[str, torch.Tensor]
     rewards: torch.Tensor
     prompts: list[str]
@@ -49,7 +49,7 @@ class Scene:
             return values[own, :length] if isinstance(values, torch.Tensor) and values.dim() == 2 else values[own]
 
         return Scene(
-            Recorded(*(None if values is None else cut(values) for values in self.recorded)),
+            TokenStats(*(None if values is None else cut(values) for values in self.recorded)),
             {name: cut(values) for name, values in self.output.items()},
             self.rewards,
             self.prompts[own],
@@ -86,7 +86,7 @@ def scene(name: str) -> Scene:
     if name in ("ties", "masked"):
         drawn_by[6, :3] = -1  # and so does the seventh from the sixth, which another process has
     tool = (torch.rand(ROWS, WIDTH, generator=generator) > 0.1).long() | (torch.arange(WIDTH) == 0)
-    recorded = Recorded(
+    recorded = TokenStats(
         logps=logps,
         entropy=noise().abs(),
         branching=None,
@@ -96,7 +96,7 @@ def scene(name: str) -> Scene:
     )
     completion_ids = torch.where(torch.rand(ROWS, WIDTH, generator=generator) < 0.5, END, 7)
     return Scene(
-        Recorded(*(None if values is None else values * present for values in recorded)),
+        TokenStats(*(None if values is None else values * present for values in recorded)),
         {
             "completion_ids": completion_ids,
             "completion_mask": present,
@@ -183,7 +183,7 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
 
 def answers(place: int) -> dict[str, Any]:
     """What a process hears that has one row more than the one before it, the first one having none."""
-    world = Processes(place, torch.device("cpu"))
+    world = Distributed(place, torch.device("cpu"))
     rows = torch.full((place, 2), float(place))
     here = world.here(world.everywhere(rows))
     return {

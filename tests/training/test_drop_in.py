@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from explorl import strategies as xs
 from explorl.models import load_policy
 from explorl.training.grpo import options
-from explorl.training.grpo.sampling_plan import beyond_the_engine, sampling_options
+from explorl.training.grpo.sampling_plan import sampling_options, unsupported_options
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
@@ -223,8 +223,8 @@ def test_a_models_own_generation_config_counts_too() -> None:
     from transformers import GenerationConfig
 
     usual = GenerationConfig(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1, eos_token_id=[1, 2])
-    assert beyond_the_engine({"temperature": 1.0}, usual) == {}
-    assert beyond_the_engine({}, GenerationConfig(bad_words_ids=[[3]])) == {"bad_words_ids": [[3]]}
+    assert unsupported_options({"temperature": 1.0}, usual) == {}
+    assert unsupported_options({}, GenerationConfig(bad_words_ids=[[3]])) == {"bad_words_ids": [[3]]}
 
 
 def test_a_model_that_the_engine_would_sample_wrongly_is_sampled_by_generate(

@@ -12,9 +12,9 @@ import torch
 
 from explorl.training.grpo.dynamic import DynamicSampling, as_option, expected_cost, keep_rate, varies
 from explorl.training.grpo.fresh import fresh_rows, keyed_uniform, row_key
-from explorl.training.grpo.sampled_groups import Draw
-from explorl.training.grpo.solved import STATE, SkipSolved, Streaks, solve_rates
-from explorl.training.grpo.trl_adapter import Answered
+from explorl.training.grpo.sampled_groups import SampledGroups
+from explorl.training.grpo.solved import STATE, SkipSolved, SolveStreaks, solve_rates
+from explorl.training.grpo.trl_adapter import RewardedRows
 
 NAN = float("nan")
 
@@ -159,7 +159,7 @@ def test_fresh_prompts_are_all_others_once_in_an_order_of_their_own() -> None:
     assert found != fresh(seed=1)
     assert fresh(seed=-1)
     assert fresh(taken=map(row_key, ROWS)) == []
-    assert fresh(passes_over=lambda key: key != row_key(ROWS[7])) == [ROWS[7]]
+    assert fresh(skips=lambda key: key != row_key(ROWS[7])) == [ROWS[7]]
 
 
 def test_every_prompt_is_as_likely_to_come_first() -> None:
@@ -187,7 +187,7 @@ def test_rows_are_told_apart_by_more_than_their_prompt() -> None:
 # ---------------------------------------------------------------- exchanged rows
 
 
-def drawn(lengths: list[int], value: float, extra: dict[str, list[Any]], temperature: bool = True) -> Draw:
+def drawn(lengths: list[int], value: float, extra: dict[str, list[Any]], temperature: bool = True) -> SampledGroups:
     """Rows whose records are 0 after each answer's end."""
     width = max(lengths)
     tokens = torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
@@ -196,27 +196,27 @@ def drawn(lengths: list[int], value: float, extra: dict[str, list[Any]], tempera
         recorded["sampling_temperature"] = torch.full(tokens.shape, value)
     ids = [[int(value)] * length for length in lengths]
     inputs = [{"prompt": f"{value}"} for _ in lengths]
-    return Draw(inputs, Answered(ids, extra, torch.full((len(lengths), 1), value)), recorded)
+    return SampledGroups(inputs, RewardedRows(ids, extra, torch.full((len(lengths), 1), value)), recorded)
 
 
 def test_exchanged_rows_bring_their_records_with_them() -> None:
     """The longest answer goes, so that all are shorter; and the other way round."""
     old, new = drawn([2, 5], 1.0, {"seen": ["a", "b"]}), drawn([3, 1], 2.0, {"said": ["c", "d"]})
-    old.put(1, {"prompt": "new"}, new.row(0))
-    old.put_rewards(1, new.answered.reward_parts[0])
-    found = old.settled()
+    old.replace_row(1, {"prompt": "new"}, new.row(0))
+    old.replace_rewards(1, new.rewarded.reward_parts[0])
+    found = old.merged()
     assert found.inputs == [{"prompt": "1.0"}, {"prompt": "new"}]
-    assert found.answered.completion_ids == [[1, 1], [2, 2, 2]]
-    assert found.answered.extra == {"said": [None, "c"], "seen": ["a", None]}
-    assert found.answered.reward_parts.tolist() == [[1.0], [2.0]]
-    assert found.recorded["logps"].tolist() == [[-1, -1, 0], [-2, -2, -2]]
-    assert found.recorded["truncated"].tolist() == [False, True]
-    assert found.recorded["sampling_temperature"].tolist() == [[1, 1, 1], [2, 2, 2]]
+    assert found.rewarded.completion_ids == [[1, 1], [2, 2, 2]]
+    assert found.rewarded.extra == {"said": [None, "c"], "seen": ["a", None]}
+    assert found.rewarded.reward_parts.tolist() == [[1.0], [2.0]]
+    assert found.records["logps"].tolist() == [[-1, -1, 0], [-2, -2, -2]]
+    assert found.records["truncated"].tolist() == [False, True]
+    assert found.records["sampling_temperature"].tolist() == [[1, 1, 1], [2, 2, 2]]
 
-    new.put(1, {"prompt": "old"}, drawn([5, 5], 1.0, {}).row(0))
-    found = new.settled()
-    assert found.recorded["logps"].tolist() == [[-2, -2, -2, 0, 0], [-1] * 5]
-    assert found.recorded["sampling_temperature"].tolist() == [[2, 2, 2, 1, 1], [1] * 5]
+    new.replace_row(1, {"prompt": "old"}, drawn([5, 5], 1.0, {}).row(0))
+    found = new.merged()
+    assert found.records["logps"].tolist() == [[-2, -2, -2, 0, 0], [-1] * 5]
+    assert found.records["sampling_temperature"].tolist() == [[2, 2, 2, 1, 1], [1] * 5]
 
 
 def test_what_was_recorded_of_some_rows_only_is_recorded_of_none() -> None:
@@ -224,11 +224,11 @@ def test_what_was_recorded_of_some_rows_only_is_recorded_of_none() -> None:
     other = drawn([3], 2.0, {}, temperature=False).row(0)
     gets, gets_none, alike = drawn([2, 5], 1.0, {}), drawn([4, 1], 1.0, {}), drawn([4, 1], 1.0, {})
     for here in (gets, gets_none):
-        here.agree([drawn([3], 2.0, {}).row(0), other])
-    gets.put(0, {"prompt": "new"}, other)
-    assert gets.settled().recorded == gets_none.settled().recorded == {}
-    alike.agree([drawn([3], 2.0, {}).row(0)])
-    assert alike.settled().recorded.keys() == {"logps", "truncated", "sampling_temperature"}
+        here.drop_partial_records([drawn([3], 2.0, {}).row(0), other])
+    gets.replace_row(0, {"prompt": "new"}, other)
+    assert gets.merged().records == gets_none.merged().records == {}
+    alike.drop_partial_records([drawn([3], 2.0, {}).row(0)])
+    assert alike.merged().records.keys() == {"logps", "truncated", "sampling_temperature"}
 
 
 # ---------------------------------------------------------------- solved prompts
@@ -240,13 +240,13 @@ def test_solve_rates_leave_out_what_was_not_scored() -> None:
 
 
 def test_a_prompt_is_skipped_after_so_many_visits_that_solved_it() -> None:
-    streaks = Streaks(SkipSolved(visits=2, floor=0.25), seed=0)
+    streaks = SolveStreaks(SkipSolved(visits=2, floor=0.25), seed=0)
 
     def visit(rate: float) -> None:
-        streaks.visited(["a"], torch.tensor([rate]))
+        streaks.record(["a"], torch.tensor([rate]))
 
     def skipped() -> float:
-        return float(np.mean([streaks.passes_over("a", number) for number in range(2000)]))
+        return float(np.mean([streaks.skips("a", number) for number in range(2000)]))
 
     assert skipped() == 0
     visit(1.0)
@@ -263,16 +263,16 @@ def test_a_prompt_is_skipped_after_so_many_visits_that_solved_it() -> None:
 
 
 def test_memory_is_bounded_and_survives_a_checkpoint(tmp_path: Path) -> None:
-    streaks = Streaks(SkipSolved(visits=1, remembered=3), seed=0)
-    streaks.visited(list("abcd"), torch.ones(4))
-    streaks.visited(["b"], torch.ones(1))
-    streaks.visited(["e"], torch.ones(1))
+    streaks = SolveStreaks(SkipSolved(visits=1, remembered=3), seed=0)
+    streaks.record(list("abcd"), torch.ones(4))
+    streaks.record(["b"], torch.ones(1))
+    streaks.record(["e"], torch.ones(1))
     streaks.write(tmp_path)
     assert (tmp_path / STATE).read_text() == '{"d": 1, "b": 1, "e": 1}'
-    again = Streaks(SkipSolved(visits=1, remembered=3), seed=0)
+    again = SolveStreaks(SkipSolved(visits=1, remembered=3), seed=0)
     again.read(tmp_path)
     numbers = range(50)
-    assert [again.passes_over("b", one) for one in numbers] == [streaks.passes_over("b", one) for one in numbers]
+    assert [again.skips("b", one) for one in numbers] == [streaks.skips("b", one) for one in numbers]
     again.read(tmp_path / "nowhere")
     assert again.solved == 3
 

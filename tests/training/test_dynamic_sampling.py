@@ -15,12 +15,12 @@ from datasets import Dataset
 from explorl.cli.app import main
 from explorl.core.store import RunStore
 from explorl.strategies import Batch, Strategy
-from explorl.training.grpo.batch import by_pass
+from explorl.training.grpo.batch import forward_token_stats
 from explorl.training.grpo.dynamic import DynamicSampling, expected_cost
 from explorl.training.grpo.fresh import keyed_uniform
-from explorl.training.grpo.sampled_groups import Draw
+from explorl.training.grpo.sampled_groups import SampledGroups
 from explorl.training.grpo.trainer import ExplorationTrainer
-from explorl.training.grpo.trl_adapter import Answered
+from explorl.training.grpo.trl_adapter import RewardedRows
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
 from tests.training.test_every_strategy import RATES, SETTINGS, check_resumed, few_answers, label, logs, weights
@@ -162,7 +162,11 @@ def test_what_has_to_differ_is_what_was_asked_for(make: Make) -> None:
         trainer.dynamic_sampling = DynamicSampling(by=what)
         trainer.multi_objective_aggregation = aggregation
         trainer.reward_weights = torch.tensor([1.0, weight])
-        assert trainer._varied(Draw([], Answered([], {}, parts), {})) == expected, (what, aggregation, weight)
+        assert trainer._varied_groups(SampledGroups([], RewardedRows([], {}, parts), {})) == expected, (
+            what,
+            aggregation,
+            weight,
+        )
 
 
 def test_answers_that_nothing_scored_are_no_variance(make: Make) -> None:
@@ -195,20 +199,20 @@ def test_planted_rates_take_the_rounds_of_the_formula(make: Make, rate: float) -
         digits, dynamic={"max_rounds": bound}, per_device_train_batch_size=16, options={"train_dataset": data}
     )
 
-    def planted(inputs: list[dict[str, Any]]) -> Answered:
+    def planted(inputs: list[dict[str, Any]]) -> RewardedRows:
         prompts = [row["prompt"] for row in inputs]
         varied = [keyed_uniform(prompt, trainer.micro_step) < rate for prompt in prompts]
         parts = torch.tensor([[float(row % 2 and good)] for row, good in enumerate(varied)])
-        return Answered([[7]] * len(inputs), {}, parts)
+        return RewardedRows([[7]] * len(inputs), {}, parts)
 
-    trainer.answered = planted
+    trainer.sample_and_reward = planted
     trainer.args.gradient_accumulation_steps = trainer.args.steps_per_generation = 1
     found: dict[str, list[float]] = {}
     trainer.record_metric = lambda name, value: found.setdefault(name.split("/")[1], []).append(value)
     for number in range(batches):
         trainer.micro_step = number
         rows = [{"prompt": f"{(number * groups + place) % 40}="} for place in range(groups)]
-        trainer.refilled([dict(row) for row in rows for _ in range(GENERATIONS)])
+        trainer.refill([dict(row) for row in rows for _ in range(GENERATIONS)])
     cost = expected_cost(groups, rate, bound)
     lengths = np.arange(1, bound + 2)
     chances = rate * (1 - rate) ** (lengths - 1)
@@ -246,7 +250,9 @@ class Probe(ExplorationTrainer):
 
     def _shape(self, output: dict[str, Any], recorded: Any, rewards: Any) -> None:
         temperature = self._sampling_temperature
-        again = by_pass(self.model, output, temperature=temperature, rows=8, autocast=self.accelerator.autocast)
+        again = forward_token_stats(
+            self.model, output, temperature=temperature, rows=8, autocast=self.accelerator.autocast
+        )
         mask = output["completion_mask"] > 0
         for name in ("logps", "entropy"):
             torch.testing.assert_close(

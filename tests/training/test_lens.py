@@ -19,7 +19,14 @@ from transformers import TrainerCallback
 from explorl.analysis.response_quality import quality_by_step
 from explorl.core.config import load_config
 from explorl.core.store import RunStore
-from explorl.training.grpo.inspection_schedule import Lens, ObserverError, Sampled, StepView, build_observers, observed
+from explorl.training.grpo.inspection_schedule import (
+    InspectedRows,
+    Lens,
+    ObserverError,
+    StepView,
+    build_observers,
+    run_observers,
+)
 from explorl.training.grpo.logged_columns import counted_tokens, token_lists, token_texts
 from explorl.training.grpo.observers import FastestDrop, position_profile, statistics
 from explorl.training.grpo.run import run_grpo
@@ -268,7 +275,7 @@ def made_up(*, sampled: bool = True, seed: int = 0, **changes: Any) -> StepView:
 
     advantage = torch.tensor([1.0, -1.0, 0.0, 2.0, -0.5, -3.0])
     close = torch.tensor([1, 4])
-    looked = Sampled(
+    looked = InspectedRows(
         rows=close, logps=-noise()[close], collision=noise()[close], other_ids=torch.zeros(2, time, dtype=torch.long),
         other_logps=-noise()[close], state_norms=noise()[close], update_size=noise()[close],
         logps_after=-noise()[close],
@@ -406,7 +413,7 @@ class Wordy:
 @pytest.mark.parametrize("observer", [Broken(), Wordy()])
 def test_an_observer_that_fails_is_named(observer: Any) -> None:
     with pytest.raises(ObserverError, match=rf"the observer {type(observer).__name__} failed at step 1: \w+Error"):
-        observed([*statistics(), observer], made_up())
+        run_observers([*statistics(), observer], made_up())
 
 
 @pytest.mark.parametrize(

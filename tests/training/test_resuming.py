@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from explorl.cli.app import main
 from explorl.core.config import load_config
 from explorl.core.store import RunStore
-from explorl.training.callbacks import Diverged, Shown, StopAtDivergence
-from explorl.training.grpo.checkpoint import fault
+from explorl.training.callbacks import Diverged, ProgressDisplay, StopAtDivergence
+from explorl.training.grpo.checkpoint import find_fault
 
 
 @pytest.fixture
@@ -201,12 +201,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     run = tmp_path / "run"
     command("train", "--config", config_file, "--run", run, capsys=capsys)
     old, new = run / "checkpoints" / "checkpoint-2", run / "checkpoints" / "checkpoint-4"
-    assert fault(old) is None
+    assert find_fault(old) is None
     for reason, damage in DAMAGES.items():
         copy = tmp_path / "copy"
         shutil.copytree(new, copy)
         damage(copy)
-        assert fault(copy) == reason
+        assert find_fault(copy) == reason
         shutil.rmtree(copy)
     trained = load_file(run / "model" / "model.safetensors")
     shutil.rmtree(run / "model")
@@ -269,7 +269,7 @@ def test_a_log_has_a_line_at_the_first_step_each_half_minute_and_at_the_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock()
-    shown = Shown("GRPO", Console(), clock)
+    shown = ProgressDisplay("GRPO", Console(), clock)
     args = SimpleNamespace(num_iterations=2)
     state = SimpleNamespace(global_step=0, max_steps=20, is_world_process_zero=True)
     shown.on_train_begin(args, state, None)
@@ -294,7 +294,7 @@ def test_the_last_line_has_the_speed_up_to_what_was_logged(
 ) -> None:
     """What came after it, an evaluation too, took time and has no tokens that anybody has counted."""
     clock = Clock()
-    shown = Shown("SFT", Console(), clock)
+    shown = ProgressDisplay("SFT", Console(), clock)
     args, state = SimpleNamespace(), SimpleNamespace(global_step=0, max_steps=14, is_world_process_zero=True)
     shown.on_train_begin(args, state, None)
     for step in range(14):
@@ -309,7 +309,7 @@ def test_the_last_line_has_the_speed_up_to_what_was_logged(
 
 
 def test_a_bar_counts_steps_not_updates() -> None:
-    shown = Shown("GRPO", Console(quiet=True))
+    shown = ProgressDisplay("GRPO", Console(quiet=True))
     args = SimpleNamespace(num_iterations=2)
     state = SimpleNamespace(global_step=0, max_steps=20, is_world_process_zero=True)
     shown.on_train_begin(args, state, None)

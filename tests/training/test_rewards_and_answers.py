@@ -59,7 +59,7 @@ class Doubled(Strategy):
 
 
 @dataclass(frozen=True)
-class Said(Strategy):
+class ToolTranscript(Strategy):
     """Gives back whatever it is told."""
 
     value: Any = None
@@ -129,7 +129,7 @@ def test_several_change_the_reward_in_order() -> None:
     batch = make_batch(rewards=torch.tensor([1.0, 0.5]))  # of three tokens and two
     for strategies, expected in (
         ([Tokens(0.1), Doubled()], [1.4, 0.6]),
-        ([Doubled(), Said(), Tokens(0.1)], [1.7, 0.8]),  # None changes nothing
+        ([Doubled(), ToolTranscript(), Tokens(0.1)], [1.7, 0.8]),  # None changes nothing
     ):
         shaped = shape(strategies, batch, centred)
         torch.testing.assert_close(seen[-1], torch.tensor(expected))
@@ -145,7 +145,7 @@ def test_nobody_who_changes_rewards_changes_nothing() -> None:
         raise AssertionError("advantages were computed anew")
 
     batch = make_batch()
-    for strategies in ([], [Said()]):
+    for strategies in ([], [ToolTranscript()]):
         assert torch.equal(shape(strategies, batch, never).advantages.nan_to_num(7), batch.advantages.nan_to_num(7))
 
 
@@ -173,14 +173,14 @@ def test_later_hooks_see_the_changed_reward_and_the_tasks_correctness() -> None:
 )
 def test_rewards_that_cannot_be(value: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        shape([Said(value)], make_batch(), lambda rewards: rewards)
+        shape([ToolTranscript(value)], make_batch(), lambda rewards: rewards)
 
 
 def test_rewards_of_any_number_type_are_taken() -> None:
     batch = make_batch()
-    assert shape([Said(torch.tensor([3, 1]))], batch, lambda rewards: rewards).advantages[0, 0] == 3
+    assert shape([ToolTranscript(torch.tensor([3, 1]))], batch, lambda rewards: rewards).advantages[0, 0] == 3
     learnt = torch.tensor([3.0, 1.0], requires_grad=True)
-    assert not shape([Said(learnt)], batch, lambda rewards: rewards).advantages.requires_grad
+    assert not shape([ToolTranscript(learnt)], batch, lambda rewards: rewards).advantages.requires_grad
 
 
 def test_rewards_that_trl_normalises_one_by_one_are_refused(make_trainer: Callable[..., Any]) -> None:

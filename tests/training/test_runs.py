@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from explorl.core.config import Config, load_config
 from explorl.core.store import RunStore, StoreError
-from explorl.training.grpo.run import finished, run_grpo, run_name
+from explorl.training.grpo.run import is_finished, run_grpo, run_name
 
 STEPS = 8
 
@@ -59,9 +59,9 @@ def test_a_run_leaves_everything_that_a_reader_needs(small_policy: Path, tmp_pat
     config.evaluation.problems = 3
     config.evaluation.samples = 2
     store = RunStore.create(tmp_path / "run", config.dump())
-    assert not finished(store)
+    assert not is_finished(store)
     model = run_grpo(config, store, console=Console(quiet=True))
-    assert finished(store)
+    assert is_finished(store)
     assert model == store.folder / "model"
     assert steps_of(store) == list(range(1, STEPS + 1))
     scores = [record for record in store.metrics() if record["kind"] == "evaluation"]
@@ -163,7 +163,7 @@ def test_killed_at_ten_random_moments_it_still_ends(small_policy: Path, tmp_path
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     store = RunStore.open(folder)
-    assert finished(store)
+    assert is_finished(store)
     assert steps_of(store) == list(range(1, 49))
     for path in folder.rglob("*"):
         if path.suffix == ".parquet":

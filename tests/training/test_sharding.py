@@ -12,9 +12,15 @@ from torch import nn
 
 from explorl.core.config import ConfigError
 from explorl.training.grpo.trainer import ExplorationTrainer
-from explorl.training.run_setup import accumulated
+from explorl.training.run_setup import accumulation_steps
 from explorl.training.sft.run import rows_of_process
-from explorl.training.sharding import emptied, ignored_sharding, is_spread, spread_devices, why_not_gathered
+from explorl.training.sharding import (
+    clear_moments,
+    has_sharded_weights,
+    ignored_sharding,
+    spread_devices,
+    why_not_gathered,
+)
 
 
 def accelerator(**plugins: Any) -> Any:
@@ -25,14 +31,14 @@ def accelerator(**plugins: Any) -> Any:
 @pytest.mark.parametrize(("stage", "spread"), [(0, False), (1, False), (2, False), (3, True)])
 def test_only_the_third_stage_takes_weights_apart(stage: int, spread: bool) -> None:
     found = accelerator(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
-    assert is_spread(nn.Linear(2, 2), found) == spread
+    assert has_sharded_weights(nn.Linear(2, 2), found) == spread
     assert why_not_gathered(nn.Linear(2, 2), found) == ""
 
 
 @pytest.mark.parametrize(("version", "word"), [(1, "FSDP1"), (2, "")])
 def test_fsdp(version: int, word: str) -> None:
     found = accelerator(fsdp_plugin=SimpleNamespace(fsdp_version=version))
-    assert is_spread(nn.Linear(2, 2), found)
+    assert has_sharded_weights(nn.Linear(2, 2), found)
     assert word in why_not_gathered(nn.Linear(2, 2), found)
     assert bool(why_not_gathered(nn.Linear(2, 2), found)) == bool(word)
 
@@ -98,22 +104,22 @@ def test_emptied() -> None:
     weight.sum().backward()
     optimizer.step()
     assert optimizer.state
-    emptied(SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer)))
+    clear_moments(SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer)))
     assert not optimizer.state
     with pytest.raises(TypeError, match="SimpleNamespace is no optimizer"):
-        emptied(SimpleNamespace())
+        clear_moments(SimpleNamespace())
 
 
 def test_rows_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step has as many rows however many processes there are."""
-    assert accumulated(32, 4, "training.micro_batch") == 8
+    assert accumulation_steps(32, 4, "training.micro_batch") == 8
     assert rows_of_process(32) == 32
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert accumulated(32, 4, "training.micro_batch") == 2
+    assert accumulation_steps(32, 4, "training.micro_batch") == 2
     assert rows_of_process(32) == 8
     with pytest.raises(ConfigError, match=r"training\.micro_batch is 16, and 4 processes share 32 rows a step; use 8"):
-        accumulated(32, 16, "training.micro_batch")
+        accumulation_steps(32, 16, "training.micro_batch")
     with pytest.raises(ConfigError, match="use as many processes as divide 30"):
-        accumulated(30, 2, "training.micro_batch")
+        accumulation_steps(30, 2, "training.micro_batch")
     with pytest.raises(ConfigError, match=r"sft\.batch_size is 30, which 4 processes cannot share; use 32"):
         rows_of_process(30)

@@ -264,7 +264,7 @@ def test_rewards_see_the_whole_last_token_with_calls_and_without(tmp_path: Path)
         interpreter="calculator",
     )
     said: list[Any] = []
-    trainer.listen(lambda step, columns: said.extend(trainer.said))
+    trainer.listen(lambda step, columns: said.extend(trainer.transcripts))
     trainer.train()
     ends = {(bool(one.calls), text[-9:]) for one, text in zip(said, rewards.completions, strict=True) if "</" in text}
     assert (True, "</answer>") in ends

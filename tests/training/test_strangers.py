@@ -17,7 +17,7 @@ from explorl import strategies as xs
 from explorl.modeling.answer_states import states
 from explorl.modeling.packed import packed_logps
 from explorl.strategies import Batch, Strategy
-from explorl.training.grpo.sampling_plan import Draw
+from explorl.training.grpo.sampling_plan import SamplingPlan
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.conftest import PROMPTS
 from tests.training.small_runs import digits
@@ -215,7 +215,7 @@ def test_temperature_zero_is_refused_in_words(make_trainer: Callable[..., Any]) 
 )
 def test_what_a_strategy_says_of_sampling_is_checked(said: Any, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        Draw({"max_tokens": 4}, [hot(said)], ["a", "b"], 0)
+        SamplingPlan({"max_tokens": 4}, [hot(said)], ["a", "b"], 0)
 
 
 def test_calls_of_a_tool_that_is_not_there_are_refused(make_trainer: Callable[..., Any]) -> None:
@@ -225,8 +225,11 @@ def test_calls_of_a_tool_that_is_not_there_are_refused(make_trainer: Callable[..
 
 
 def test_one_temperature_for_all_rows() -> None:
-    assert Draw({"max_tokens": 4}, [hot({"temperature": 0.7})], ["a", "b"], 0).sampling_temperature == [0.7, 0.7]
-    assert Draw({"max_tokens": 4}, [hot(None)], ["a", "b"], 0).sampling_temperature is None
+    assert SamplingPlan({"max_tokens": 4}, [hot({"temperature": 0.7})], ["a", "b"], 0).sampling_temperature == [
+        0.7,
+        0.7,
+    ]
+    assert SamplingPlan({"max_tokens": 4}, [hot(None)], ["a", "b"], 0).sampling_temperature is None
 
 
 def hot(said: Any) -> Strategy:
@@ -309,6 +312,6 @@ def test_a_later_temperature_takes_the_training_temperature_with_it() -> None:
     curve = [xs.AnnealedTemperature(), xs.AnnealedTemperature(training_temperature="one")]
     flat = [xs.ElementWiseTemperature(solve_rates=rates, training_temperature=how) for how in ("row", "one")]
     for first, second in ((flat[1], curve[0]), (curve[1], flat[0])):
-        draw = Draw(dict(options), [first, second], ["a", "b"], 0)
+        draw = SamplingPlan(dict(options), [first, second], ["a", "b"], 0)
         assert draw.training_temperature is draw.sampling_temperature
-    assert Draw(dict(options), [flat[0], curve[1]], ["a", "b"], 0).training_temperature == [1.0, 1.0]
+    assert SamplingPlan(dict(options), [flat[0], curve[1]], ["a", "b"], 0).training_temperature == [1.0, 1.0]

@@ -44,7 +44,7 @@ def mine(**hooks: Callable[..., Any]) -> Strategy:
     return made()
 
 
-PER_ROW, NAN, OTHER_DEVICE = (
+ROW_OPTIONS, NAN, OTHER_DEVICE = (
     (lambda s, b: b.rewards),
     (lambda s, b: b.mask * torch.nan),
     (lambda s, b: b.mask.to("meta")),
@@ -55,7 +55,7 @@ PER_ROW, NAN, OTHER_DEVICE = (
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        (PER_ROW, r"shape \(4,\).*unsqueeze"),
+        (ROW_OPTIONS, r"shape \(4,\).*unsqueeze"),
         (lambda s, b: b.mask[:, :-1], r"shape \(4, 3\).*shape \(4, 4\)"),
         (lambda s, b: b.mask.tolist(), "is list; give a tensor"),
         (lambda s, b: b.mask.numpy(), "is ndarray; give a tensor"),

@@ -10,8 +10,8 @@ from explorl.metrics.quality import trigram_redundancy
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import python_tool
-from explorl.training.grpo.logged_columns import calls_columns, own_words
-from explorl.training.grpo.tool_transcripts import Said
+from explorl.training.grpo.logged_columns import policy_texts, tool_call_columns
+from explorl.training.grpo.tool_transcripts import ToolTranscript
 
 from ..rollout.planted import Desk, always, echo, planted, standing_in
 
@@ -21,12 +21,12 @@ def test_the_frame_of_an_output_is_not_measured(tmp_path: Path) -> None:
     tools, params = ToolUse(python_tool(), warm=0), SamplingParams(temperature=0, max_tokens=63)
     start, pool = [[tokenizer.convert_tokens_to_ids("go")]], standing_in(Desk(echo))
     (rollout,) = generate_with_tools(Engine(model, tokenizer), start, 1, params, tools, pool=pool)
-    said = Said.of(rollout)
-    assert said.own == "```python\n6*7\n```\n```output\n```\n" * 3
-    assert said.written.split() == ["```python", "6*7", "```"] * 3
-    assert own_words({}, 1, [said]) == [said.written]
+    said = ToolTranscript.of(rollout)
+    assert said.blanked_text == "```python\n6*7\n```\n```output\n```\n" * 3
+    assert said.policy_text.split() == ["```python", "6*7", "```"] * 3
+    assert policy_texts({}, 1, [said]) == [said.policy_text]
     store = RunStore.create(tmp_path / "run", {})
-    store.write_rollouts(1, {"prompt": ["go"], **calls_columns([said])})
+    store.write_rollouts(1, {"prompt": ["go"], **tool_call_columns([said])})
     (found,) = quality_by_step(store)
-    assert found.redundancy == trigram_redundancy(said.written) == 1 - 3 / 7
-    assert trigram_redundancy(said.own) != found.redundancy
+    assert found.redundancy == trigram_redundancy(said.policy_text) == 1 - 3 / 7
+    assert trigram_redundancy(said.blanked_text) != found.redundancy

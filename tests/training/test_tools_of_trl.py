@@ -215,9 +215,9 @@ def test_what_trl_cuts_off_is_cut_off_from_the_records(make: Make, small_policy:
 @pytest.mark.parametrize("strategies", [[], ["bottom_p"]], ids=["plain", "per-row"])
 def test_a_conversation_that_somebody_changed_is_noticed(make: Make, strategies: list[str]) -> None:
     class Changed(ExplorationTrainer):
-        def conversed(self, completion_ids: list[list[int]]) -> None:
+        def finish_conversations(self, completion_ids: list[list[int]]) -> None:
             completion_ids[0][0] = 9
-            super().conversed(completion_ids)
+            super().finish_conversations(completion_ids)
 
     trainer = make({"strategies": strategies}, cls=Changed)
     if strategies:

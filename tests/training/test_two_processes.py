@@ -35,7 +35,7 @@ from explorl.rollout import Rollout, Rollouts, SamplingParams
 from explorl.rollout.branching import BranchedRollouts, Branching, branch_rows
 from explorl.strategies import REGISTRY, build_all
 from explorl.strategies.base import overrides
-from explorl.training.grpo.branches import branch_numbers, told
+from explorl.training.grpo.branches import branch_metrics, branch_record
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.small_runs import grpo_config
 from tests.training.test_every_strategy import SETTINGS, few_answers, label
@@ -272,8 +272,8 @@ def direct(trainer: Any, case: Case) -> None:
             whole.branches += [replace(one, parent=one.parent + start) for one in found.branches]
             whole.places += found.places
             whole.settings += [row + start for row in found.settings]
-        draw.settled(whole.settings)
-        for name, value in branch_numbers(gather_object([told(whole)])).items():
+        draw.reorder(whole.settings)
+        for name, value in branch_metrics(gather_object([branch_record(whole)])).items():
             trainer.record_metric(name, value)
         return whole
 

@@ -56,7 +56,7 @@ OPTIONS = [{"temperature": 0.5, "extra_args": {"explorl_bottom_p": 0.9}, "detoke
 def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     other = [([8], {"temperature": 0.25}), ([9], {"temperature": 0.75, "logit_bias": {3: 1.0}})]
     generation = on_process(monkeypatch, 0, other, None)
-    sampler = vllm_rows.TrlSampler(generation)
+    sampler = vllm_rows.TrlVllmSampler(generation)
     assert sampler.draw([[5, 6], [7]], OPTIONS) == [Drawn([5], [-0.5], "length"), Drawn([7], [-1.5], "length")]
     asked = {tuple(one["prompt"]): one for one in generation.vllm_client.asked}
     assert asked[5, 6]["vllm_xargs"] == {"explorl_bottom_p": 0.9}
@@ -69,7 +69,7 @@ def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatc
 
 def test_another_process_takes_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     everybodys = [([row], [-1.0], "stop") for row in range(4)]
-    sampler = vllm_rows.TrlSampler(on_process(monkeypatch, 1, [([1], {})] * 2, everybodys))
+    sampler = vllm_rows.TrlVllmSampler(on_process(monkeypatch, 1, [([1], {})] * 2, everybodys))
     assert sampler.draw([[5], [6]], OPTIONS) == [Drawn([2], [-1.0], "stop"), Drawn([3], [-1.0], "stop")]
 
 
@@ -83,7 +83,7 @@ def test_a_colocated_vllm_that_sleeps_is_woken_and_given_its_weights(monkeypatch
     monkeypatch.setattr(
         vllm_rows.Colocated, "draw", lambda self, prompts, options: said.append("draw") or list(prompts)
     )
-    assert vllm_rows.TrlSampler(generation).draw([[5], [6]], OPTIONS) == [[5], [6]]
+    assert vllm_rows.TrlVllmSampler(generation).draw([[5], [6]], OPTIONS) == [[5], [6]]
     assert said == ["weights", ["kv_cache"], "draw", 2]
     assert generation._llm_weights_sleeping
 

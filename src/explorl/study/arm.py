@@ -52,7 +52,7 @@ def done(store: RunStore) -> bool:
 
 def run_arm(folder: Path, slug: str, seed: int) -> None:
     """Trains and evaluates, from the last checkpoint on."""
-    from explorl.training.grpo.run import finished, run_grpo
+    from explorl.training.grpo.run import is_finished, run_grpo
     from explorl.training.rft.loop import run_rft
 
     study = Study.read(folder)
@@ -63,7 +63,7 @@ def run_arm(folder: Path, slug: str, seed: int) -> None:
     def is_left() -> bool:
         store = _store(place, config)
         (place / "error.txt").unlink(missing_ok=True)
-        return not finished(store)
+        return not is_finished(store)
 
     with locked(place) if processes.is_first() else nullcontext():
         left, store = processes.decide_on_first(is_left), RunStore(place)
@@ -100,14 +100,14 @@ def spent(store: RunStore, budget: Mapping[str, float]) -> Callable[[int], bool]
 def prepare(folder: Path) -> None:
     """Makes the warm start and measures the solve rates of the starting policy, where the study asks for them."""
     from explorl.core.config import load_config
-    from explorl.training.grpo.run import finished
+    from explorl.training.grpo.run import is_finished
     from explorl.training.sft.run import run_sft
 
     study = Study.read(folder)
     if study.warm_start is not None:
         config = load_config(values=study.warm_start)
         store = _store(folder / "warm-start", config)
-        if not finished(store):
+        if not is_finished(store):
             run_sft(config, store, console=Console(quiet=True))
             shutil.rmtree(store.checkpoints, ignore_errors=True)
     if study.needs_solve_rates and not (folder / "solve-rates.json").exists():

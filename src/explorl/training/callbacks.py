@@ -18,7 +18,7 @@ from explorl.core import processes
 from explorl.core.config import Config, changed_keys
 from explorl.core.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
 from explorl.core.terminal import Pace, ProgressLines, duration, literal
-from explorl.training.grpo.checkpoint import fault
+from explorl.training.grpo.checkpoint import find_fault
 from explorl.training.sharding import fsdp_version, gathered_weights
 
 
@@ -54,7 +54,7 @@ class StoredCheckpoints:
         """A run folder has its provenance; TRL's card for the hub has no place in it."""
 
 
-class Recorder(TrainerCallback):
+class MetricsRecorder(TrainerCallback):
     """Writes one line of metrics.jsonl for each logged step."""
 
     def __init__(self, store: RunStore) -> None:
@@ -65,7 +65,7 @@ class Recorder(TrainerCallback):
             self.store.append_metrics({"step": state.global_step, "kind": "train", **logs})
 
 
-class Shown(TrainerCallback):
+class ProgressDisplay(TrainerCallback):
     """Where a training is: a bar with the latest reward or loss on a terminal, and plain lines elsewhere.
 
     A step is a batch of completions, however many optimizer steps use it.
@@ -175,7 +175,7 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-class Periodically(TrainerCallback):
+class PeriodicCallback(TrainerCallback):
     """Calls a function each so many steps, on the main process or on all; where it returns True, training ends.
 
     ``last`` calls it after the last step too, while trackers still take what is logged.
@@ -198,7 +198,7 @@ class Periodically(TrainerCallback):
             control.should_training_stop = True
 
 
-def begin(
+def start_run(
     trainer: Any, store: RunStore, config: Config, kind: str, rows: Sequence[Any], *, console: Console, alone: bool
 ) -> Path | None:
     """Starts the run on these rows in its folder, or goes on with it; the checkpoint to go on from, None where there is
@@ -216,7 +216,7 @@ def begin(
 def _begin(store: RunStore, config: Config, kind: str, rows: Sequence[Any], say: Callable[[str], None]) -> Path | None:
     model, new = store.folder / "model", config.dump()
     changed = changed_keys(store.config(), new) if store.has_steps else {}
-    checkpoint = store.latest_valid_checkpoint(fault, say)
+    checkpoint = store.latest_valid_checkpoint(find_fault, say)
     if checkpoint is None and model.exists():
         raise StoreError(
             f"{store.folder} is finished and has no checkpoint to go on from; start a new run from its policy with "

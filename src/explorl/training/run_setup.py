@@ -83,7 +83,7 @@ def check_one_gpu(args: Any) -> None:
     )
 
 
-def accumulated(rows: int, micro_batch: int, key: str) -> int:
+def accumulation_steps(rows: int, micro_batch: int, key: str) -> int:
     """Micro-batches of each process in an optimizer step on so many rows; `ConfigError` where they cannot be so."""
     number = processes.count()
     if rows % (micro_batch * number) == 0:

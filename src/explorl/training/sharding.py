@@ -32,7 +32,7 @@ def fsdp_version(accelerator: Any) -> int:
     return 0 if plugin is None else int(plugin.fsdp_version)
 
 
-def is_spread(model: nn.Module, accelerator: Any) -> bool:
+def has_sharded_weights(model: nn.Module, accelerator: Any) -> bool:
     """Whether no process holds all weights: they are sharded already, or will be when training begins."""
     return zero_stage(accelerator) == 3 or fsdp_version(accelerator) > 0 or is_sharded(model)
 
@@ -88,7 +88,7 @@ def _gathered_from_zero3(model: Any, inner: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def at_hand(*models: Any, change: bool = False) -> Iterator[None]:
+def accessible_parameters(*models: Any, change: bool = False) -> Iterator[None]:
     """ZeRO-3's weights can be read, or changed in place: what the first process makes of them is what all get. For
     copies, not for forward passes."""
     parameters = [parameter for model in models for parameter in model.parameters() if hasattr(parameter, "ds_id")]
@@ -154,7 +154,7 @@ def ignored_sharding(args: Any, accelerator: Any) -> str:
     return ""
 
 
-def emptied(optimizer: Any) -> None:
+def clear_moments(optimizer: Any) -> None:
     """Empties the moments of the optimizer that is at the bottom of accelerate's and DeepSpeed's wrappers."""
     while not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "optimizer"):
         if not hasattr(optimizer, "optimizer"):

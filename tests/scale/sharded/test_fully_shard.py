@@ -19,7 +19,7 @@ from explorl.modeling.answer_states import is_sharded
 from explorl.modeling.token_records import answer_records
 from explorl.models import load_policy
 from explorl.rollout import Engine, SamplingParams
-from explorl.training.sharding import gathered_weights, is_spread, why_not_gathered
+from explorl.training.sharding import gathered_weights, has_sharded_weights, why_not_gathered
 
 pytestmark = pytest.mark.scale
 
@@ -49,7 +49,7 @@ def one_of_two(policy: Path, out: Path) -> None:
     optimizers = [torch.optim.SGD(some.parameters(), lr=0.1) for some in (model, whole)]
     ids = torch.arange(7, 7 + 4 * 16).view(4, 16)
     found: dict[str, Any] = {
-        "spread": is_spread(model, accelerator),
+        "spread": has_sharded_weights(model, accelerator),
         "why": why_not_gathered(model, accelerator),
         "sharded_first": is_sharded(model),
         "apart": float((recorded(model, ids) - recorded(whole, ids)).abs().max()),

@@ -24,7 +24,7 @@ from explorl.models import load_policy
 from explorl.rollout import Rollouts, SamplingParams
 from explorl.training.grpo.batch import padded_to
 from explorl.training.grpo.trainer import ExplorationTrainer
-from explorl.training.sharding import at_hand
+from explorl.training.sharding import accessible_parameters
 
 SHAPED = [{"ppl_shaping": {"alpha": 0.2}}, {"forking_tokens": {"fraction": 0.5}}, {"clip_cov": {"fraction": 0.1}}]
 
@@ -190,7 +190,7 @@ def materialized(tensor: Any) -> torch.Tensor:
 def sums(model: Any) -> list[float]:
     if model is None:
         return []
-    with at_hand(model):
+    with accessible_parameters(model):
         whole = [materialized(parameter.detach()).double() for parameter in model.parameters()]
         return [float(value) for tensor in whole for value in (tensor.sum(), tensor.square().sum())]
 

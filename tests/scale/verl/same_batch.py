@@ -17,7 +17,7 @@ from trl import GRPOConfig
 
 from explorl import ExplorationTrainer
 from explorl.models.tiny import tiny_checkpoint
-from explorl.training.grpo.batch import Recorded
+from explorl.training.grpo.batch import TokenStats
 
 GENERATIONS = 4
 
@@ -54,7 +54,7 @@ def differences(trainer: ExplorationTrainer, kept: dict[str, Any]) -> dict[str, 
     trainer.stopped = [False] * len(trainer._prompts)
     trainer._sampling_temperature = seen["temperature"]
     trainer.state.global_step = seen["step"]
-    recorded = Recorded(seen["logps"], seen["entropy"], None, seen["sampling_logps"])
+    recorded = TokenStats(seen["logps"], seen["entropy"], None, seen["sampling_logps"])
     trainer._shape(output, recorded, rewards)
     pairs = {
         "base": (base.unsqueeze(1) * seen["mask"], seen["advantages"]),

@@ -28,8 +28,8 @@ class Seen(ExplorationTrainer):
 
     seen: list[dict[str, Any]]
 
-    def _remember(self, rollouts: Any, draw: Any) -> None:
-        super()._remember(rollouts, draw)
+    def _store_rollouts(self, rollouts: Any, draw: Any) -> None:
+        super()._store_rollouts(rollouts, draw)
         batch = {"rollouts": rollouts, "temperature": draw.sampling_temperature, "logps": self.sampled_logps}
         self.__dict__.setdefault("seen", []).append(batch)
 

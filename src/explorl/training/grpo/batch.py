@@ -21,13 +21,13 @@ from explorl.strategies import Batch, Strategy
 from explorl.strategies._lib.collectives import ALONE
 from explorl.strategies.base import masked_mean
 from explorl.training.grpo.correct import Correct
-from explorl.training.grpo.distributed import Processes
+from explorl.training.grpo.distributed import Distributed
 from explorl.training.grpo.hook_checks import finite, per_token
 from explorl.training.grpo.logged_columns import counted_tokens, prompt_text
 from explorl.training.grpo.shaping import Shaped
 
 
-class Recorded(NamedTuple):
+class TokenStats(NamedTuple):
     """What is known of every completion token of this process."""
 
     logps: Tensor
@@ -49,16 +49,18 @@ def padded_to(values: Tensor, length: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, length - values.size(1)))
 
 
-def by_engine(records: PaddedRollouts, length: int) -> Recorded:
+def engine_token_stats(records: PaddedRollouts, length: int) -> TokenStats:
     """What the engine recorded while sampling."""
     values = records.logps, records.entropy, records.branching.float(), records.sampling_logps
     mass = None if records.min_p_mass is None else padded_to(records.min_p_mass, length)
     drawn_by = None if records.drawn_by is None else padded_to(records.drawn_by, length)
     logps, entropy, branching, sampling_logps = (padded_to(value, length) for value in values)
-    return Recorded(logps, entropy, branching, sampling_logps, mass, drawn_by)
+    return TokenStats(logps, entropy, branching, sampling_logps, mass, drawn_by)
 
 
-def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any) -> Recorded:
+def forward_token_stats(
+    model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any
+) -> TokenStats:
     """The same by a pass over the batch, after `model.generate`, vLLM or tools; 0 where the mask is 0.
 
     Not packed: equal answers must have equal records however many rows there are at once, because strategies rank them.
@@ -73,12 +75,12 @@ def by_pass(model: Any, output: Mapping[str, Any], *, temperature: float, rows: 
         autocast=autocast,
         packed=False,
     )
-    return Recorded(records.logps, records.entropy, records.branching.float(), None)
+    return TokenStats(records.logps, records.entropy, records.branching.float(), None)
 
 
 def generation_batch(
     accelerator: Any,
-    recorded: Recorded,
+    recorded: TokenStats,
     output: Mapping[str, Any],
     *,
     prompts: Sequence[Any],
@@ -100,7 +102,7 @@ def generation_batch(
     rewards, parts: of the rows of all processes. ends: tokens that end an answer; stopped: whether a stop string has.
     """
     rows, length = output["completion_ids"].shape
-    world = ALONE if gathered else Processes(rows, rewards.device)
+    world = ALONE if gathered else Distributed(rows, rewards.device)
     width = length if gathered else int(world.largest(rewards.new_tensor(float(length))))
 
     def tokens(tensor: Tensor) -> Tensor:

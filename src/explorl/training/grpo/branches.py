@@ -24,21 +24,21 @@ def branching_of(strategies: Sequence[Strategy], step: int) -> Branching | None:
     return found
 
 
-def sets_rows(strategy: Strategy) -> bool:
+def sets_row_sampling(strategy: Strategy) -> bool:
     """Whether a strategy says how rows are sampled, which `model.generate` cannot do."""
     return overrides(strategy, "sampling") or overrides(strategy, "branching")
 
 
-Told = tuple[int, list[tuple[Branch, float]]]
+BranchRecord = tuple[int, list[tuple[Branch, float]]]
 """Of a call: the places at which it was decided, and where it branched, with the part of the answer before it."""
 
 
-def told(rollouts: BranchedRollouts) -> Told:
+def branch_record(rollouts: BranchedRollouts) -> BranchRecord:
     """What is to be known of the branches of a call."""
     return rollouts.places, [(one, one.place / max(len(rollouts[one.parent]), 1)) for one in rollouts.branches]
 
 
-def branch_numbers(calls: Sequence[Told]) -> dict[str, float]:
+def branch_metrics(calls: Sequence[BranchRecord]) -> dict[str, float]:
     """What is logged of the branches of all processes: how often, where, and with what entropy."""
     places = sum(places for places, _ in calls)
     branches = [branch for _, branches in calls for branch in branches]

@@ -27,7 +27,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.s
            "pytorch_model.bin.index.json")  # fmt: skip
 
 
-def fault(folder: Path) -> str | None:
+def find_fault(folder: Path) -> str | None:
     """What keeps a training from going on from this checkpoint, such as a torn file; None where nothing is seen."""
     if not any((folder / name).exists() for name in WEIGHTS) and not _sharded(folder):
         return "it has no weights"
@@ -111,7 +111,7 @@ _FAULTS = {".json": _json_fault, ".safetensors": _safetensors_fault, ".pt": _tor
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Where a run stands between two micro-batches."""
 
     micro_step: int
@@ -120,7 +120,7 @@ class Progress:
     processes: int = 1
 
 
-def write_progress(folder: Path, progress: Progress, strategies: Sequence[Strategy]) -> None:
+def write_progress(folder: Path, progress: TrainingProgress, strategies: Sequence[Strategy]) -> None:
     memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in strategies]
     state = {
         "step": progress.micro_step,
@@ -131,7 +131,7 @@ def write_progress(folder: Path, progress: Progress, strategies: Sequence[Strate
     (folder / STRATEGY_STATE).write_text(json.dumps(state))
 
 
-def read_progress(folder: Path, strategies: Sequence[Strategy], processes: int) -> Progress | None:
+def read_progress(folder: Path, strategies: Sequence[Strategy], processes: int) -> TrainingProgress | None:
     """Gives the strategies their memory back; None where the checkpoint is of a plain GRPOTrainer.
 
     processes: how many there are now, for checkpoints that do not say how many there were.
@@ -145,7 +145,7 @@ def read_progress(folder: Path, strategies: Sequence[Strategy], processes: int) 
     for strategy, entry in zip(strategies, saved["strategies"], strict=True):
         strategy.memory.clear()
         strategy.memory.update(entry["memory"])
-    return Progress(saved["step"], saved.get("reward", math.nan), saved.get("processes", processes))
+    return TrainingProgress(saved["step"], saved.get("reward", math.nan), saved.get("processes", processes))
 
 
 def write_reference(folder: Path, weights: Mapping[str, Tensor]) -> None:

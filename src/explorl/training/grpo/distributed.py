@@ -11,7 +11,7 @@ from torch import Tensor
 from explorl.strategies._lib.collectives import Anything, World
 
 
-class Processes(World):
+class Distributed(World):
     """Each process has some rows of the batch, in the order of the processes; their numbers may differ."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class Processes(World):
         return [one for part in found for one in part]
 
 
-def to_main(rows: Tensor) -> Tensor:
+def gather_to_main(rows: Tensor) -> Tensor:
     """The rows of all processes, of which each has as many, on the first of them; the others keep to their own."""
     parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(rows, parts, dst=0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Fresh(NamedTuple):
+class FreshPrompt(NamedTuple):
     """A prompt of the data set."""
 
     key: str
@@ -44,8 +44,8 @@ def fresh_rows(
     seed: int,
     number: int,
     taken: Iterable[str],
-    passes_over: Callable[[str], bool] = lambda key: False,
-) -> Iterator[Fresh]:
+    skips: Callable[[str], bool] = lambda key: False,
+) -> Iterator[FreshPrompt]:
     """Rows of a data set of this size in random order, each at most once, without those that are taken.
 
     number: of the generation batch.
@@ -55,6 +55,6 @@ def fresh_rows(
     for place in order.tolist():
         row = dict(row_at(place))
         key = row_key(row)
-        if key not in seen and not passes_over(key):
+        if key not in seen and not skips(key):
             seen.add(key)
-            yield Fresh(key, row)
+            yield FreshPrompt(key, row)

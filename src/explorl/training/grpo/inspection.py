@@ -25,35 +25,35 @@ from transformers import TrainerCallback
 
 from explorl.core.documents import load_tensors
 from explorl.modeling.token_records import AnswerRecords, answer_records, update_size
-from explorl.training.grpo.batch import Recorded, padded_to
+from explorl.training.grpo.batch import TokenStats, padded_to
 from explorl.training.grpo.correct import Correct
-from explorl.training.grpo.distributed import to_main
+from explorl.training.grpo.distributed import gather_to_main
 from explorl.training.grpo.inspection_schedule import (
+    InspectedRows,
     Lens,
     Observer,
-    Sampled,
     StepView,
     dump,
     load,
     name_of,
-    observed,
+    preserved_random_state,
     remembered,
-    undisturbed,
+    run_observers,
 )
 from explorl.training.grpo.logged_columns import (
-    calls_columns,
     counted_tokens,
     logged_columns,
-    own_words,
+    policy_texts,
     spread,
     token_advantages,
     token_lists,
     token_weights,
+    tool_call_columns,
 )
 from explorl.training.grpo.logprobs import widened
 from explorl.training.grpo.objective import ObjectiveTrainer
 from explorl.training.grpo.rollout_columns import token_columns
-from explorl.training.grpo.tool_transcripts import Said
+from explorl.training.grpo.tool_transcripts import ToolTranscript
 from explorl.training.grpo.trl_adapter import IMAGES, prompt_seen
 
 RolloutListener = Callable[[int, dict[str, list[Any]]], None]
@@ -64,13 +64,13 @@ _INPUTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
 @dataclass(eq=False)
-class Look:
+class PendingInspection:
     """A generation batch whose last update is still to come."""
 
     step: int
     view: StepView | None
     """For the observers, where there are any."""
-    sampled: Sampled | None
+    sampled: InspectedRows | None
     columns: dict[str, list[Any]]
     """What the listeners got."""
     inputs: dict[str, Tensor]
@@ -79,7 +79,7 @@ class Look:
     """Micro-batches seen when the batch is used up."""
 
 
-class WatchingTrainer(ObjectiveTrainer):
+class InspectingTrainer(ObjectiveTrainer):
     """Tells listeners and observers of its generation batches."""
 
     correct: Correct
@@ -92,7 +92,7 @@ class WatchingTrainer(ObjectiveTrainer):
         self._listeners_after: list[RolloutListener] = []
         self._token_records = token_records
         self._token_texts: dict[int, str] = {}
-        self._looks: list[Look] = []
+        self._looks: list[PendingInspection] = []
         self.add_callback(_Watching(self))
 
     def listen(self, listener: RolloutListener, token_records: int = 0, after: RolloutListener | None = None) -> None:
@@ -108,11 +108,13 @@ class WatchingTrainer(ObjectiveTrainer):
 
     # ---------------------------------------------------------------- before the first update
 
-    def _watch(self, output: Mapping[str, Any], recorded: Recorded | None, advantage: Tensor, rewards: Tensor) -> None:
+    def _inspect_batch(
+        self, output: Mapping[str, Any], recorded: TokenStats | None, advantage: Tensor, rewards: Tensor
+    ) -> None:
         """Tells of a batch that was sampled and shaped; called on every process."""
         number = self.micro_step // self._micro_batches_of_batch
         asked = bool(self.observers or self._listeners_after)
-        said = None if self.said is None else gather_object(self.said)
+        said = None if self.transcripts is None else gather_object(self.transcripts)
         view = self._view(output, recorded, advantage, rewards, said) if self.observers else None
         if not self.accelerator.is_main_process or not (asked or self._listeners):
             return
@@ -121,14 +123,14 @@ class WatchingTrainer(ObjectiveTrainer):
         sampled = None if records is None else self._sampled(output, rows, records, inputs["temperature"])
         told = self._listeners or self._listeners_after
         columns = self._columns(output, recorded, sampled, records) if told else {}
-        columns |= calls_columns(said) if said and told else {}
+        columns |= tool_call_columns(said) if said and told else {}
         for listener in self._listeners:
             listener(self.now + 1, columns)
         if view is not None and sampled is not None and records is not None:
             view = _filled(view, sampled, records)
         if view is not None or sampled is not None:
             until = self.micro_step + self._micro_batches_of_batch
-            self._looks.append(Look(self.now + 1, view, sampled, columns, inputs, until))
+            self._looks.append(PendingInspection(self.now + 1, view, sampled, columns, inputs, until))
 
     @property
     def _micro_batches_of_batch(self) -> int:
@@ -147,10 +149,10 @@ class WatchingTrainer(ObjectiveTrainer):
     def _view(
         self,
         output: Mapping[str, Any],
-        recorded: Recorded | None,
+        recorded: TokenStats | None,
         advantage: Tensor,
         rewards: Tensor,
-        said: list[Said] | None,
+        said: list[ToolTranscript] | None,
     ) -> StepView:
         accelerator = self.accelerator
         mask = counted_tokens(output).float()
@@ -161,7 +163,7 @@ class WatchingTrainer(ObjectiveTrainer):
             values = unknown if tensor is None else tensor
             if accelerator.num_processes == 1:
                 return values
-            return to_main(accelerator.pad_across_processes(values.contiguous(), dim=1))
+            return gather_to_main(accelerator.pad_across_processes(values.contiguous(), dim=1))
 
         parts = self.reward_parts
         assert parts is not None
@@ -181,7 +183,7 @@ class WatchingTrainer(ObjectiveTrainer):
             correct=self.correct.marks(parts),
             group=torch.arange(len(rewards), device=rewards.device) // self.num_generations,
             prompts=logged["prompt"],
-            completions=own_words(self.logs, len(rewards), said),
+            completions=policy_texts(self.logs, len(rewards), said),
         )
 
     # ---------------------------------------------------------------- a closer look
@@ -210,7 +212,7 @@ class WatchingTrainer(ObjectiveTrainer):
         model = self.accelerator.unwrap_model(self.model)
         temperature = inputs["temperature"]  # one per row, or one per position
         temperature = temperature if temperature.dim() == 1 else temperature[:, :time]
-        with undisturbed(ids.device), _still(model):
+        with preserved_random_state(ids.device), _still(model):
             found = answer_records(
                 model, ids, mask, time, rows=self.args.per_device_train_batch_size,
                 temperature=temperature, autocast=self.accelerator.autocast,
@@ -220,7 +222,7 @@ class WatchingTrainer(ObjectiveTrainer):
 
     def _sampled(
         self, output: Mapping[str, Any], rows: list[int], records: AnswerRecords, temperature: Tensor
-    ) -> Sampled:
+    ) -> InspectedRows:
         chosen = torch.tensor(rows, device=records.logps.device)
         moved = (token_advantages(output) * token_weights(output))[chosen]  # at the first update the ratio is 1
         size = update_size(
@@ -230,7 +232,7 @@ class WatchingTrainer(ObjectiveTrainer):
             moved,
             temperature=temperature.view(len(temperature), -1),
         )
-        return Sampled(
+        return InspectedRows(
             rows=chosen,
             logps=records.logps,
             collision=records.collision,
@@ -244,8 +246,8 @@ class WatchingTrainer(ObjectiveTrainer):
     def _columns(
         self,
         output: Mapping[str, Any],
-        recorded: Recorded | None,
-        sampled: Sampled | None,
+        recorded: TokenStats | None,
+        sampled: InspectedRows | None,
         records: AnswerRecords | None,
     ) -> dict[str, list[Any]]:
         """The latest generation batch as TRL logged it, with token records of some answers of this process."""
@@ -265,7 +267,7 @@ class WatchingTrainer(ObjectiveTrainer):
 
     # ---------------------------------------------------------------- after the last update
 
-    def _look_again(self, look: Look) -> None:
+    def _look_again(self, look: PendingInspection) -> None:
         """What has become of a batch: for the observers, and for those who keep it."""
         if look.sampled is not None:
             after = self._records_of(look.inputs).logps
@@ -276,10 +278,10 @@ class WatchingTrainer(ObjectiveTrainer):
                 listener(look.step, {**look.columns, "logp_after": column})
         if look.view is not None:
             sampled = None if look.sampled is None else look.sampled.padded(look.view.mask.size(1))
-            for name, value in observed(self.observers, replace(look.view, sampled=sampled)).items():
+            for name, value in run_observers(self.observers, replace(look.view, sampled=sampled)).items():
                 self.record_metric(name, value, "train")
 
-    def look_again(self, *, all_of_them: bool = False) -> None:
+    def finish_inspections(self, *, all_of_them: bool = False) -> None:
         """Ends the looks at batches that are used up, or at all of them."""
         looks, self._looks = self._looks, []
         for look in looks:
@@ -305,8 +307,8 @@ class WatchingTrainer(ObjectiveTrainer):
         self._looks = []
         if self.observers or self._listeners_after:
             for one in send_to_device(saved["looks"], self.accelerator.device):
-                view, sampled = load(StepView, one["view"]), load(Sampled, one["sampled"])
-                self._looks.append(Look(**{**one, "view": view, "sampled": sampled}))
+                view, sampled = load(StepView, one["view"]), load(InspectedRows, one["sampled"])
+                self._looks.append(PendingInspection(**{**one, "view": view, "sampled": sampled}))
         states = list(saved["observers"])
         for observer in self.observers:
             found = next((one for one in states if one[0] == name_of(observer)), None)
@@ -315,7 +317,7 @@ class WatchingTrainer(ObjectiveTrainer):
                 observer.load_state_dict(found[1])
 
 
-def _filled(view: StepView, sampled: Sampled, records: AnswerRecords) -> StepView:
+def _filled(view: StepView, sampled: InspectedRows, records: AnswerRecords) -> StepView:
     """The view with what a closer look found, where nothing else is known of its tokens."""
     if not view.entropy.isnan().all():
         return view
@@ -339,7 +341,7 @@ def _still(model: Any) -> Iterator[None]:
 
 
 class _Watching(TrainerCallback):
-    def __init__(self, trainer: WatchingTrainer) -> None:
+    def __init__(self, trainer: InspectingTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -348,7 +350,7 @@ class _Watching(TrainerCallback):
             part["made_at"] = torch.tensor(-1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.look_again()
+        self.trainer.finish_inspections()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.look_again(all_of_them=True)
+        self.trainer.finish_inspections(all_of_them=True)

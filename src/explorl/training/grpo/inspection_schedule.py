@@ -31,7 +31,7 @@ from torch import Tensor
 from explorl.core.plugins import PluginKind, describe_error
 from explorl.metrics.advantages import NO_ADVANTAGE
 
-View = TypeVar("View", "StepView", "Sampled")
+View = TypeVar("View", "StepView", "InspectedRows")
 
 
 class ObserverError(ValueError):
@@ -70,7 +70,7 @@ class Lens:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class InspectedRows:
     """What two passes over some answers found: one before the first update on their batch, one after the last.
 
     Both are made alike, so that a difference between them is the policy's and not one of rounding.
@@ -97,7 +97,7 @@ class Sampled:
         """π after the updates − π before them."""
         return self.logps_after.exp() - self.logps.exp()
 
-    def padded(self, time: int) -> Sampled:
+    def padded(self, time: int) -> InspectedRows:
         """With zeros on the right: another process may have a longer answer."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "rows"}
         more = time - self.logps.size(1)
@@ -136,7 +136,7 @@ class StepView:
     """Which prompt an answer is to."""
     prompts: Sequence[str]
     completions: Sequence[str]
-    sampled: Sampled | None = None
+    sampled: InspectedRows | None = None
     """The answers that were looked at closely; None where there are none."""
 
     @property
@@ -159,7 +159,7 @@ class StepView:
 
 def dump(value: Any) -> Any:
     """A view as tensors and plain values, for a checkpoint; anything else as it is."""
-    if not isinstance(value, StepView | Sampled):
+    if not isinstance(value, StepView | InspectedRows):
         return value
     return {one.name: dump(getattr(value, one.name)) for one in fields(value)}
 
@@ -240,10 +240,10 @@ def _constructed(kind: type[Observer]) -> Observer:
         ) from error
 
 
-def observed(observers: Sequence[Observer], view: StepView) -> dict[str, float]:
+def run_observers(observers: Sequence[Observer], view: StepView) -> dict[str, float]:
     """What all observers say of a step, by the name that it is logged under; an error names the observer."""
     said: dict[str, float] = {}
-    with torch.no_grad(), undisturbed(view.mask.device):
+    with torch.no_grad(), preserved_random_state(view.mask.device):
         for observer in observers:
             try:
                 said |= {f"lens/{name}": float(value) for name, value in observer.see(view).items()}
@@ -256,7 +256,7 @@ def observed(observers: Sequence[Observer], view: StepView) -> dict[str, float]:
 
 
 @contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
+def preserved_random_state(device: torch.device) -> Iterator[None]:
     """Every random number that is drawn inside is given back."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that others use)
     try:

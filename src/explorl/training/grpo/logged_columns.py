@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorl.training.grpo.tool_transcripts import Said
+from explorl.training.grpo.tool_transcripts import ToolTranscript
 
 
 def logged_columns(
@@ -28,10 +28,10 @@ def logged_columns(
     }
 
 
-def own_words(logs: Mapping[str, Any], count: int, said: Sequence[Said] | None) -> list[str]:
+def policy_texts(logs: Mapping[str, Any], count: int, said: Sequence[ToolTranscript] | None) -> list[str]:
     """What the policy itself wrote of the latest ``count`` answers, without what tools said to it."""
     if said is not None:
-        return [one.written for one in said]
+        return [one.policy_text for one in said]
     return [_of_policy(completion) for completion in list(logs["completion"])[-count:]]
 
 
@@ -41,11 +41,11 @@ def _of_policy(completion: Any) -> str:
     return prompt_text([message for message in completion if message.get("role") != "tool"])
 
 
-def calls_columns(said: Sequence[Said]) -> dict[str, list[Any]]:
+def tool_call_columns(said: Sequence[ToolTranscript]) -> dict[str, list[Any]]:
     """Answers with calls: with outputs left blank, without them, with them, and what was called."""
     return {
-        "completion": [one.own for one in said],
-        "written": [one.written for one in said],
+        "completion": [one.blanked_text for one in said],
+        "written": [one.policy_text for one in said],
         "transcript": [one.text for one in said],
         "calls": [list(one.calls) for one in said],
     }

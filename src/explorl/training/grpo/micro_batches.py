@@ -18,16 +18,16 @@ from explorl.training.grpo.batch import padded_to
 from explorl.training.grpo.logged_columns import counted_tokens
 
 
-def deal(tokens: Sequence[int], parts: int, most: int | None = None) -> list[range]:
+def split_by_tokens(tokens: Sequence[int], parts: int, most: int | None = None) -> list[range]:
     """Cuts rows with so many tokens each into `parts` runs of about equally many tokens.
 
     Each has at least one row and at most `most`: memory has a bound that the user has set.
     """
     most = len(tokens) if most is None else most
     if len(tokens) < parts:
-        raise ValueError(f"{len(tokens)} rows cannot be dealt to {parts} micro-batches; give each a row")
+        raise ValueError(f"{len(tokens)} rows cannot be split into {parts} micro-batches; give each a row")
     if len(tokens) > parts * most:
-        raise ValueError(f"{len(tokens)} rows cannot be dealt to {parts} micro-batches of at most {most} rows")
+        raise ValueError(f"{len(tokens)} rows cannot be split into {parts} micro-batches of at most {most} rows")
     ends = list(accumulate(tokens))
     cuts = [0]
     for part in range(1, parts):
@@ -52,7 +52,7 @@ def rows_of(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
     return {key: chosen(value) for key, value in batch.items()}
 
 
-def dealt(
+def make_micro_batches(
     batch: Mapping[str, Any],
     *,
     windows: int,
@@ -84,7 +84,7 @@ def dealt(
     for window in order.chunk(windows):
         rows = window.sort().values
         kept = rows[needed[rows]]
-        for run in deal(tokens[kept].tolist(), parts, most):
+        for run in split_by_tokens(tokens[kept].tolist(), parts, most):
             part = rows_of(batch, kept[run.start : run.stop])
             found.append({**part, **more, "mean_rows": torch.tensor(len(rows) / parts)})
     return found

@@ -26,11 +26,16 @@ from torch import Tensor
 from explorl.rollout import PaddedRollouts
 from explorl.training.grpo.correct import SLACK
 from explorl.training.grpo.dynamic import DynamicSampling, varies
-from explorl.training.grpo.fresh import Fresh, fresh_rows, row_key
-from explorl.training.grpo.inspection import WatchingTrainer
-from explorl.training.grpo.sampled_groups import SAMPLED_AT, TRAINED_AT, Draw, Recorded
-from explorl.training.grpo.solved import SkipSolved, Streaks, solve_rates
-from explorl.training.grpo.trl_adapter import Answered
+from explorl.training.grpo.fresh import FreshPrompt, fresh_rows, row_key
+from explorl.training.grpo.inspection import InspectingTrainer
+from explorl.training.grpo.sampled_groups import (
+    SAMPLING_TEMPERATURE,
+    TRAINING_TEMPERATURE,
+    EngineRecords,
+    SampledGroups,
+)
+from explorl.training.grpo.solved import SkipSolved, SolveStreaks, solve_rates
+from explorl.training.grpo.trl_adapter import RewardedRows
 
 REFUSED = {
     "tools": "a conversation is sampled turn by turn; leave out the tools",
@@ -66,24 +71,24 @@ def refuse(
         )
 
 
-class RefillingTrainer(WatchingTrainer):
+class RefillingTrainer(InspectingTrainer):
     """Exchanges prompts that teach nothing for fresh ones."""
 
     dynamic_sampling: DynamicSampling | None
     skip_solved: SkipSolved | None
-    _settled: Draw | None = None
+    _settled: SampledGroups | None = None
     """A generation batch that is sampled and rewarded, and that TRL has not seen yet."""
 
     def _begin_refilling(self, dynamic_sampling: DynamicSampling | None, skip_solved: SkipSolved | None) -> None:
         if dynamic_sampling is not None and self.sees_images:
             raise ValueError("dynamic_sampling cannot move images between processes; leave it out, or use a text model")
         self.dynamic_sampling, self.skip_solved = dynamic_sampling, skip_solved
-        self._streaks = None if skip_solved is None else Streaks(skip_solved, self.args.seed)
+        self._streaks = None if skip_solved is None else SolveStreaks(skip_solved, self.args.seed)
         self._group_keys: list[str] = []
 
     # ---------------------------------------------------------------- a generation batch
 
-    def refilled(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def refill(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows to train on; with dynamic sampling they are sampled and rewarded already."""
         if self.dynamic_sampling is None and self._streaks is None:
             return inputs
@@ -94,7 +99,7 @@ class RefillingTrainer(WatchingTrainer):
             seed=self.args.seed,
             number=self._batch_number,
             taken=self._group_keys,
-            passes_over=self._passes_over,
+            skips=self._passes_over,
         )
         if self._streaks is not None:
             inputs = self._without_solved(inputs, fresh)
@@ -117,16 +122,18 @@ class RefillingTrainer(WatchingTrainer):
     def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
         if self._settled is None:
             return super().sample(prompt_ids, rows)
-        recorded = self._settled.recorded
+        recorded = self._settled.records
         if recorded:
-            sampling = recorded.get(SAMPLED_AT)
+            sampling = recorded.get(SAMPLING_TEMPERATURE)
             records = PaddedRollouts(**{name: recorded.get(name) for name in _RECORDS})  # type: ignore[arg-type]
-            self._keep(self._settled.answered.completion_ids, records, sampling, recorded.get(TRAINED_AT, sampling))
-        self.said = self._settled.answered.said
-        return self._settled.answered.completion_ids
+            self._keep(
+                self._settled.rewarded.completion_ids, records, sampling, recorded.get(TRAINING_TEMPERATURE, sampling)
+            )
+        self.transcripts = self._settled.rewarded.transcripts
+        return self._settled.rewarded.completion_ids
 
-    def known_rewards(self) -> Answered | None:
-        return None if self._settled is None else self._settled.answered
+    def known_rewards(self) -> RewardedRows | None:
+        return None if self._settled is None else self._settled.rewarded
 
     @property
     def _batch_number(self) -> int:
@@ -140,9 +147,9 @@ class RefillingTrainer(WatchingTrainer):
     # ---------------------------------------------------------------- before sampling
 
     def _passes_over(self, key: str) -> bool:
-        return self._streaks is not None and self._streaks.passes_over(key, self._batch_number)
+        return self._streaks is not None and self._streaks.skips(key, self._batch_number)
 
-    def _without_solved(self, inputs: list[dict[str, Any]], fresh: Iterator[Fresh]) -> list[dict[str, Any]]:
+    def _without_solved(self, inputs: list[dict[str, Any]], fresh: Iterator[FreshPrompt]) -> list[dict[str, Any]]:
         """Puts fresh prompts in the place of those that are passed over, as long as there are some."""
         assert self._streaks is not None
         passed = [slot for slot, key in enumerate(self._group_keys) if self._passes_over(key)]
@@ -160,17 +167,17 @@ class RefillingTrainer(WatchingTrainer):
         """Takes down which prompts were solved, whether or not their groups are trained on."""
         if self._streaks is not None:
             right = self.correct.threshold - SLACK
-            self._streaks.visited(keys, solve_rates(self.correct.rewards(parts), right, self.num_generations))
+            self._streaks.record(keys, solve_rates(self.correct.rewards(parts), right, self.num_generations))
 
     # ---------------------------------------------------------------- after sampling
 
-    def _with_variance(self, inputs: list[dict[str, Any]], fresh: Iterator[Fresh]) -> list[dict[str, Any]]:
+    def _with_variance(self, inputs: list[dict[str, Any]], fresh: Iterator[FreshPrompt]) -> list[dict[str, Any]]:
         """Samples and rewards the batch, and exchanges groups without variance for those of fresh prompts."""
         spec = self.dynamic_sampling
         assert spec is not None
         batch = self._drawn(list(inputs), self._group_keys)
-        reward = self._totals(batch.answered.reward_parts).nanmean().item()
-        varied = self._varied(batch)
+        reward = self._totals(batch.rewarded.reward_parts).nanmean().item()
+        varied = self._varied_groups(batch)
         missing = [slot for slot, good in enumerate(varied) if not good]
         size = drawn = len(varied)
         good_ones, rounds = size - len(missing), 0
@@ -181,12 +188,12 @@ class RefillingTrainer(WatchingTrainer):
                 break
             rounds += 1
             further = self._drawn(self._own_rows(found), [one.key for one in found])
-            good = [place for place, good in enumerate(self._varied(further)) if good]
+            good = [place for place, good in enumerate(self._varied_groups(further)) if good]
             drawn, good_ones = drawn + len(found), good_ones + len(good)
             moved = dict(zip(missing, good, strict=False))
             self._exchange(batch, further, moved, found)
             missing = missing[len(moved) :]
-        self._settled = batch.settled()
+        self._settled = batch.merged()
         kept = size - len(missing)
         for name, value in {
             "drawn": drawn * self.num_generations,
@@ -200,32 +207,32 @@ class RefillingTrainer(WatchingTrainer):
             self.record_metric(f"dynamic_sampling/{name}", float(value))
         return batch.inputs
 
-    def _drawn(self, inputs: list[dict[str, Any]], keys: Sequence[str]) -> Draw:
+    def _drawn(self, inputs: list[dict[str, Any]], keys: Sequence[str]) -> SampledGroups:
         self._forget_rollout()
         self._prompts = [row["prompt"] for row in inputs]
-        answered = self.answered(inputs)
+        answered = self.sample_and_reward(inputs)
         self._take_down(keys, answered.reward_parts)
-        recorded: Recorded = {}
+        recorded: EngineRecords = {}
         if self._records is not None:
             every = {name: getattr(self._records, name) for name in _RECORDS}
             recorded = {name: value for name, value in every.items() if value is not None}
             if self._sampling_temperature is not None:
-                recorded[SAMPLED_AT] = self._sampling_temperature
+                recorded[SAMPLING_TEMPERATURE] = self._sampling_temperature
             if self._row_temperature is not self._sampling_temperature:
                 own = self._row_temperature
                 usual = torch.full((len(inputs),), float(self.temperature), device=self.accelerator.device)
-                recorded[TRAINED_AT] = usual if own is None else own
-        return Draw(inputs, answered, recorded)
+                recorded[TRAINING_TEMPERATURE] = usual if own is None else own
+        return SampledGroups(inputs, answered, recorded)
 
     def _totals(self, parts: Tensor) -> Tensor:
         """Weighted sum of the rewards of each row; NaN where no reward function scored it."""
         rewards = (parts * self.reward_weights.to(parts.device)).nansum(dim=1)
         return torch.where(parts.isnan().all(dim=1), torch.nan, rewards)
 
-    def _varied(self, draw: Draw) -> list[bool]:
+    def _varied_groups(self, draw: SampledGroups) -> list[bool]:
         """Whether each group has what `DynamicSampling.by` asks for; the same on every process."""
         assert self.dynamic_sampling is not None
-        parts = draw.answered.reward_parts
+        parts = draw.rewarded.reward_parts
         if self.dynamic_sampling.by == "correct":
             marks = self.correct.marks(parts).to(parts.dtype)
             values = torch.where(self.correct.rewards(parts).isnan(), torch.nan, marks).unsqueeze(1)
@@ -237,21 +244,23 @@ class RefillingTrainer(WatchingTrainer):
 
     # ---------------------------------------------------------------- several processes
 
-    def _in_equal_shares(self, fresh: Iterator[Fresh], groups: int) -> list[Fresh]:
+    def _in_equal_shares(self, fresh: Iterator[FreshPrompt], groups: int) -> list[FreshPrompt]:
         """So many fresh prompts that all processes get as many rows of them: rounded up, or down where they run out."""
         processes = int(self.accelerator.num_processes)
         at_once = processes // math.gcd(processes, self.num_generations)
         found = list(islice(fresh, -(-groups // at_once) * at_once))
         return found[: len(found) // at_once * at_once]
 
-    def _own_rows(self, found: Sequence[Fresh]) -> list[dict[str, Any]]:
+    def _own_rows(self, found: Sequence[FreshPrompt]) -> list[dict[str, Any]]:
         """This process's share of the rows of these prompts."""
         rows = [one.row for one in found for _ in range(self.num_generations)]
         share = len(rows) // self.accelerator.num_processes
         first = self.accelerator.process_index * share
         return [dict(row) for row in rows[first : first + share]]
 
-    def _exchange(self, batch: Draw, further: Draw, moved: Mapping[int, int], found: Sequence[Fresh]) -> None:
+    def _exchange(
+        self, batch: SampledGroups, further: SampledGroups, moved: Mapping[int, int], found: Sequence[FreshPrompt]
+    ) -> None:
         """Puts groups of a further round into the batch: ``moved`` is the group there by the group here."""
         if not moved:
             return
@@ -259,14 +268,14 @@ class RefillingTrainer(WatchingTrainer):
         sources = set(moved.values())
         here = [place for place in range(share) if self._slot(place, share) in sources]
         gathered = gather_object([further.row(place) for place in here])  # in the order of all rows
-        batch.agree(gathered)
+        batch.drop_partial_records(gathered)
         rows = iter(gathered)
         for slot, source in moved.items():
             for number in range(size):
                 row, place = next(rows), slot * size + number
-                batch.put_rewards(place, further.answered.reward_parts[source * size + number])
+                batch.replace_rewards(place, further.rewarded.reward_parts[source * size + number])
                 if place // own == self.accelerator.process_index:
-                    batch.put(place % own, dict(found[source].row), row)
+                    batch.replace_row(place % own, dict(found[source].row), row)
 
     # ---------------------------------------------------------------- checkpoints
 

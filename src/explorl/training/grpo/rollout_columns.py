@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from explorl.modeling.token_records import AnswerRecords
-from explorl.training.grpo.batch import Recorded
-from explorl.training.grpo.inspection_schedule import Sampled
+from explorl.training.grpo.batch import TokenStats
+from explorl.training.grpo.inspection_schedule import InspectedRows
 from explorl.training.grpo.logged_columns import (
     counted_tokens,
     spread,
@@ -37,8 +37,8 @@ from explorl.training.grpo.logged_columns import (
 
 def token_columns(
     output: Mapping[str, Any],
-    recorded: Recorded | None,
-    sampled: Sampled | None,
+    recorded: TokenStats | None,
+    sampled: InspectedRows | None,
     records: AnswerRecords | None,
     asked: int,
     count: int,

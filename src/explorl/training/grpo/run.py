@@ -20,19 +20,19 @@ from explorl.models import Policy, lora_config
 from explorl.tasks import Problem, Task, get_task
 from explorl.tasks.base import json_text
 from explorl.training.callbacks import (
-    Periodically,
-    Recorder,
-    Shown,
+    MetricsRecorder,
+    PeriodicCallback,
+    ProgressDisplay,
     StopAtDivergence,
     StoredCheckpoints,
-    begin,
     save_model,
+    start_run,
 )
 from explorl.training.grpo.inspection_schedule import Lens, build_observers
 from explorl.training.grpo.observers import statistics
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.run_setup import (
-    accumulated,
+    accumulation_steps,
     check_holdout,
     check_one_gpu,
     configured_policy,
@@ -60,7 +60,7 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
         trust_remote_code=config.model.trust_remote_code,
         max_steps=training.steps * training.iterations,
         per_device_train_batch_size=training.micro_batch,
-        gradient_accumulation_steps=accumulated(
+        gradient_accumulation_steps=accumulation_steps(
             training.prompts_per_step * training.generations, training.micro_batch, "training.micro_batch"
         ),
         num_generations=training.generations,
@@ -147,11 +147,11 @@ def run_grpo(
         row["opened"] = opened
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
-    shown = Shown(label, console)
+    shown = ProgressDisplay(label, console)
     divergence = StopAtDivergence("training.learning_rate", config.training.learning_rate)
-    callbacks = [divergence, Recorder(store), shown]
+    callbacks = [divergence, MetricsRecorder(store), shown]
     if on_step is not None:
-        callbacks.append(Periodically(1, on_step))
+        callbacks.append(PeriodicCallback(1, on_step))
     with disabled_progress(), TemporaryDirectory() as nowhere:
         args = grpo_config(config, nowhere)  # the trainer makes its folder at once
         check_one_gpu(args)
@@ -186,14 +186,14 @@ def run_grpo(
         trainer.args.output_dir = str(store.checkpoints)
         trainer.keep_checkpoints = config.training.keep_checkpoints
         quiet(trainer)
-        checkpoint = begin(trainer, store, config, "grpo", rows, console=console, alone=alone)
+        checkpoint = start_run(trainer, store, config, "grpo", rows, console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(store.folder / "tensorboard")
         evaluation = _Evaluation(config, store, trainer, policy, console)
         if evaluation.ends:
-            trainer.add_callback(Periodically(config.evaluation.every, evaluation, everywhere=True, last=True))
+            trainer.add_callback(PeriodicCallback(config.evaluation.every, evaluation, everywhere=True, last=True))
         try:
             if checkpoint is None and evaluation.ends:
                 evaluation(0)
@@ -281,6 +281,6 @@ class _Evaluation:
         )
 
 
-def finished(store: RunStore) -> bool:
+def is_finished(store: RunStore) -> bool:
     """Whether the run has reached its last step."""
     return (store.folder / "model").is_dir()

@@ -1,4 +1,4 @@
-"""Groups that were sampled and rewarded, some of them to be exchanged for others before they are trained on."""
+"""Groups that were sampled and rewarded, some of which are replaced by others before they are trained on."""
 
 from __future__ import annotations
 
@@ -9,88 +9,93 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from explorl.training.grpo.tool_transcripts import Said
-from explorl.training.grpo.trl_adapter import Answered
+from explorl.training.grpo.tool_transcripts import ToolTranscript
+from explorl.training.grpo.trl_adapter import RewardedRows
 
-Recorded = dict[str, Tensor]
-"""What the engine recorded of answers, by name, one row for each; empty where something else sampled."""
-
-
-SAMPLED_AT, TRAINED_AT = "sampling_temperature", "training_temperature"
-"""Among what was recorded: the temperature of each answer, or of each of its tokens, in sampling and in the loss."""
+EngineRecords = dict[str, Tensor]
+"""What the engine recorded of completions, by name, one row each; empty if something else sampled."""
 
 
-class Row(NamedTuple):
-    """An answer that may go to another process."""
+SAMPLING_TEMPERATURE, TRAINING_TEMPERATURE = "sampling_temperature", "training_temperature"
+"""Among the records: the temperature of each completion, or of each of its tokens, in sampling and in the loss."""
+
+
+class MovedRow(NamedTuple):
+    """A completion that may move to another process."""
 
     completion_ids: list[int]
     extra: dict[str, Any]
     """What reward functions logged of it."""
-    recorded: Recorded
-    said: Said | None = None
+    records: EngineRecords
+    transcript: ToolTranscript | None = None
 
 
 @dataclass
-class Draw:
-    """Rows of this process, with their answers, and the rewards of all processes."""
+class SampledGroups:
+    """Rows of this process with their completions, and the rewards of all processes."""
 
     inputs: list[dict[str, Any]]
-    answered: Answered
-    recorded: Recorded
-    _exchanged: dict[int, Row] = field(default_factory=dict)
+    rewarded: RewardedRows
+    records: EngineRecords
+    _replacements: dict[int, MovedRow] = field(default_factory=dict)
 
-    def row(self, place: int) -> Row:
-        extra = {name: values[place] for name, values in self.answered.extra.items() if place < len(values)}
-        recorded = {name: values[place].cpu() for name, values in self.recorded.items()}
-        said = None if self.answered.said is None else self.answered.said[place]
-        return Row(self.answered.completion_ids[place], extra, recorded, said)
+    def row(self, index: int) -> MovedRow:
+        """Return a row of this process as something that can be sent to another one."""
+        extra = {name: values[index] for name, values in self.rewarded.extra.items() if index < len(values)}
+        records = {name: values[index].cpu() for name, values in self.records.items()}
+        transcript = None if self.rewarded.transcripts is None else self.rewarded.transcripts[index]
+        return MovedRow(self.rewarded.completion_ids[index], extra, records, transcript)
 
-    def agree(self, rows: Sequence[Row]) -> None:
-        """Looks at all rows that are moved, to whichever process: where something else sampled some of them, nothing
-        counts as recorded, so that every process goes on alike."""
-        if any(row.recorded.keys() != self.recorded.keys() for row in rows):
-            self.recorded = {}
+    def drop_partial_records(self, rows: Sequence[MovedRow]) -> None:
+        """Drop all records unless every moved row has the same ones.
 
-    def put(self, place: int, inputs: dict[str, Any], row: Row) -> None:
-        """Exchanges a row of this process."""
-        self.inputs[place] = inputs
-        self._exchanged[place] = row
+        ``rows`` are the moved rows of all processes, so that every process makes the same decision.
+        """
+        if any(row.records.keys() != self.records.keys() for row in rows):
+            self.records = {}
 
-    def put_rewards(self, place: int, parts: Tensor) -> None:
-        """Exchanges the rewards of a row of all processes'."""
-        self.answered.reward_parts[place] = parts
+    def replace_row(self, index: int, inputs: dict[str, Any], row: MovedRow) -> None:
+        """Replace a row of this process."""
+        self.inputs[index] = inputs
+        self._replacements[index] = row
 
-    def settled(self) -> Draw:
-        """With the exchanged rows in their places."""
-        rows = [self._exchanged.get(place) for place in range(len(self.inputs))]
-        ids = [
-            old if new is None else new.completion_ids for old, new in self._both(self.answered.completion_ids, rows)
-        ]
-        names = {*self.answered.extra, *(name for row in self._exchanged.values() for name in row.extra)}
-        extra = {name: self._column(name, rows) for name in sorted(names)}
+    def replace_rewards(self, index: int, parts: Tensor) -> None:
+        """Replace the reward parts of a row; ``index`` counts the rows of all processes."""
+        self.rewarded.reward_parts[index] = parts
+
+    def merged(self) -> SampledGroups:
+        """Return the groups with all replacements made."""
+        new_rows = [self._replacements.get(index) for index in range(len(self.inputs))]
+        pairs = self._pairs(self.rewarded.completion_ids, new_rows)
+        ids = [old if new is None else new.completion_ids for old, new in pairs]
+        names = {*self.rewarded.extra, *(name for row in self._replacements.values() for name in row.extra)}
+        extra = {name: self._extra_column(name, new_rows) for name in sorted(names)}
         longest = max(map(len, ids))
-        recorded = {name: _joined(values, name, rows, longest) for name, values in self.recorded.items()}
-        said = self.answered.said
-        if said is not None:
-            said = [old if new is None or new.said is None else new.said for old, new in self._both(said, rows)]
-        return Draw(self.inputs, Answered(ids, extra, self.answered.reward_parts, said), recorded)
+        records = {name: _merged_records(values, name, new_rows, longest) for name, values in self.records.items()}
+        transcripts = self.rewarded.transcripts
+        if transcripts is not None:
+            pairs = self._pairs(transcripts, new_rows)
+            transcripts = [old if new is None or new.transcript is None else new.transcript for old, new in pairs]
+        return SampledGroups(self.inputs, RewardedRows(ids, extra, self.rewarded.reward_parts, transcripts), records)
 
     @staticmethod
-    def _both(values: list[Any], rows: list[Row | None]) -> zip[tuple[Any, Row | None]]:
-        return zip(values, rows, strict=True)
+    def _pairs(values: list[Any], new_rows: list[MovedRow | None]) -> zip[tuple[Any, MovedRow | None]]:
+        return zip(values, new_rows, strict=True)
 
-    def _column(self, name: str, rows: list[Row | None]) -> list[Any]:
-        """A column that reward functions logged, None where they logged nothing of a row."""
-        old = self.answered.extra.get(name, [])
-        old = [*old, *[None] * (len(rows) - len(old))][: len(rows)]
-        return [value if row is None else row.extra.get(name) for value, row in self._both(old, rows)]
+    def _extra_column(self, name: str, new_rows: list[MovedRow | None]) -> list[Any]:
+        """Return a column that reward functions logged, None for rows without a value."""
+        old = self.rewarded.extra.get(name, [])
+        old = [*old, *[None] * (len(new_rows) - len(old))][: len(new_rows)]
+        return [value if row is None else row.extra.get(name) for value, row in self._pairs(old, new_rows)]
 
 
-def _joined(values: Tensor, name: str, rows: list[Row | None], longest: int) -> Tensor:
-    """One row for each answer; values of tokens are as long as the longest answer."""
-    lines = [old if row is None else row.recorded[name].to(old) for old, row in zip(values.unbind(), rows, strict=True)]
+def _merged_records(values: Tensor, name: str, new_rows: list[MovedRow | None], longest: int) -> Tensor:
+    """Return a record with the replaced rows; values per token get the length of the longest completion."""
+    rows = [
+        old if new is None else new.records[name].to(old) for old, new in zip(values.unbind(), new_rows, strict=True)
+    ]
     if values.dim() == 1:
-        return torch.stack(lines)
-    padding = 1.0 if name in (SAMPLED_AT, TRAINED_AT) else 0.0  # a temperature is divided by
-    pad = torch.nn.functional.pad  # by less than 0 it cuts off
-    return torch.stack([pad(line, (0, longest - len(line)), value=padding) for line in lines])
+        return torch.stack(rows)
+    padding = 1.0 if name in (SAMPLING_TEMPERATURE, TRAINING_TEMPERATURE) else 0.0  # logits are divided by temperatures
+    pad = torch.nn.functional.pad  # a negative width cuts off
+    return torch.stack([pad(row, (0, longest - len(row)), value=padding) for row in rows])

@@ -22,12 +22,18 @@ from explorl.strategies._lib.validate import title
 from explorl.strategies.base import overrides
 from explorl.training.grpo import vllm_rows
 from explorl.training.grpo.activity import Activity
-from explorl.training.grpo.branches import branch_numbers, branching_of, sets_rows, told
+from explorl.training.grpo.branches import branch_metrics, branch_record, branching_of, sets_row_sampling
 from explorl.training.grpo.conversations import Conversation
 from explorl.training.grpo.logged_columns import prompt_text
-from explorl.training.grpo.sampling_plan import KNOWN, Draw, beyond_the_engine, by_position, sampling_options
-from explorl.training.grpo.tool_transcripts import Said
-from explorl.training.grpo.trl_adapter import NamedGRPOTrainer
+from explorl.training.grpo.sampling_plan import (
+    KNOWN,
+    SamplingPlan,
+    pad_schedules,
+    sampling_options,
+    unsupported_options,
+)
+from explorl.training.grpo.tool_transcripts import ToolTranscript
+from explorl.training.grpo.trl_adapter import GRPOAdapter
 from explorl.training.sharding import fsdp_modules, spread_devices, why_not_gathered, zero_stage
 
 ENGINE_OPTIONS = ("batch_size", "memory_budget")
@@ -44,7 +50,7 @@ def _has_own_generate(model: Any) -> bool:
     return "generate" in inner.__dict__ or getattr(type(inner), "generate", None) is not _GENERATE
 
 
-class SamplingTrainer(NamedGRPOTrainer):
+class SamplingTrainer(GRPOAdapter):
     """Samples through the engine where that computes what the model computes, and keeps what it recorded."""
 
     strategies: list[Strategy]
@@ -65,7 +71,7 @@ class SamplingTrainer(NamedGRPOTrainer):
     """Where vLLM samples and a strategy says how each row is."""
     _interpreter: ToolUse | None = None
     """The tool that answers may call in text."""
-    _conversation: tuple[Conversation, Draw] | None = None
+    _conversation: tuple[Conversation, SamplingPlan] | None = None
     """With TRL's tools: what is being sampled turn by turn."""
 
     def _engine_for(self, engine: str | None, options: Mapping[str, Any]) -> Engine | None:
@@ -73,12 +79,12 @@ class SamplingTrainer(NamedGRPOTrainer):
         unknown = sorted(set(options) - set(ENGINE_OPTIONS))
         if unknown:
             raise ValueError(f"engine_options has {unknown[0]!r}; it may have {', '.join(ENGINE_OPTIONS)}")
-        needing = [title(strategy) for strategy in self.strategies if sets_rows(strategy)]
+        needing = [title(strategy) for strategy in self.strategies if sets_row_sampling(strategy)]
         self._check_recorded(engine)
         self._check_interpreter(engine)
         self._vllm = None
         if self.use_vllm and engine in (None, "vllm") and needing:
-            vllm_rows.refuse(self, [strategy for strategy in self.strategies if sets_rows(strategy)])
+            vllm_rows.refuse(self, [strategy for strategy in self.strategies if sets_row_sampling(strategy)])
             self._vllm = vllm_rows.VllmRows(self)
             return None
         why = self._why_not_engine()
@@ -95,7 +101,7 @@ class SamplingTrainer(NamedGRPOTrainer):
                     why = error.reason
                 else:
                     return found
-            if engine == "explorl" or self.interprets:
+            if engine == "explorl" or self.has_interpreter:
                 raise ValueError(f"engine='explorl' would not sample as this model does ({why}); use engine=None")
         if needing:
             chosen = "vLLM" if self.use_vllm else "model.generate"
@@ -108,7 +114,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         return None
 
     @property
-    def interprets(self) -> bool:
+    def has_interpreter(self) -> bool:
         return self._interpreter is not None
 
     def _check_interpreter(self, engine: str | None) -> None:
@@ -188,7 +194,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         given = self._generation()
         if given["max_new_tokens"] is None:
             return "max_completion_length is None"
-        beyond = beyond_the_engine(given, self.model.generation_config)
+        beyond = unsupported_options(given, self.model.generation_config)
         named = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
         return named and f"the engine has no {named}"
 
@@ -222,8 +228,10 @@ class SamplingTrainer(NamedGRPOTrainer):
             return self._sampled_by_vllm(self._vllm, prompt_ids)
         if self._engine is None:
             return None
-        per_row = any(sets_rows(strategy) or strategy.needs_min_p_mass is not None for strategy in self.strategies)
-        per_row = per_row or self.interprets
+        per_row = any(
+            sets_row_sampling(strategy) or strategy.needs_min_p_mass is not None for strategy in self.strategies
+        )
+        per_row = per_row or self.has_interpreter
         if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
             return None
         if why := self._why_not_options():  # of late
@@ -234,7 +242,7 @@ class SamplingTrainer(NamedGRPOTrainer):
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
         options = {**sampling_options(self._generation(), self.eos_token_ids), "stop": self.stop_strings}
-        draw = Draw(options, strategies, texts, self.now, self.interprets)
+        draw = SamplingPlan(options, strategies, texts, self.now, self.has_interpreter)
         draw.spread(len(prompt_ids), self.temperature)
         longest = self._everywhere_longest(prompt_ids)
         context = getattr(text_config(self.model), "max_position_embeddings", None)
@@ -258,8 +266,8 @@ class SamplingTrainer(NamedGRPOTrainer):
             return [self.ended(rollout) for rollout in conversation.rollouts()]
         rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
         if self._interpreter is not None:
-            self.said = [Said.of(rollout) for rollout in rollouts]
-        self._remember(rollouts, draw)
+            self.transcripts = [ToolTranscript.of(rollout) for rollout in rollouts]
+        self._store_rollouts(rollouts, draw)
         return [self.ended(rollout) for rollout in rollouts]
 
     def _sampled_by_vllm(self, rows: vllm_rows.VllmRows, prompt_ids: list[list[int]]) -> list[list[int]] | None:
@@ -267,22 +275,22 @@ class SamplingTrainer(NamedGRPOTrainer):
         if self.mode != "train" or len(prompt_ids) != len(self._prompts):
             return None
         texts = [prompt_text(prompt) for prompt in self._prompts]
-        draw = Draw(vllm_rows.options(self), self.strategies, texts, self.now, self.interprets)
+        draw = SamplingPlan(vllm_rows.options(self), self.strategies, texts, self.now, self.has_interpreter)
         draw.spread(len(prompt_ids), self.temperature)
         self.load_vllm_weights()
         rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
-        self._remember(rollouts, draw)
+        self._store_rollouts(rollouts, draw)
         return [self.ended(rollout) for rollout in rollouts]
 
-    def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: Draw) -> Rollouts:
+    def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: SamplingPlan) -> Rollouts:
         tools = self._interpreter
         if draw.branching is not None:
             uses = None if tools is None else draw.calls
             first = self.accelerator.process_index * len(prompt_ids)
             group = [(first + row) // self.num_generations for row in range(len(prompt_ids))]
             branched = branch_rows(engine, prompt_ids, draw.params, draw.branching, group=group, tools=tools, uses=uses)
-            draw.settled(branched.settings)
-            numbers = branch_numbers(gather_object([told(branched)]))
+            draw.reorder(branched.settings)
+            numbers = branch_metrics(gather_object([branch_record(branched)]))
             self.activity.branching(numbers)
             for name, value in numbers.items():
                 self.record_metric(name, value)
@@ -291,14 +299,14 @@ class SamplingTrainer(NamedGRPOTrainer):
             return generate_with_tools(engine, prompt_ids, 1, draw.params, tools, uses=draw.calls)
         return engine.generate(prompt_ids, 1, draw.params)
 
-    def conversed(self, completion_ids: list[list[int]]) -> None:
+    def finish_conversations(self, completion_ids: list[list[int]]) -> None:
         if self._conversation is None:
             return
         (conversation, draw), self._conversation = self._conversation, None
         rollouts = conversation.close(completion_ids)
         if rollouts is not None:
             completion_ids[:] = [self.ended(rollout) for rollout in rollouts]
-            self._remember(rollouts, draw)
+            self._store_rollouts(rollouts, draw)
             return
         self._say_changed("a conversation is not what Explorl's engine sampled: somebody has changed its tokens")
 
@@ -314,7 +322,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             self._records = self._row_temperature = self._sampling_temperature = None
 
     def _say_changed(self, said: str) -> None:
-        needs = (sets_rows(one) or one.needs_min_p_mass is not None for one in self.strategies)
+        needs = (sets_row_sampling(one) or one.needs_min_p_mass is not None for one in self.strategies)
         if any(needs) or any(one.needs_sampling_logps for one in self.strategies):
             raise RuntimeError(f"{said}, and how each row was sampled is not known any more; leave them as they are")
         self.warn_once(f"{said}; what was recorded of them is computed again")
@@ -327,14 +335,14 @@ class SamplingTrainer(NamedGRPOTrainer):
         here = torch.tensor(longest, device=self.accelerator.device)
         return int(self.accelerator.gather(here).max().item())
 
-    def _remember(self, rollouts: Rollouts, draw: Draw) -> None:
+    def _store_rollouts(self, rollouts: Rollouts, draw: SamplingPlan) -> None:
         if self._engine is not None:
             self._engine.rest()  # the backward pass needs memory too
         records = rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device)
 
         def rows(values: Sequence[Any] | None) -> Tensor | None:
             if values is not None and not isinstance(values[0], Real):
-                values = by_position(values, records.logps.size(1))
+                values = pad_schedules(values, records.logps.size(1))
             return None if values is None else torch.tensor(values, dtype=torch.float32, device=records.logps.device)
 
         sampling = rows(draw.sampling_temperature)
@@ -358,7 +366,7 @@ class SamplingTrainer(NamedGRPOTrainer):
     def _forget_rollout(self) -> None:
         self._records = self._old_logps = self._row_temperature = self._sampling_temperature = None
         self._prompts = []
-        self.said = None
+        self.transcripts = None
 
     @property
     def asked_for_old(self) -> bool:

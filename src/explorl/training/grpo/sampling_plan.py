@@ -27,7 +27,7 @@ KNOWN = {
     "stop_strings",
 }
 """Options of `generate` that the engine honours."""
-OF_NO_MATTER = {
+IRRELEVANT_OPTIONS = {
     "pad_token_id",
     "bos_token_id",
     "decoder_start_token_id",
@@ -45,7 +45,7 @@ OF_NO_MATTER = {
 """Options of `generate` that change no token that an engine with a cache of its own samples (TRL gives
 `max_new_tokens`, beside which `max_length` does not count)."""
 
-PER_ROW = (
+ROW_OPTIONS = (
     "temperature",
     "top_p",
     "top_k",
@@ -62,7 +62,7 @@ PER_ROW = (
 """What a strategy may set for each row (`explorl.strategies.base.Sampling`)."""
 
 
-def beyond_the_engine(given: Mapping[str, Any], declared: GenerationConfig | None) -> dict[str, Any]:
+def unsupported_options(given: Mapping[str, Any], declared: GenerationConfig | None) -> dict[str, Any]:
     """Options of TRL's call of `generate`, or of the model's own generation config, that the engine does not have."""
     defaults = GenerationConfig()
     asked = declared.to_diff_dict() if declared is not None else {}
@@ -70,7 +70,7 @@ def beyond_the_engine(given: Mapping[str, Any], declared: GenerationConfig | Non
     return {
         name: value
         for name, value in asked.items()
-        if name not in KNOWN | OF_NO_MATTER and value != getattr(defaults, name, None) and not _off(name, value)
+        if name not in KNOWN | IRRELEVANT_OPTIONS and value != getattr(defaults, name, None) and not _off(name, value)
     }
 
 
@@ -101,12 +101,12 @@ def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, 
     }
 
 
-def _said(strategy: Strategy, given: Any, rows: int) -> dict[str, Any]:
+def _checked_row_values(strategy: Strategy, given: Any, rows: int) -> dict[str, Any]:
     """What a strategy says of sampling, one value per row; one number for all rows is spread over them."""
     said = dict(given or {})
     for key, value in said.items():
-        if key not in PER_ROW:
-            raise ValueError(f"{title(strategy)}.sampling gives {key!r}; it may give {', '.join(PER_ROW)}")
+        if key not in ROW_OPTIONS:
+            raise ValueError(f"{title(strategy)}.sampling gives {key!r}; it may give {', '.join(ROW_OPTIONS)}")
         value = value.tolist() if isinstance(value, Tensor) else value
         said[key] = [value] * rows if isinstance(value, Real) else list(value)
         if key == "temperature_by_position" and any(isinstance(one, Real) for one in said[key]):
@@ -125,7 +125,7 @@ _EXCLUSIVE = {"temperature": "temperature_by_position", "temperature_by_position
 """What takes the place of what an earlier strategy said."""
 
 
-class Draw:
+class SamplingPlan:
     """How the rows of one call of the engine are sampled, and at which temperature the loss looks at them."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Draw:
         said: dict[str, Any] = {}
         for strategy in strategies:
             if overrides(strategy, "sampling"):
-                own_words = _said(strategy, strategy.sampling(prompts, step), len(prompts))
+                own_words = _checked_row_values(strategy, strategy.sampling(prompts, step), len(prompts))
                 if "tool_calls" in own_words and not interprets:
                     raise ValueError(
                         f"{title(strategy)}.sampling gives 'tool_calls', and there is no tool to call; give "
@@ -174,7 +174,7 @@ class Draw:
         if self.sampling_temperature is None and at != temperature:
             self.sampling_temperature = [at] * rows
 
-    def settled(self, settings: Sequence[int]) -> None:
+    def reorder(self, settings: Sequence[int]) -> None:
         """Each row was sampled as the one that ``settings`` names."""
         same = self.training_temperature is self.sampling_temperature
         if self.sampling_temperature is not None:
@@ -185,7 +185,7 @@ class Draw:
             self.training_temperature = [self.training_temperature[row] for row in settings]
 
 
-def by_position(curves: Sequence[Sequence[float]], width: int) -> list[list[float]]:
+def pad_schedules(curves: Sequence[Sequence[float]], width: int) -> list[list[float]]:
     """Sequences of any length as rows of so many positions; the last value holds on."""
     known: dict[int, list[float]] = {}  # rows mostly share one
     for curve in curves:

@@ -49,7 +49,7 @@ class SkipSolved:
             )
 
 
-class Streaks:
+class SolveStreaks:
     """How many visits in a row each prompt was solved in; prompts that were not solved last time are not in it."""
 
     def __init__(self, spec: SkipSolved, seed: int) -> None:
@@ -61,13 +61,13 @@ class Streaks:
         """Prompts that come back less often."""
         return sum(streak >= self.spec.visits for streak in self._streaks.values())
 
-    def passes_over(self, key: str, number: int) -> bool:
+    def skips(self, key: str, number: int) -> bool:
         """Whether the prompt is not asked in the generation batch of this number."""
         if self._streaks.get(key, 0) < self.spec.visits:
             return False
         return keyed_uniform("skip_solved", self.seed, number, key) >= self.spec.floor
 
-    def visited(self, keys: Sequence[str], rates: Float[Tensor, " groups"]) -> None:
+    def record(self, keys: Sequence[str], rates: Float[Tensor, " groups"]) -> None:
         """Takes down what share of each prompt's answers was right; NaN, where none was scored, says nothing."""
         for key, rate in zip(keys, rates.tolist(), strict=True):
             if rate != rate:

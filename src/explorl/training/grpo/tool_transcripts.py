@@ -1,4 +1,4 @@
-"""Tools that answers call in text (`explorl.rollout.tool_use`): which one a trainer has, and what was said with it."""
+"""Tools that completions call in text (`explorl.rollout.tool_use`): checks, transcripts and metrics for a trainer."""
 
 from __future__ import annotations
 
@@ -12,50 +12,51 @@ from explorl.rollout.tools import ToolSpec
 ToolLike = ToolUse | ToolSpec | str
 
 
-class Said(NamedTuple):
-    """An answer that may have called a tool."""
+class ToolTranscript(NamedTuple):
+    """The text of a completion that may have called a tool, with and without the tool's outputs."""
 
     text: str
-    """All of it, outputs included."""
-    own: str
-    """With every output left blank, and all of the last token, as of an answer without calls: what rewards are given
-    for."""
-    written: str
-    """Without outputs and all that belongs to them: what is measured."""
+    """The whole text, outputs included."""
+    blanked_text: str
+    """The text with empty outputs, including what follows a stop string in the last token: what rewards are for."""
+    policy_text: str
+    """The text without outputs and their fences: what response quality is measured on."""
     calls: tuple[Mapping[str, Any], ...] = ()
-    """Each with its source, status and text, and with the tokens ``begin`` to ``end`` that the policy did not write."""
+    """Source, status and text of each call; its tokens from ``begin`` to ``end`` are not the policy's."""
 
     def mask(self, length: int) -> list[int]:
-        """1 on the tokens that the policy wrote, of so many."""
+        """Return 1 for each of ``length`` tokens that the policy sampled and 0 for the tool's tokens."""
         forced = [range(call["begin"], call["end"]) for call in self.calls]
-        return [int(not any(place in span for span in forced)) for place in range(length)]
+        return [int(not any(position in span for span in forced)) for position in range(length)]
 
     @classmethod
-    def of(cls, rollout: Rollout) -> Said:
+    def of(cls, rollout: Rollout) -> ToolTranscript:
+        """Return the transcript of a rollout."""
         names = ("source", "status", "text", "begin", "end")
         calls = tuple({name: getattr(call, name) for name in names} for call in rollout.calls)
         return cls(rollout.text, rollout.own_text + rollout.behind_stop, rollout.sampled_text, calls)
 
 
-def refuse_beside(tool: ToolUse | None, given: Mapping[str, Any]) -> None:
-    """What a tool in text does not go with, before anything is loaded."""
+def check_tool_conflicts(tool: ToolUse | None, arguments: Mapping[str, Any]) -> None:
+    """Raise if an interpreter is combined with another way of sampling; called before anything is loaded."""
     if tool is None:
         return
     for name in ("tools", "environment_factory", "rollout_func"):
-        if given.get(name):
+        if arguments.get(name):
             raise ValueError(
-                f"interpreter={tool.tool.name!r} does not go with {name}: each samples in its own way; leave out "
-                "one of them"
+                f"interpreter={tool.tool.name!r} cannot be combined with {name}: each samples in its own way; leave "
+                "out one of them"
             )
 
 
-def numbers_of(said: Sequence[Said]) -> dict[str, float]:
-    """What is logged of the calls of a generation batch, under TRL's names where it has one."""
-    calls = [call for one in said for call in one.calls]
-    made = [call for call in calls if call["status"] != "refused"]
+def tool_call_metrics(transcripts: Sequence[ToolTranscript]) -> dict[str, float]:
+    """Return the metrics of the calls of a generation batch, under TRL's names if it has them."""
+    calls = [call for transcript in transcripts for call in transcript.calls]
+    executed = [call for call in calls if call["status"] != "refused"]
+    completions = max(len(transcripts), 1)
     return {
-        "tools/call_frequency": len(made) / max(len(said), 1),
-        "tools/callers": sum(bool(one.calls) for one in said) / max(len(said), 1),
-        "tools/failure_frequency": sum(call["status"] != "ok" for call in made) / max(len(made), 1),
-        "tools/refused": float(len(calls) - len(made)),
+        "tools/call_frequency": len(executed) / completions,
+        "tools/callers": sum(bool(transcript.calls) for transcript in transcripts) / completions,
+        "tools/failure_frequency": sum(call["status"] != "ok" for call in executed) / max(len(executed), 1),
+        "tools/refused": float(len(calls) - len(executed)),
     }

@@ -39,22 +39,22 @@ from explorl.strategies.base import act_on_parts, overrides
 from explorl.training.grpo import checkpoint, construction, options
 from explorl.training.grpo.activity import Activity
 from explorl.training.grpo.answers import AnswerFunction, answers_of, check_answers
-from explorl.training.grpo.batch import Recorded, by_engine, by_pass, generation_batch, put_back
+from explorl.training.grpo.batch import TokenStats, engine_token_stats, forward_token_stats, generation_batch, put_back
 from explorl.training.grpo.correct import Correct
 from explorl.training.grpo.correct import Spec as CorrectSpec
 from explorl.training.grpo.dynamic import DynamicSampling, as_option
 from explorl.training.grpo.inspection import RolloutListener
 from explorl.training.grpo.inspection_schedule import Lens, ObserverLike, build_observers
 from explorl.training.grpo.logged_columns import prompt_text
-from explorl.training.grpo.micro_batches import dealt
+from explorl.training.grpo.micro_batches import make_micro_batches
 from explorl.training.grpo.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.grpo.refilling import RefillingTrainer, refuse
 from explorl.training.grpo.shaping import shape
 from explorl.training.grpo.solved import SkipSolved
-from explorl.training.grpo.tool_transcripts import ToolLike, numbers_of, refuse_beside
+from explorl.training.grpo.tool_transcripts import ToolLike, check_tool_conflicts, tool_call_metrics
 from explorl.training.grpo.trl_adapter import IMAGES
 from explorl.training.grpo.vllm_rows import refuse_with_vllm
-from explorl.training.sharding import at_hand, emptied, fsdp_version, ignored_sharding, zero_stage
+from explorl.training.sharding import accessible_parameters, clear_moments, fsdp_version, ignored_sharding, zero_stage
 
 StrategyLike = Strategy | str | Mapping[str, Any]
 ENGINES = ("explorl", "generate", "vllm")
@@ -129,7 +129,7 @@ class ExplorationTrainer(RefillingTrainer):
         trl = construction.named_arguments(more, trl)
         construction.check_class(type(self), ExplorationTrainer, self.strategies)
         self._interpreter = None if interpreter is None else ToolUse.of(interpreter, "interpreter")
-        refuse_beside(self._interpreter, trl)
+        check_tool_conflicts(self._interpreter, trl)
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
@@ -236,7 +236,7 @@ class ExplorationTrainer(RefillingTrainer):
         if self.environment_factories is None:
             construction.check_prompts(inputs, "a generation batch")
         if self.mode == "train":
-            inputs = self.refilled(inputs)
+            inputs = self.refill(inputs)
         self._forget_rollout()
         self._prompts = [row.get("prompt", "") for row in inputs]
         if self.asked_for_old and self.old_is_first_pass:
@@ -257,16 +257,18 @@ class ExplorationTrainer(RefillingTrainer):
         if self.strategies:
             recorded = self._recorded(output)
             self._shape(output, recorded, rewards)
-            self._watch(output, recorded, advantage, rewards)
+            self._inspect_batch(output, recorded, advantage, rewards)
         else:
-            known = None if self._records is None else by_engine(self._records, output["completion_ids"].size(1))
-            self._watch(output, known, advantage, rewards)
+            known = (
+                None if self._records is None else engine_token_stats(self._records, output["completion_ids"].size(1))
+            )
+            self._inspect_batch(output, known, advantage, rewards)
         self.activity.batch(rewards)
         return output
 
     def _log_calls(self) -> None:
-        if self.said is not None:
-            for name, value in numbers_of(gather_object(self.said)).items():
+        if self.transcripts is not None:
+            for name, value in tool_call_metrics(gather_object(self.transcripts)).items():
                 self.record_metric(name, value)
 
     def _rewards(self) -> Tensor:
@@ -274,7 +276,7 @@ class ExplorationTrainer(RefillingTrainer):
         assert self.reward_parts is not None
         return self._totals(self.reward_parts)
 
-    def _shape(self, output: dict[str, Any], recorded: Recorded, rewards: Tensor) -> None:
+    def _shape(self, output: dict[str, Any], recorded: TokenStats, rewards: Tensor) -> None:
         assert self.reward_parts is not None
         batch = generation_batch(
             self.accelerator,
@@ -306,11 +308,11 @@ class ExplorationTrainer(RefillingTrainer):
             return None
         return answers_of(self._answer_function, {**self.rewarded, "trainer_state": self.state})
 
-    def _recorded(self, output: Mapping[str, Any]) -> Recorded:
+    def _recorded(self, output: Mapping[str, Any]) -> TokenStats:
         """log π at the sampling temperature, entropy and branching factor at 1, of every completion token."""
         length = output["completion_ids"].size(1)
         if self._records is not None:
-            recorded = by_engine(self._records, length)
+            recorded = engine_token_stats(self._records, length)
             if self._row_temperature is self._sampling_temperature:
                 return recorded
             own = output.get("old_per_token_logps")
@@ -322,11 +324,11 @@ class ExplorationTrainer(RefillingTrainer):
             with self.without_gradient():
                 logps, entropy, _ = self._logps(output, compute_entropy=True)
             assert entropy is not None
-            return Recorded(logps, entropy, None, None)
+            return TokenStats(logps, entropy, None, None)
         rows = self.args.per_device_train_batch_size
         # ZeRO-3 does not survive passes of two kinds between its steps.
         with self.without_gradient(), self.whole_weights() if self.sharded else nullcontext():
-            return by_pass(
+            return forward_token_stats(
                 self.model,
                 output,
                 temperature=self.temperature,
@@ -352,7 +354,9 @@ class ExplorationTrainer(RefillingTrainer):
         # A callback may have lowered it since the batch was planned.
         most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
         entropy = None if self._records is None else self._records.entropy
-        found = dealt(batch, windows=windows, parts=parts // windows, needed=needed, most=most, entropy=entropy)
+        found = make_micro_batches(
+            batch, windows=windows, parts=parts // windows, needed=needed, most=most, entropy=entropy
+        )
         if windows > 1 and self.has_penalties:
             for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
                 with self.without_gradient():
@@ -383,7 +387,7 @@ class ExplorationTrainer(RefillingTrainer):
         if self.beta == 0.0:  # no reference is in use
             return
         model, reference = self._models()
-        with at_hand(model), at_hand(*self._of_reference(), change=True):
+        with accessible_parameters(model), accessible_parameters(*self._of_reference(), change=True):
             load_reference(model, reference, model.state_dict() if reference is not None else adapter_weights(model))
         self._reference_moved = True
 
@@ -398,7 +402,7 @@ class ExplorationTrainer(RefillingTrainer):
 
     def reset_optimizer(self) -> None:
         """Empties the optimizer's moments."""
-        emptied(self.optimizer)
+        clear_moments(self.optimizer)
 
     def after_step(self) -> None:
         """Lets the strategies act once an optimizer step is done."""
@@ -414,12 +418,12 @@ class ExplorationTrainer(RefillingTrainer):
         if self.accelerator.is_main_process:
             self._write_looks(folder)
         if self._reference_moved:
-            with at_hand(*self._of_reference()):  # on every process
+            with accessible_parameters(*self._of_reference()):  # on every process
                 if self.args.should_save:
                     checkpoint.write_reference(folder, reference_weights(*self._models()))
         if not self.args.should_save:
             return
-        progress = checkpoint.Progress(self.micro_step, self._mean_reward, self.accelerator.num_processes)
+        progress = checkpoint.TrainingProgress(self.micro_step, self._mean_reward, self.accelerator.num_processes)
         checkpoint.write_progress(folder, progress, self.strategies)
         self._write_streaks(folder)
 
@@ -433,7 +437,7 @@ class ExplorationTrainer(RefillingTrainer):
         self.micro_step, self._mean_reward = progress.micro_step, progress.reward
         reference = checkpoint.read_reference(folder)
         if reference is not None:
-            with at_hand(*self._of_reference(), change=True):
+            with accessible_parameters(*self._of_reference(), change=True):
                 load_reference(*self._models(), reference)
             self._reference_moved = True
         batches = checkpoint.read_batches(folder, self.accelerator.process_index, self.accelerator.device)

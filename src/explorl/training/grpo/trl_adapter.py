@@ -60,8 +60,8 @@ from explorl.training.grpo.stopping import (
     without_own_stops,
     without_stops,
 )
-from explorl.training.grpo.tool_transcripts import Said
-from explorl.training.sharding import gathered_weights, is_spread
+from explorl.training.grpo.tool_transcripts import ToolTranscript
+from explorl.training.sharding import gathered_weights, has_sharded_weights
 
 IMAGES = (
     "pixel_values",
@@ -82,7 +82,7 @@ Mode = Literal["train", "eval"]
 _OF_LOSS = ("compute_loss", "_compute_loss", "_prepare_inputs", "_get_per_token_logps_and_entropies")
 
 
-class Answered(NamedTuple):
+class RewardedRows(NamedTuple):
     """Rows that were sampled and rewarded."""
 
     completion_ids: list[list[int]]
@@ -91,7 +91,7 @@ class Answered(NamedTuple):
     """What reward functions logged of each, by column (``log_extra``); of this process."""
     reward_parts: Tensor
     """Of all processes, (rows, reward functions), NaN where one said None."""
-    said: list[Said] | None = None
+    transcripts: list[ToolTranscript] | None = None
     """The same answers with their calls, where the trainer has an interpreter; of this process."""
 
 
@@ -128,7 +128,7 @@ def prompt_seen(trainer: GRPOTrainer, prompt: Any) -> str:
     return str(text)
 
 
-class NamedGRPOTrainer(GRPOTrainer):
+class GRPOAdapter(GRPOTrainer):
     """`GRPOTrainer` whose moments a subclass overrides by the names above."""
 
     rollout_func: Any
@@ -181,7 +181,7 @@ class NamedGRPOTrainer(GRPOTrainer):
             method = getattr(self, name)
             packages = ("explorl", "trl", "transformers")
             patched = method.__module__.partition(".")[0] not in packages
-            return patched or getattr(type(self), name) is not getattr(NamedGRPOTrainer, name)
+            return patched or getattr(type(self), name) is not getattr(GRPOAdapter, name)
 
         return any(map(is_own, _OF_LOSS))
 
@@ -213,7 +213,7 @@ class NamedGRPOTrainer(GRPOTrainer):
     @property
     def sharded(self) -> bool:
         """Whether no process holds all weights."""
-        return is_spread(self.model, self.accelerator)
+        return has_sharded_weights(self.model, self.accelerator)
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -264,7 +264,7 @@ class NamedGRPOTrainer(GRPOTrainer):
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
-    def conversed(self, completion_ids: list[list[int]]) -> None:
+    def finish_conversations(self, completion_ids: list[list[int]]) -> None:
         """Called when the last turn of a batch of conversations is over."""
 
     def generated(self, completion_ids: list[list[int]]) -> None:
@@ -273,7 +273,7 @@ class NamedGRPOTrainer(GRPOTrainer):
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
         known = [RowTokens(ids, row) for row, ids in enumerate(prompt_ids)]
         found = super()._tool_call_loop(prompts, known, *more, **options)
-        self.conversed(found[2])
+        self.finish_conversations(found[2])
         return found
 
     def _generate_single_turn(
@@ -316,11 +316,11 @@ class NamedGRPOTrainer(GRPOTrainer):
         return Stopped(ids, self.end_token) if rollout.finish_reason == "stop" and not known else ids
 
     @property
-    def interprets(self) -> bool:
+    def has_interpreter(self) -> bool:
         """Whether answers may call a tool in text; then `sample` keeps what they `said`."""
         return False
 
-    said: list[Said] | None = None
+    transcripts: list[ToolTranscript] | None = None
     """What the rows of this process have said in the latest generation batch."""
 
     generation_kwargs: dict[str, Any]
@@ -340,7 +340,7 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     def _generated(self, prompts: list[Any]) -> Any:
         given = self.rollout_func
-        if self.interprets:  # TRL counts tokens by its mask, and leaves the rest to it
+        if self.has_interpreter:  # TRL counts tokens by its mask, and leaves the rest to it
             self.rollout_func = self._rolled_out
         elif given is not None and self.stop_strings:
             self.rollout_func = partial(self._marked, given)
@@ -361,17 +361,17 @@ class NamedGRPOTrainer(GRPOTrainer):
         prompt_ids = [list(ids) for ids in self._tokenize_prompts(prompts)[0]]
         completion_ids = self.sample(prompt_ids)
         assert completion_ids is not None
-        assert self.said is not None
-        own = [one.mask(len(ids)) for one, ids in zip(self.said, completion_ids, strict=True)]
+        assert self.transcripts is not None
+        own = [one.mask(len(ids)) for one, ids in zip(self.transcripts, completion_ids, strict=True)]
         return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None, "env_mask": own}
 
     def judged(self, completions: list[Any]) -> list[Any]:
         """What rewards are given for: outputs of tools that were called in text are left blank."""
-        if self.said is None:
+        if self.transcripts is None:
             return completions
         return [
-            self._with_text(completion, one.own) if one.calls else completion
-            for completion, one in zip(completions, self.said, strict=True)
+            self._with_text(completion, one.blanked_text) if one.calls else completion
+            for completion, one in zip(completions, self.transcripts, strict=True)
         ]
 
     def _with_text(self, completion: Any, text: str) -> Any:
@@ -384,7 +384,7 @@ class NamedGRPOTrainer(GRPOTrainer):
 
     # ---------------------------------------------------------------- score
 
-    def answered(self, inputs: list[dict[str, Any]]) -> Answered:
+    def sample_and_reward(self, inputs: list[dict[str, Any]]) -> RewardedRows:
         """Samples and rewards rows, as many on each process. What is logged of them is what reward functions log by
         `log_metric`, as each of their calls counts."""
         prompts = [row["prompt"] for row in inputs]
@@ -398,7 +398,7 @@ class NamedGRPOTrainer(GRPOTrainer):
         parts = check_finite(self._calculate_rewards(inputs, *said), self.reward_func_names)
         extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
-        return Answered(completion_ids, extra, parts, self.said)
+        return RewardedRows(completion_ids, extra, parts, self.transcripts)
 
     @property
     def tokens_seen(self) -> int:
@@ -410,7 +410,7 @@ class NamedGRPOTrainer(GRPOTrainer):
         self.state.num_input_tokens_seen = count
         self._metrics[self.mode]["num_tokens"] = [count]
 
-    def known_rewards(self) -> Answered | None:
+    def known_rewards(self) -> RewardedRows | None:
         """Answers of the generation batch where it is rewarded already; None has the reward functions called."""
         return None
 

@@ -20,7 +20,7 @@ KNOWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_to
 """Keys of ``generation_kwargs`` that go along with what strategies say of each row."""
 
 
-class TrlSampler:
+class TrlVllmSampler:
     """TRL's `VLLMGeneration`, each prompt with options of its own: on a server by the main process for all of them,
     colocated on every process, or by all processes of a tensor-parallel group together."""
 
@@ -136,7 +136,9 @@ class VllmRows:
     def __init__(self, trainer: Any) -> None:
         rows, autocast = trainer.args.per_device_train_batch_size, trainer.accelerator.autocast
         records = RecordPass(trainer.model, rows=rows, autocast=autocast)
-        self.engine = VllmEngine(trainer.model, trainer.tokenizer, TrlSampler(trainer.vllm_generation), records=records)
+        self.engine = VllmEngine(
+            trainer.model, trainer.tokenizer, TrlVllmSampler(trainer.vllm_generation), records=records
+        )
 
     def draw(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
         """One completion of each prompt, and vLLM's log q of its tokens."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from explorl.modeling.packed import PackedRows
-from explorl.training.grpo.micro_batches import deal
+from explorl.training.grpo.micro_batches import split_by_tokens
 
 IGNORED = -100
 """The label of a token that is not learnt."""
@@ -72,7 +72,7 @@ class TokenRows:
         rows = np.concatenate([np.asarray(some, dtype=np.int64) for some in chosen])
         rows = rows[np.argsort(self.lengths[rows], kind="stable")]
         lengths = self.lengths[rows].tolist()
-        runs = deal(lengths, len(chosen), max(len(some) for some in chosen))
+        runs = split_by_tokens(lengths, len(chosen), max(len(some) for some in chosen))
         return [
             [rows[run.start + part.start : run.start + part.stop] for part in cut(lengths[run.start : run.stop], most)]
             for run, most in ((run, most_tokens) for run in runs)
@@ -112,10 +112,10 @@ class TokenRows:
 def cut(tokens: Sequence[int], most: int) -> list[range]:
     """As few runs as possible of at most ``most`` tokens each, about equal; a longer row is alone."""
     for parts in range(min(max(-(-sum(tokens) // most), 1), len(tokens)), len(tokens)):
-        runs = deal(tokens, parts)
+        runs = split_by_tokens(tokens, parts)
         if all(sum(tokens[run.start : run.stop]) <= most or len(run) == 1 for run in runs):
             return runs
-    return deal(tokens, len(tokens))
+    return split_by_tokens(tokens, len(tokens))
 
 
 def blocks_of(lengths: NDArray[np.int64], worth: int) -> Iterator[tuple[int, int]]:

@@ -21,7 +21,14 @@ from explorl.evaluation.prompts import check_prompts
 from explorl.models import Policy, lora_config, tiny_model, tiny_tokenizer, tiny_tools_model
 from explorl.tasks import Task, get_task, takes_option
 from explorl.tasks.base import completion_text
-from explorl.training.callbacks import Recorder, Shown, StopAtDivergence, StoredCheckpoints, begin, save_model
+from explorl.training.callbacks import (
+    MetricsRecorder,
+    ProgressDisplay,
+    StopAtDivergence,
+    StoredCheckpoints,
+    save_model,
+    start_run,
+)
 from explorl.training.run_setup import (
     check_one_gpu,
     configured_policy,
@@ -83,7 +90,7 @@ def run_sft(
     lora = None if config.model.lora is None or goes_on else lora_config(**config.model.lora.model_dump())
 
     steps = math.ceil(len(rows) / settings.batch_size) * settings.epochs
-    shown = Shown(label, console)
+    shown = ProgressDisplay(label, console)
     with disabled_progress(), TemporaryDirectory() as nowhere:
         args = SFTConfig(
             output_dir=nowhere,  # the trainer makes its folder at once
@@ -118,7 +125,11 @@ def run_sft(
                 processing_class=policy.tokenizer,
                 peft_config=lora,
                 tool=config.rollout.tool(),
-                callbacks=[StopAtDivergence("sft.learning_rate", settings.learning_rate), Recorder(store), shown],
+                callbacks=[
+                    StopAtDivergence("sft.learning_rate", settings.learning_rate),
+                    MetricsRecorder(store),
+                    shown,
+                ],
             )
         except NothingToLearn as error:
             raise ConfigError(f"sft.max_length is {settings.max_length}: {error}") from error
@@ -132,7 +143,7 @@ def run_sft(
             )
         trainer.args.output_dir = str(store.checkpoints)
         quiet(trainer)
-        checkpoint = begin(trainer, store, config, "sft", rows, console=console, alone=alone)
+        checkpoint = start_run(trainer, store, config, "sft", rows, console=console, alone=alone)
         warn_of_lost_steps(config, trainer)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -31,7 +31,7 @@ from explorl.rollout.tools import ToolSpec, get_tool
 from explorl.training.sft.data import tokenised
 from explorl.training.sft.forward_pass import add_scores, tokens_that_fit
 from explorl.training.sft.packed_rows import TokenRows
-from explorl.training.sharding import is_spread, spread_devices
+from explorl.training.sharding import has_sharded_weights, spread_devices
 
 SEEING_BATCHES = (
     "compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs",
@@ -173,7 +173,7 @@ class PackedSFTTrainer(SFTTrainer):
             "torch_compile is set": args.torch_compile,
             "use_liger_kernel is set": args.use_liger_kernel,
             "neftune_noise_alpha is set, whose noise depends on a row's length": args.neftune_noise_alpha is not None,
-            "weights are sharded": is_spread(self.model, self.accelerator),
+            "weights are sharded": has_sharded_weights(self.model, self.accelerator),
             "DeepSpeed counts backward passes, and packed rows may need several": self.is_deepspeed_enabled,
             "parallelism_config is set": self.accelerator.parallelism_config is not None,
             "the model is on several devices": bool(spread_devices(self.model)),

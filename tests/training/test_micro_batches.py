@@ -10,21 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorl.training.grpo.micro_batches import deal, dealt
+from explorl.training.grpo.micro_batches import make_micro_batches, split_by_tokens
 from explorl.training.grpo.trainer import ExplorationTrainer
 from tests.training.test_invariance import Gradients
 
 
 def test_a_case_worked_by_hand() -> None:
     # 40 tokens for two: the first row has 22 of them, and to give the second run the next row too would make 31
-    assert deal([22, 9, 1, 4, 4], 2) == [range(1), range(1, 5)]
-    assert deal([1, 1, 1, 100], 3) == [range(2), range(2, 3), range(3, 4)]
+    assert split_by_tokens([22, 9, 1, 4, 4], 2) == [range(1), range(1, 5)]
+    assert split_by_tokens([1, 1, 1, 100], 3) == [range(2), range(2, 3), range(3, 4)]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.data())
 def test_runs_are_whole_and_balanced(tokens: list[int], data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(tokens)))
-    runs = deal(tokens, parts)
+    runs = split_by_tokens(tokens, parts)
     assert len(runs) == parts
     assert all(len(run) > 0 for run in runs)
     assert [row for run in runs for row in run] == list(range(len(tokens)))
@@ -32,14 +32,14 @@ def test_runs_are_whole_and_balanced(tokens: list[int], data: st.DataObject) -> 
 
 @given(st.lists(st.integers(1, 50), min_size=8, max_size=64))
 def test_no_run_has_more_than_its_share_and_a_row(tokens: list[int]) -> None:
-    runs = deal(tokens, 2)
+    runs = split_by_tokens(tokens, 2)
     loads = [sum(tokens[row] for row in run) for run in runs]
     assert max(loads) <= sum(tokens) / 2 + max(tokens) / 2 or min(len(run) for run in runs) == 1
 
 
 def test_fewer_rows_than_micro_batches() -> None:
-    with pytest.raises(ValueError, match="2 rows cannot be dealt to 3"):
-        deal([4, 4], 3)
+    with pytest.raises(ValueError, match="2 rows cannot be split into 3"):
+        split_by_tokens([4, 4], 3)
 
 
 def test_rows_of_two_optimizer_steps_are_drawn_by_chance() -> None:
@@ -51,7 +51,7 @@ def test_rows_of_two_optimizer_steps_are_drawn_by_chance() -> None:
         "nothing": None,
     }
     torch.manual_seed(0)
-    found = dealt(batch, windows=2, parts=2, needed=torch.ones(16, dtype=torch.bool))
+    found = make_micro_batches(batch, windows=2, parts=2, needed=torch.ones(16, dtype=torch.bool))
     rows = [part["row"].tolist() for part in found]
     assert [part["name"] for part in found] == rows
     assert sorted(row for part in rows for row in part) == list(range(16))
