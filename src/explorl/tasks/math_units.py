@@ -55,7 +55,7 @@ _NO_UNITS_ALONE = frozenset({
     "conjugate", "conjugated", "added", "raised", "lowered", "rounded", "short", "shy", "past", "beyond", "without",
     "excluding", "excluded", "exceeding", "kilo", "mega", "giga", "tera", "milli", "micro", "nano", "centi",
     "deci", "deca", "hecto", "peta", "exa", "kibi", "mebi", "gibi", "wan", "oku", "kharab", "of", "upon", "nil",
-    "exclusive", "inclusive", "prime", "ad", "bc", "bce",
+    "exclusive", "inclusive", "prime", "ad", "bc", "bce", "st", "nd", "rd", "th",
 })  # fmt: skip
 _NUMBER_WORD = re.compile(r"[a-z]*ill(?:ion|iard)(?:th)?s?|[a-z]*(?:tieth|teenth)s?|(?!scaf)[a-z]+fold")
 _PARTS_PER = re.compile(r"\bper (?:cent|centum|mil|mill)\b|\bp c\b|\bbasis points?\b|\be\^")
