@@ -18,8 +18,8 @@ from explorl.tasks.jsonl_number_words import CHANGES, DOUBTS, LEADS, MEASURES, S
 
 MAX_LENGTH = 1_000
 """No number needs more characters; what is longer states none."""
-_DIGITS = 60
-"""Digits of a quotient."""
+_DIGITS = 2 * MAX_LENGTH
+"""Digits that are worked with: no number that is read is rounded."""
 _CLOSE = Decimal("1e-9")
 """Numbers that are not whole may differ by this share: 0.1 + 0.2 is 0.30000000000000004 to a computer."""
 
@@ -221,7 +221,8 @@ def number(text: str) -> Number | None:
     unit = _unit(tail.removeprefix("…") if is_cut else tail, currency)
     if unit is None or not _introduces(head):
         return None
-    return Number(sign * value, unit, bool(rounds) or is_cut or "≈" in plain)
+    value = value.copy_negate() if sign < 0 else value  # - would round it as the caller's decimal context says
+    return Number(value, unit, bool(rounds) or is_cut or "≈" in plain)
 
 
 def _signed(head: str, tail: str) -> tuple[int, str, str] | None:
