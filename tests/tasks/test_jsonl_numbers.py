@@ -14,38 +14,46 @@ from explorl.tasks import Jsonl, Problem
 WRONG = {
     "a sign before it": r"""
         −(42)  –(42)  —$42  - (42)  −\$42  -\text{42}  -\left(42\right)  -\mathbf{42}  -{42}  -[42]  minus (42)
-        negative 42  minus forty-two, not 42
+        negative 42  minus forty-two, not 42  (42) negative  ~=42  \textminus 42
     """,
     "about so much": r"""
         ~42  ≈ 42  \approx 42  \sim 42  approx. 42  ca. 42  circa 42  roughly 42  nearly 42  almost 42  around 42
         42 or so  42 approximately  42-ish  42ish  42-odd  about forty or 42  less than 42  fewer than 42  at least 42
         at most 42  no less than 42  no more than 42  up to 42  over 42  under 42  above 42  below 42  beyond 42
-        greater than 42  exceeds 42
+        greater than 42  exceeds 42  42 give or take  42 (estimate)  42 upwards  42 exclusive
+        42 or thereabouts  rounded to 42  42 (estimated)
     """,
     "denied": r"""
         not equal to 42  anything but 42  other than 42  everything except 42  it is not 42  it isn't 42
         The answer is not 42  The answer isn't 42.  The answer is never 42  The answer is anything but 42
         The wrong answer is 42  if 42  unless 42  maybe 42  between 42  near 42  close to 42  far from 42
+        ruled out: 42  excluding 42  <s>42</s>  <del>42</del>  ~~not 42~~
     """,
     "another function of it": r"""
         42!  42!!  42 !  (42)!  42\!!  \boxed{42!}  !42  !(42)  42i  42j  42 i  42\,i  42\mathrm{i}  42x  42 x  42xy
         42 xy  42ab  42\pi  42π  42 pi  42e  42\sqrt{2}  42√2  \sqrt{42}  √42  \sqrt[3]{42}  42^2  42^{2}  42²  42³
-        42 squared  42 cubed  42 to the power of two  42 raised  42^x  42^{-1}  1/42  \frac{1}{42}  \frac{42}{x}
+        42 squared  42 cubed  42 to the fourth  42C2  42P2
+        42 to the power of two  42 raised  42^x  42^{-1}  1/42  \frac{1}{42}  \frac{42}{x}
         \frac{x}{42}  \frac{42}{7}  84/2x  84/(2x)  84/2 x  42/x  42/100  42:1  42 : 7  log 42  ln 42  \log 42  \ln 42
         \sin 42  sin(42)  cos 42°  exp(42)  |42 - x|  f(42)  g(42)  f 42  \lfloor 42.9 \rfloor  \lceil 42 \rceil
     """,
     "cut off or in another base": r"""
         \overline{42}  42.\overline{3}  42\overline{3}  42.3...  42...  42…  42\ldots  42_8  42_{10}  42 base 8
-        42 in base eight  0x42  0b42  042x  42h7
+        42 in base eight  42 hex  42 octal  42 (binary)  42 in octal  0x42  0b42  042x  42h7
     """,
     "a unit that is a number": r"""
         42 dozen  42 dozens  42 score  42 gross  42 k  42k  42K  42 K  42M  $42m  £42m  42 mil  42 mn  42B  42bn
         42 billion  42 million  42 thousand  42 hundred  42 hundreds  42 tens  42 lakh  42 lakhs  42 crore  42 万  42万
         42亿  42 тыс  42 halves  42 thirds  42 tenths  42 hundredths  42 thousandths
+        42 doz  42 doz.  42 baker's dozen  42 great gross  42 twelves  42 twenties  42 double  42 twice  42 thrice
+        42 thou  42thou  42Ki  42 mega  42 meg  42 giga  42 tera  42million  42-million  42Mn  42 bln  42 milliard
+        42 quadrillion  42 quintillion  42 zillion  42 gazillion  42 googol  42 myriad  42 millones  42 millón
+        42 Millionen  42 kharab  42 oku  42 Cr.  42 Cr  42십  42 twofold  42 tenfold  42 umpteen  42 mebi
     """,
     "a place in a row, or a share": r"""
-        42nd  42th  42st  the 42nd  42%%  42‰  42 permille  42 ppm  42 basis points  42 bps  42 per thousand
-        42 per hundred
+        42ᵗʰ  42ⁿᵈ  42ème  42 percentile  42 percent percent  42 percent of a percent  42 per mille  42 per mil
+        42 per ten  42 per myriad  42nd  42th  42st  the 42nd  42%%  42‰  42 permille  42 ppm
+        42 basis points  42 bps  42 per thousand  42 per hundred
     """,
     "a calculation": r"""
         42 and a half  42 and one half  42 and a bit  42 and change  42 and counting  42½  42 1/2  42 + 1  42 - 1
@@ -82,7 +90,9 @@ WRONG = {
     "in words": r"""
         forty 42  x42  A42  No. 42  number not 42  42 \text{ dozen}  42\text{k}  42 \text{ million}  42 \text{ or more}
         42 or more  42 or less  42 maximum  42 max  42 at least  42 at most  42 divided by seven
-        42 multiplied by itself  42 doubled  42 factorial  42 reciprocal  42 × 10^3  42 \times 10^{3}  42·10
+        42 multiplied by itself  42 quadrupled  42 trebled  42 inverse  42 opposite  42 incremented  42 decremented
+        42 increased by one  42 decreased by two  42 reduced by ten  42 less one  42 less than one
+        42 doubled  42 factorial  42 reciprocal  42 × 10^3  42 \times 10^{3}  42·10
         42 \% of 50  42 of 50  42 out of 50  \neg 42  ¬42  ~(42)
     """,
     "other characters": r"""
@@ -115,7 +125,11 @@ RIGHT = r"""
     2x = 84 \Rightarrow x = 42  The value of x is 42.  So x is 42  2x = 84 → x = 42  42, so Ann has the most
     Natalia sold 40+2 = 42 clips altogether in April and May.  It takes 84/2 = 42 bolts of white fiber
     He needs $50 - $8 = $42 more to buy it.  6 packs x 7 pens/pack = 42 pens  Dividing both sides by 2, we get x = 42
-    3 m * 14 m = 42 m^2  42, which is even
+    3 m * 14 m = 42 m^2  42, which is even  42, isn't it?  42 less apples  42 reams of paper  42 double rooms
+    42 decimal places  42 binary digits  42 twin beds  42 estimates  42 opposite pairs  42 exclusive offers
+    42 minutes per mile  42 left over  42 cookies left over  42 miles per gallon  42 estimated days  42 over par
+    42 megabytes  42 kilos  42 percent of a pie  42 Celsius  42 PCs  42 cm2  42 PM  42 millimeters
+    42 rounds  42 overs  42 mills  42 crew members  42 Arab countries  42 folders  42 scaffolds  42 hexagons
 """
 
 
@@ -137,8 +151,8 @@ def is_right(folder: Path, answer: Any, stated: str, question: str = "How many?"
 
 
 def test_the_corpora_are_large_enough() -> None:
-    assert sum(len(items(block)) for block in WRONG.values()) >= 300
-    assert len(items(RIGHT)) >= 150
+    assert sum(len(items(block)) for block in WRONG.values()) >= 430
+    assert len(items(RIGHT)) >= 220
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -177,6 +191,9 @@ def test_statements_of_42(tmp_path: Path) -> None:
         ("42 dozen", "42 thousandths", False),
         ("5 million", "5,000,000", True),
         ("5 million", "5", False),
+        ("5 million", "5million", True),
+        ("5 million", "$5-million", True),
+        ("5 hundred thousand", "500,000", True),
         ("3.14", r"\approx 3.14", True),
         ("3.14", "about 3.14", True),
         ("3.14", "3.14...", True),
@@ -245,6 +262,33 @@ def test_answers_in_other_units_are_other_answers(tmp_path: Path) -> None:
         ("It is 42%%", False),
         ("It is 41, or 4,2", False),
         ("It is 42 1_000", False),
+        ("It is -((42))", False),
+        ("It is ⁻42", False),
+        ("It is \\textminus 42", False),
+        ("It is sqrt(42)", False),
+        ("It is sin 42", False),
+        ("It is log_2 42", False),
+        ("It is log2(42)", False),
+        ("It is f'(42)", False),
+        ("It is f_1(42)", False),
+        ("It is φ(42)", False),
+        ("It is \\phi(42)", False),
+        ("It is f(x) = (42)", True),
+        ("It is (42)", True),
+        ("It is $\\boxed{42}$.", True),
+        ("It is \\left(42\\right)", True),
+        ("It costs 42", True),
+        ("These are apples (42)", True),
+        ("It is 42 Lakh", False),
+        ("It is 42 M", False),
+        ("It is 42 k", False),
+        ("It is 42 quadrillion", False),
+        ("It is 42 per mille", False),
+        ("It is 42% %", False),
+        ("It is 42^{nd}", False),
+        ("It is 42 to the fourth", False),
+        ("It is 42C2", False),
+        ("It is 42 m", True),
     ],
 )
 def test_the_last_number_of_prose(tmp_path: Path, completion: str, correct: bool) -> None:

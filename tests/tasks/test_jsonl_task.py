@@ -6,7 +6,7 @@ import json
 import random
 import re
 import time
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -479,6 +479,13 @@ def test_numbers_that_are_the_same() -> None:
     assert numbers("3.1", "3", 0.1)
     assert not numbers("3.11", "3", 0.1)
     assert not numbers("1e9999", "1", 1e300)
+    for digits in (29, 61, 400):
+        assert numbers("9" * digits, "9" * digits)
+        assert not numbers("9" * digits, "9" * (digits - 1) + "8")
+    with localcontext() as context:
+        context.prec = 5  # a library of the process may have set it
+        assert not numbers("12345678901235", "12345678901234")
+        assert not numbers("-12345678901235", "-12345678901234")
     assert not is_number("x")
     assert last_number("no") is None
 

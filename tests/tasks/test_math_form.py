@@ -40,7 +40,7 @@ def judge() -> Iterator[Judge]:
 
 def test_every_adversarial_answer_is_wrong(judge: Judge) -> None:
     rows = read_adversarial()
-    assert len(rows) == len(set(rows)) >= 1_050
+    assert len(rows) == len(set(rows)) >= 1_170
     assert min(Counter(row.why for row in rows).values()) >= 3
     judged = judge.judge_many([(row.gold, row.answer) for row in rows], [row.prompt for row in rows])
     assert [row for row, judgement in zip(rows, judged, strict=True) if judgement.same] == []
@@ -136,13 +136,15 @@ def test_honest_rewritings_by_hand(judge: Judge, gold: str, answer: str) -> None
         *(("5", rf"5 \text{{ {unit}}}") for unit in (
             "basis vectors", "powers", "short stories", "imaginary roots", "ordered quadruples", "canteens", "folds",
             "millionaires", "decimal places", "students without pets", "rounded corners", "cents", "scaffolds", "parts",
-            "cents per pound", "infinite series", "minutes past noon", "MW", "K",
+            "cents per pound", "infinite series", "minutes past noon", "MW", "K", "of them", "prime numbers", "primes",
+            "exponents", "inclusive days", "eV", "of each",
         )),
         # names that only look like those that deny
         *(("5", rf"\text{{{name}}} = 5") for name in (
             "Least value", "Number of wrong answers", "number of times", "No. of ways", "Half", "Left over",
             "Square root", "Probability of rain or snow", "Opposite side", "The answer is", "number of false positives",
-            "inverse",
+            "inverse", "number of rejected items", "excluded value", "invalid votes", "number of impossible outcomes",
+            "distance from A", "number of solutions mod 7", "answer to part b", "sum of the roots", "least upper bound",
         )),
         ("1,2", "1 or 2"), (r"1 \text{ or } 2", "1 and 2"), (r"x=1 \text{ or } x=2", r"x=1 \text{ and } x=2"),
         ("x=1,y=2", r"x=1 \text{ and } y=2"), ("a,b", "a or b"), ("E_1,E_2", r"E_1 \text{ or } E_2"),

@@ -31,6 +31,11 @@ def judge() -> Iterator[Judge]:
         (r"\vec{F}=m\vec{a}", r"m\vec{a}"), (r"\vec{F}=m\vec{a}", r"2\vec{F}=2\vec{a}m"),
         (r"\vec{F}=m\vec{a}", r"\vec{F}-m\vec{a}=0"), (r"\tau=\vec{r}\times\vec{F}", r"\vec{r}\times\vec{F}=\tau"),
         ("V=IR", "V=RI"), ("AB", "BA"),
+        (r"\vec{\omega}\times\vec{r}", r"\vec \omega \times \vec r"), (r"2\boldsymbol{\mu}\cdot\boldsymbol{\sigma}",
+        r"\boldsymbol{\sigma}\cdot2\boldsymbol{\mu}"), (r"\boldsymbol{\omega}\times r", r"\omega\times r"),
+        (r"\overrightarrow{AB}\cdot\overrightarrow{AC}", r"\overrightarrow{AC}\cdot\overrightarrow{AB}"),
+        (r"\frac{1}{2}\overrightarrow{AB}+\overrightarrow{AC}", r"\overrightarrow{AC}+\frac{\overrightarrow{AB}}{2}"),
+        (r"A^{\mathsf{T}}B", "A^TB"), (r"\hat{p}(1-\hat{p})", r"(1-\hat{p})\hat{p}"), (r"\omega r", r"r\omega"),
     ],
 )  # fmt: skip
 def test_the_same_products(judge: Judge, gold: str, answer: str) -> None:
@@ -62,6 +67,8 @@ def test_capitals_are_matrices_where_the_problem_says_so(judge: Judge) -> None:
     assert judge.judge("A^{-1}B", "A^{-1} B", prompt).same
     assert judge.judge("2A+3I", "3I+2A", prompt).same
     assert judge.judge("10.1", "10.1 eV", prompt).same
+    assert judge.judge("A^tB", "BA^t", prompt).same  # t may be a number
+    assert not judge.judge("A^tB", "BA^t", f"{prompt} Transpose it.").same
 
 
 def test_plain_letters_are_vectors_where_the_problem_says_so(judge: Judge) -> None:

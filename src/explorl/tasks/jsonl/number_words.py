@@ -37,8 +37,8 @@ LEADS = re.compile(
 
 DOUBTS = re.compile(
     r"\b(?:not|no|never|none|nor|neither|nothing|nobody|cannot|hardly|barely|wrong|incorrect|false|untrue|mistaken"
-    r"|mistake|if|unless|whether|suppose|supposing|assume|assuming|except|excluding|besides|without|instead|rather"
-    r"|unlike|but|than|other|either|or|between|maybe|perhaps|possibly|probably|(?:may|might|could) be|about"
+    r"|mistake|ruled out|if|unless|whether|suppose|supposing|assume|assuming|except|excluding|besides|without|instead"
+    r"|rather|unlike|but|than|other|either|or|between|maybe|perhaps|possibly|probably|(?:may|might|could) be|about"
     r"|approximately|approx|around|roughly|nearly|almost|circa|ca|close|near|over|under|above|below|beyond|exceeds?"
     r"|at (?:least|most)|minus|plus|half|twice|thrice|doubled?|tripled?|halved|times|squared|cubed|reciprocal|inverse"
     r"|opposite|negative|negated|negation|absolute|factorial|sqrt|log|ln|lg|exp|sin|cos|tan|cot|sec|csc|arcsin|arccos"
@@ -51,19 +51,27 @@ DOUBTS = re.compile(
 CHANGES = re.compile(
     r"(?:or|and|not|no|nor|than|under|above|below|mod|modulo|base|plus|minus|multiplied|divided|choose|permute|st|nd|rd|th"
     r"|ish|odd|something|half|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty"
-    r"|seventy|eighty|ninety|zero|about|around|almost|nearly|max|maximum|minimum|sin|cos|tan|log|ln|lg|exp|sqrt|root|lim"
-    r"|det|pi|tau|phi|bce?|ad|mille|mio|mrd|mln|tsd|тыс|млн|млрд)\b|[万亿千百十億萬兆만억천]"
+    r"|seventy|eighty|ninety|zero|(?:twelv|twenti|thirti|forti|fifti|sixti|seventi|eighti|nineti)es|umpteen|mega|meg|giga"
+    r"|tera|kibi|mebi|gibi|googol(?:plex)?|myriads?|kharab|oku|(?:quadr|quint|sext|sept|oct|non|dec|cent|z|gaz|baz)illions?"
+    r"|milliards?|mill(?:ones|ón|ionen)|(?:two|three|four|five|six|seven|eight|nine|ten|hundred|thousand)-?fold|i?[eè]me"
+    r"|percentile|about|around|almost|nearly|max|maximum|minimum|sin|cos|tan|log|ln|lg|exp|sqrt|root|lim"
+    r"|det|pi|tau|phi|bce?|ad|mille|mio|mrd|mln|tsd|тыс|млн|млрд)\b|[万亿千百十億萬兆만억천십]"
 )
 """How the first word after a number may not begin."""
 
 UNDOES = re.compile(
-    r"\b(?:squared|cubed|factorial|minus|reciprocal|inverted|negated|doubled|tripled|halved|raised|exponent|itself"
+    r"\b(?:squared|cubed|factorial|minus|reciprocal|inverted|negated|doubled|tripled|trebled|quadrupled|quintupled|halved"
+    r"|raised|exponent|itself|incremented|decremented|(?:increased|decreased|reduced) by|less (?:than )?(?:one|two|ten)"
+    r"|give or take|upwards|baker['’]?s dozen|great gross|percent (?:percent|of (?:a|one) percent)"
+    r"|(?:double|twice|thrice|inverse|opposite|negative|exclusive|estimated?|hex|octal|binary)(?=\W*\Z)"
     r"|approximately|approx|roughly|maybe|perhaps|possibly|probably|(?:divided|multiplied) by|at (?:least|most)"
-    r"|(?:to|of) the (?:\w+ )?power|and (?:(?:an?|one) )?(?:half|third|quarter|fifth|tenth|bit|change|something|up)"
+    r"|(?:to|of) the (?:\w+ )?power|to the (?:second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|nth)(?=\W*\Z)"
+    r"|and (?:(?:an?|one) )?(?:half|third|quarter|fifth|tenth|bit|change|something|up)"
     r"|and counting|(?:a|one) (?:half|third|fifth|tenth)|or (?:so|more|less|fewer|another|thereabouts|higher|lower)"
     r"|in (?:binary|octal|hex|hexadecimal|base)|(?:below|under) (?:zero|freezing)"
-    r"|per (?:hundred|thousand|million|billion)|(?:over|to|by|under|times|plus) (?:a |the )?(?:two|three|four|five|six"
-    r"|seven|eight|nine|ten|twelve|twenty|hundred|thousand|million|billion|zero|half|third)(?=\W*\Z)"
+    r"|per (?:ten|hundred|thousand|million|billion|myriad|mille?|mil)"
+    r"|(?:over|to|by|under|times|plus) (?:a |the )?(?:two|three|four|five|six|seven|eight|nine|ten"
+    r"|twelve|twenty|hundred|thousand|million|billion|zero|half|third)(?=\W*\Z)"
     r"|(?:is|are|was|were)(?: not|n['’]t)(?: \w+){0,3} (?:answer|right|correct|true)"
     r"|(?:is|are|was|were|be|seems) (?:\w+ )?(?:wrong|incorrect|false|untrue)"
     r"|(?:not|n['’]t|no|wrong|incorrect|false|untrue)(?=\W*\Z))\b"
@@ -71,9 +79,10 @@ UNDOES = re.compile(
 """What may stand nowhere after a number."""
 
 _SCALED = {
-    "k": "k K", "M": "M MM mn mil", "B": "B bn bil", "T": "T tn", "dozen": "dozen dozens", "score": "score",
-    "gross": "gross", "grand": "grand", "lakh": "lakh lakhs lac lacs", "crore": "crore crores cr", "ten": "tens",
-    "hundred": "hundreds", "thousand": "thousands", "million": "millions", "billion": "billions", "half": "halves",
+    "k": "k K thou", "Ki": "Ki ki", "M": "M MM mn Mn mil", "B": "B bn Bn bil bln", "T": "T tn",
+    "dozen": "dozen dozens doz", "score": "score", "gross": "gross", "grand": "grand",
+    "lakh": "lakh lakhs lac lacs", "crore": "crore crores cr Cr", "ten": "tens", "hundred": "hundreds",
+    "thousand": "thousands", "million": "millions", "billion": "billions", "half": "halves",
     "third": "thirds", "fourth": "fourths", "fifth": "fifths", "sixth": "sixths", "seventh": "sevenths",
     "eighth": "eighths", "ninth": "ninths", "tenth": "tenths", "twelfth": "twelfths", "hundredth": "hundredths",
     "thousandth": "thousandths", "millionth": "millionths", "permille": "permille ‰", "ppm": "ppm", "ppb": "ppb",

@@ -18,8 +18,8 @@ from explorl.tasks.jsonl.number_words import CHANGES, DOUBTS, LEADS, MEASURES, S
 
 MAX_LENGTH = 1_000
 """No number needs more characters; what is longer states none."""
-_DIGITS = 60
-"""Digits of a quotient."""
+_DIGITS = 2 * MAX_LENGTH
+"""Digits that are worked with: no number that is read is rounded."""
 _CLOSE = Decimal("1e-9")
 """Numbers that are not whole may differ by this share: 0.1 + 0.2 is 0.30000000000000004 to a computer."""
 
@@ -36,7 +36,7 @@ class Number(NamedTuple):
 
 # ---------------------------------------------------------------------------- numerals
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = rf"(?:[ -](?i:{'|'.join(_SCALES)})\b)"
+_SCALE = rf"(?:[ -]?(?i:{'|'.join(_SCALES)})\b)"
 # What stands next to a number makes another one of it: 5², √5, 5½, 5π, 1_000, 0x10.
 _NUMBER = re.compile(
     r"(?<![\w.√])(?<![A-Za-z]\^)[-+]?(?:[0-9]{1,9} (?=[0-9]{1,9}/[0-9]))?"
@@ -93,8 +93,9 @@ def format_number(stated: Number) -> str:
 
 
 def _value(text: str) -> Decimal | None:
-    digits, *scales = re.split(r"[ -](?=[a-z])", text.casefold().replace(",", ""))
-    match = _PARTS.fullmatch(digits)
+    text = text.casefold().replace(",", "")
+    scales = re.findall("|".join(_SCALES), text)
+    match = _PARTS.fullmatch(re.sub(_SCALE, "", text))
     if not match:
         return None
     whole, above, below = match.groups()
@@ -115,7 +116,7 @@ _CHARACTERS = str.maketrans(
     | dict.fromkeys("≃≅∼", "≈")
     | dict.fromkeys("≤≥±∓∉⊂¬", "≠")
     | dict.fromkeys('"“”«»„`', " ")
-    | dict(zip("：＝，。％（）∈", ":=,.%()=", strict=True))
+    | dict(zip("：＝，。％（）∈ᵗʰⁿᵈˢʳ", ":=,.%()=thndsr", strict=True))
 )
 _RELATIONS = {
     "≈": "approx|sim|simeq|cong|thickapprox",
@@ -133,12 +134,13 @@ _LAYOUT = [
     for pattern, by in (
         (r"\u207b(?=[0-9])", "-"),
         (r"(?<=[0-9])(?:[\u00a0\u202f]|\\,)(?=[0-9]{3})|\\!", ""),
-        (r"\\[(\[\])]|\\[,;: ]|\\\\|\\(?:q?quad|displaystyle|left|right)(?![A-Za-z])|</?[A-Za-z_]{1,20}>", " "),
+        (r"\\[(\[\])]|\\[,;: ]|\\\\|\\(?:q?quad|displaystyle|left|right)(?![A-Za-z])", " "),
+        (r"</?(?!(?:s|del|strike)>)[A-Za-z_]{1,20}>", " "),
         (r"\^\s?(?:\\circ(?![A-Za-z])|\{\s?\\circ\s?\})|\\(?:text)?degree(?![A-Za-z])", "°"),
         *((rf"\\(?:{names})(?![A-Za-z])", sign) for sign, names in _RELATIONS.items()),
         (r"[=-]>|[⇒⟹∴]", "→"),
         (r"!=|=/=|[<>]", "≠"),
-        (r"(?<![\w)])~(?=\s?[-+(\\.0-9])", "≈"),
+        (r"(?<![\w)])~=?(?=\s?[-+(\\.0-9])", "≈"),
         (r"\\([%#&_{}])", r"\1"),
         (r"\.{3,}|\\[lc]?dots(?![A-Za-z])", "…"),
         (r"([_^])\s?\{\s?(-?\w{1,20})\s?\}", r"\1\2"),
@@ -178,6 +180,7 @@ _BEFORE_MINUS = re.compile(r"(?:\A|[:(\[{]|\b(?:is|are|was|were|be|equals|to|ans
 
 _POWER = re.compile(r"(?<=[A-Za-z])(?: ?\^-?[1-9](?!\d)|[23](?!\w)|⁻?[¹²³])")
 _TAIL = re.compile(r"(?:[^\W\d_]|[ .,:;()?'’]|(?<=[^\W\d_])(?:!| ?[/·] ?(?=[^\W\d_])|[-&](?=[^\W\d_])))*")
+_CHOSEN = re.compile(r" ?[CP]_?[0-9]")
 _SQUARE = re.compile(r"\A(?:square|cubic|sq|cu)\b[. ]*", re.IGNORECASE)
 
 _FUNCTION = re.compile(r"\\[A-Za-z]+|\b(?:log|ln|exp|sin|cos|tan|sqrt|gcd|lcm|mod|max|min)\b")
@@ -218,7 +221,8 @@ def parse_number(text: str) -> Number | None:
     unit = _unit(tail.removeprefix("…") if is_cut else tail, currency)
     if unit is None or not _introduces(head):
         return None
-    return Number(sign * value, unit, bool(rounds) or is_cut or "≈" in plain)
+    value = value.copy_negate() if sign < 0 else value  # - would round it as the caller's decimal context says
+    return Number(value, unit, bool(rounds) or is_cut or "≈" in plain)
 
 
 def _signed(head: str, tail: str) -> tuple[int, str, str] | None:
@@ -254,6 +258,8 @@ def _unit(tail: str, currency: str) -> str | None:
         if tail.lstrip().startswith(sign):
             tail, unit = tail.lstrip()[1:], SCALED.get(sign) or MEASURES[sign]
             tail = re.sub(r"\A ?[CFK]\b", "", tail) if sign == "°" else tail
+    if _CHOSEN.match(tail):
+        return None
     tail = _POWER.sub("", tail)
     is_attached = tail[:1].isalpha()
     rest = re.sub(r"\A(?:-(?=[^\W\d_]{2})| ?/ ?(?=[^\W\d_]))", " ", tail)
@@ -299,16 +305,20 @@ def _can_equal(left: str) -> bool:
 
 
 # ---------------------------------------------------------------------------- prose
-_MARKS = re.compile(r"\\[$%!,]|\\(?:text|textbf|mathrm|mathbf|mbox)(?![A-Za-z])|[$€£¥₹{}]|[\u00a0\u202f](?=[0-9]{3})")
+_MARKS = re.compile(
+    r"\\[$%!,]|\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)(?![A-Za-z])|[$€£¥₹{}]|[\u00a0\u202f](?=[0-9]{3})"
+)
 _NEGATIVE = re.compile(r"\b(?:minus|negative) (?=[0-9.(])", re.IGNORECASE)
 # A dash is a minus sign unless it follows a word: "10 - 42" and "so - 42" state 42, and "= - 42" does not.
 _BEFORE = re.compile(
-    r"(?P<mark>[\w)]?[-–—‒―‐‑﹣－](?=[(\[]?\Z)|(?<=[=:(]) ?[-–—] |[0-9][/:]|[√^~≈<>≤≥≠±/]"
-    r"|(?:\\?\b(?:log|ln)|\\sqrt) ?|\b[A-Za-z](?=\())[(\[ ]*\Z"
+    r"(?P<mark>[\w)]?[-–—‒―‐‑﹣－⁻](?=[(\[]*\Z)|\\textminus ?|(?<=[=:(]) ?[-–—] |[0-9][/:]|[√^~≈<>≤≥≠±/]"
+    r"|(?:\\?\b(?:log|ln|lg|exp|sqrt|(?:a|arc)?(?:sin|cos|tan)h?)(?:_\w{1,2}|[0-9]{1,2})?|\\sqrt) ?"
+    r"|\b[^\W\d_](?:_\w|['′])?(?=\()|\\(?!left|big)[A-Za-z]+(?=\())[(\[ ]*\Z"
 )
 _AFTER = re.compile(
-    r"[)\]]*(?P<mark>[^\W_](?:[\w^]|-(?=\w))*|%[%‰]+|‰|/[A-Za-z]\w*"
-    rf"| (?:squared|cubed|factorial|{'|'.join(word for word in SCALED if len(word) > 2)})\b)"
+    r"[)\]]*(?P<mark>[^\W_](?:[\w^]|-(?=\w))*|\^[A-Za-z]\w*|%(?: ?\\?[%‰])+|‰|/[A-Za-z]\w*| (?:[kKMBT]|bn|mn)\b"
+    r"| (?i:squared|cubed|factorial|to the [a-z]+|per [a-z]+|[a-z]+illions?"
+    rf"|{'|'.join(word for word in SCALED if len(word) > 2)})\b)"
 )
 
 

@@ -112,7 +112,8 @@ def _compared(gold: str, answer: str, arithmetic: bool) -> str | tuple[str, str]
         if called is not None and called == plain_name(said):
             return called, called
         if wanted is not None and is_text(gold):
-            is_other = conjunctions(gold) and conjunctions(said) and conjunctions(gold) != conjunctions(said)
+            joined = conjunctions(gold) or ({"and"} if "," in wanted else set())
+            is_other = joined and conjunctions(said) and joined != conjunctions(said)
             return _DIFFERENT if is_other or normalize_words(said) != wanted else (wanted, wanted)
         try:
             right = parse(gold)

@@ -132,7 +132,9 @@ def _factors(node: Node) -> tuple[int, list[tuple[object, bool]]]:
         (sign, above), (other, below) = map(_factors, node.parts)
         return sign * other, above + [(form, not is_below) for form, is_below in below]
     if node.kind in ("power", "root"):
-        return 1, [((node.kind, *map(_plain, node.parts)), False)]
+        base, exponent = node.parts
+        literal = _literal(exponent)  # x^{0.5} is x^{1/2}, whichever is asked for
+        return 1, [((node.kind, _plain(base), _plain(exponent) if literal is None else literal[1]), False)]
     return 1, [(_plain(node), False)]
 
 

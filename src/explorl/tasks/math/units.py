@@ -45,20 +45,25 @@ _NO_UNITS = frozenset({
     "cubing", "increased", "decreased", "incremented", "decremented", "reduced", "subtracted", "negated", "inverted",
     "truncated", "logarithm", "sqrt", "cbrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "tau", "infinity", "ish",
     "either", "neither", "nor", "xor", "versus", "vs", "instead", "rather", "too", "something", "anything",
-    "everything", "hardly", "barely", "scarcely", "wrongly", "incorrectly", "untrue", "non", "anti",
+    "everything", "hardly", "barely", "scarcely", "wrongly", "incorrectly", "untrue", "non", "anti", "umpteen",
+    "thirded", "sextuple", "sextupled", "septuple", "septupled", "octuple", "octupled", "decuple", "decupled",
+    "grosses", "kk", "tn", "nought", "naught", "exponent",
 })  # fmt: skip
 # Words that are no unit alone: "5 imaginary" is 5i, but there may be 5 imaginary roots.
 _NO_UNITS_ALONE = frozenset({
     "imaginary", "infinite", "repeating", "recurring", "opposite", "opposites", "reciprocals", "inverses", "negatives",
     "conjugate", "conjugated", "added", "raised", "lowered", "rounded", "short", "shy", "past", "beyond", "without",
     "excluding", "excluded", "exceeding", "kilo", "mega", "giga", "tera", "milli", "micro", "nano", "centi",
-    "deci", "deca", "hecto",
+    "deci", "deca", "hecto", "peta", "exa", "kibi", "mebi", "gibi", "wan", "oku", "kharab", "of", "upon", "nil",
+    "exclusive", "inclusive", "prime", "ad", "bc", "bce", "st", "nd", "rd", "th",
 })  # fmt: skip
 _NUMBER_WORD = re.compile(r"[a-z]*ill(?:ion|iard)(?:th)?s?|[a-z]*(?:tieth|teenth)s?|(?!scaf)[a-z]+fold")
-_PARTS_PER = re.compile(r"\bper (?:cent|centum|mil|mill)\b|\bp c\b|\bbasis points?\b")
+_PARTS_PER = re.compile(r"\bper (?:cent|centum|mil|mill)\b|\bp c\b|\bbasis points?\b|\be\^")
 _ROMAN = re.compile(r"\b(?:[IVX]{2,}|MM)\b")
 # Words before an = that deny what stands after it wherever they are; as the first or last word; and of a result.
-_DENIALS = frozenset({"anything", "everything", "nothing", "whatever", "isn't", "isnt", "doesn't", "doesnt", "unequal"})
+_DENIALS = frozenset({"anything", "everything", "nothing", "whatever", "isn't", "isnt", "doesn't", "doesnt", "unequal",
+    "cannot", "can't", "won't",
+})  # fmt: skip
 _HEDGES = frozenset({
     "not", "no", "non", "never", "neither", "but", "nor", "or", "than", "minus", "plus", "about", "approximately",
     "around", "roughly", "nearly", "almost", "maybe", "perhaps", "possibly", "probably", "unlike", "unless", "except",
@@ -66,11 +71,20 @@ _HEDGES = frozenset({
 })  # fmt: skip
 _OTHERS = frozenset({
     "half", "twice", "double", "triple", "thrice", "squared", "cubed", "opposite", "inverse", "reciprocal", "negation",
-    "negative", "doubled", "halved", "times", "wrong", "incorrect", "false", "untrue",
+    "negative", "doubled", "halved", "times", "wrong", "incorrect", "false", "untrue", "bad", "excluded", "reject",
+    "rejected", "avoid", "avoided", "hardly", "impossible", "invalid",
 })  # fmt: skip
 _LABELS = frozenset({"half", "opposite", "inverse", "reciprocal"})
 _RESULTS = frozenset({"the", "a", "of", "my", "our", "answer", "result", "solution", "it", "this", "that"})
-_BOUND = re.compile(r"\bat (?:least|most)$")
+_BOUND = re.compile(
+    r"\b(?:at (?:least|most)|(?:different|far) from|close to|ruled out)$"
+    r"|\b(?:wrong|incorrect|bad) (?:value|number|choice|option|guess)$"
+)
+# Words that make a result another number: "the answer plus one".
+_ALTERATIONS = frozenset({
+    "plus", "minus", "times", "mod", "modulo", "more", "less", "than", "over", "square", "squared", "cube", "cubed",
+    "root", "log", "ln", "logarithm", "factorial", "divided", "multiplied", "added", "subtracted",
+})  # fmt: skip
 # Capitals tell nothing in a unit, except for these: MW is not mW.
 _SCALES = {"m": "milli", "M": "mega", "micro": "micro"}
 _SCALED = re.compile(r"\b([mM]|micro)(W|Pa|Hz|J|V|eV|N|m|s|g)\b")
@@ -103,6 +117,8 @@ def names_a_value(text: str) -> bool:
     """Whether words before an = can say what the value is of: not "anything but", nor "half the answer"."""
     words = text.casefold().split()
     if _DENIALS & set(words) or words[0] in _HEDGES or words[-1] in _HEDGES or _BOUND.search(text.casefold()):
+        return False
+    if {"answer", "result", "solution"} & set(words) and _ALTERATIONS & set(words):
         return False
     is_other = _OTHERS & set(words) and set(words) <= _OTHERS | _RESULTS
     return not is_other or set(words) <= _LABELS

@@ -25,10 +25,15 @@ Words = dict[Word, complex]
 """Products of letters that do not commute, and the coefficient of each; the empty word is a scalar."""
 
 _VECTOR = re.compile(
-    r"(\\nabla)|\\(?:mathbf|boldsymbol|bm|vec|bold|pmb|overrightarrow|hat)(?:\s*\{\s*([A-Za-z])\s*\}|\s+([A-Za-z])(?![A-Za-z]))"
+    r"(\\nabla)|\\(?:mathbf|boldsymbol|bm|vec|bold|pmb|overrightarrow|hat)"
+    r"(?:\s*\{\s*([A-Za-z])\s*\}|\s+([A-Za-z])(?![A-Za-z]))"
+    r"|\\(?:vec|overrightarrow)\s*\{\s*([A-Z]{2})\s*\}"
+    r"|\\(?:boldsymbol|bm|vec|pmb)(?:\s*\{\s*(\\[A-Za-z]+)\s*\}|\s*(\\[A-Za-z]+))"
 )
-_TRANSPOSED = re.compile(r"(?:[A-Z]\}?|\))\s*\^\s*(?:T|\{\s*T\s*\})")
-_ACCENT = re.compile(r"\\(?:vec|overrightarrow|hat|bar)\{([A-Za-z])\}")
+_T = r"(?:T|\\(?:mathsf|mathrm|text)\s*\{\s*T\s*\}|\\(?:mathsf|mathrm)\s+T)"
+_TRANSPOSED = re.compile(rf"(?:[A-Z]\}}?|\))\s*\^\s*(?:{_T}|\{{\s*{_T}\s*\}})")
+_TRANSPOSES = re.compile(r"\b(?:transpos|adjoint|hermitian)", re.IGNORECASE)
+_ACCENT = re.compile(r"\\(?:vec|overrightarrow|hat|bar)\{(\\?[A-Za-z]+)\}|(\\[A-Za-z]+)(?![A-Za-z{])")
 _MOST_WORDS = 500
 _MOST_LETTERS = 12
 _CLOSE = 1e-6
@@ -46,13 +51,14 @@ def are_reordered(prompt: str, gold: str, answer: str) -> bool:
     vectors = {letter for match in _VECTOR.finditer(gold) for letter in match.groups() if letter}
     has_vectors = re.search(r"\b(?:vectors?|cross product)\b", prompt, re.I) is not None
     has_matrices = _TRANSPOSED.search(gold) is not None or re.search(r"\bmatri(?:x|ces)\b", prompt, re.I) is not None
+    marks = frozenset({"T", "t", "H"} if _TRANSPOSES.search(prompt) else {"T"})
     if not (vectors or has_vectors or has_matrices):
         return False
     try:
         nodes = [parse(text, vectors=True) for text in (gold, answer)]
         if has_vectors:
             vectors |= _crossed(nodes[0])
-        letters = _Letters(frozenset(vectors), has_matrices)
+        letters = _Letters(frozenset(vectors), has_matrices, marks)
         if not letters.stand_in(nodes[0]):
             return False
         are_equations = all(node.kind == "relation" and node.text == "=" and len(node.parts) == 2 for node in nodes)
@@ -85,6 +91,8 @@ class _Letters:
 
     vectors: frozenset[str]
     has_matrices: bool
+    transposes: frozenset[str]
+    """Exponents that transpose."""
 
     def stand_in(self, node: Node) -> bool:
         """Return whether a formula has a letter that does not commute."""
@@ -149,7 +157,7 @@ class _Letters:
         words = self.words(base)
         if set(words) <= {()}:
             return {(): _scalar(words) ** _scalar(self.words(exponent))}
-        if exponent == Node("symbol", "T"):
+        if exponent.kind == "symbol" and exponent.text in self.transposes:
             return self._scalars({_transposed(word): factor for word, factor in words.items()})
         if exponent == Node("minus", parts=(Node("number", "1"),)) and len(words) == 1:
             ((word, factor),) = words.items()
@@ -230,8 +238,8 @@ class _Letters:
 def _letter(name: str) -> str:
     """The letter that a symbol's name begins with, or its command."""
     if match := _ACCENT.match(name):
-        return match[1]
-    return "\\nabla" if name.startswith("\\nabla") else name[:1]
+        return match[1] or match[2]
+    return name[:1]
 
 
 def _added(terms: list[Words]) -> Words:
