@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields, replace
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
-from explorl.core.plugins import Kind, offer
+from explorl.core.plugins import Kind, is_class, offer, shown
 from explorl.strategies.annealed_temperature import AnnealedTemperature
 from explorl.strategies.base import Strategy, overrides
 from explorl.strategies.bottom_p import BottomP
@@ -168,9 +168,9 @@ def find(name: str) -> type[Strategy]:
 
 def _refusal(value: Any) -> str | None:
     """Return why an object is no class of strategies; None where it is one."""
-    if isinstance(value, type) and issubclass(value, Strategy) and value is not Strategy:
+    if is_class(value, Strategy) and value is not Strategy:
         return None
-    return f"is {value!r:.100}; name a subclass of explorl.strategies.Strategy"
+    return f"is {shown(value)}; name a subclass of explorl.strategies.Strategy"
 
 
 KIND = Kind("strategy", REGISTRY, "my_pkg.concise:Concise", _refusal, "explorl.strategies")

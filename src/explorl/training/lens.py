@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from explorl.analysis.lens_table import NO_ADVANTAGE
-from explorl.core.plugins import Kind, told
+from explorl.core.plugins import Kind, is_class, told
 
 View = TypeVar("View", "StepView", "Sampled")
 
@@ -221,7 +221,7 @@ _NO_METHOD = "is no object with a method see(self, step) that returns numbers by
 
 def _refusal(value: Any) -> str | None:
     """Return why what an import path names is neither an observer nor a class of them; None where it is."""
-    see = inspect.getattr_static(value if isinstance(value, type) else type(value), "see", None)
+    see = inspect.getattr_static(value if is_class(value, object) else type(value), "see", None)
     with suppress(TypeError):
         if isinstance(see, FunctionType) and inspect.signature(see).bind(None, None):
             return None
