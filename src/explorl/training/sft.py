@@ -21,6 +21,7 @@ from explorl.store import RunStore, write_json
 from explorl.tasks import Task, get_task, takes_option
 from explorl.tasks.base import completion_text
 from explorl.terminal import literal
+from explorl.training.checkpoints import restoring_optimizer
 from explorl.training.common import (
     check_one_gpu,
     configured_policy,
@@ -38,6 +39,10 @@ from explorl.training.stored import Recorder, Shown, StopAtDivergence, StoredChe
 
 class StoredSFTTrainer(StoredCheckpoints, PackedSFTTrainer):
     """The trainer with whole checkpoints."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with restoring_optimizer(self, checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
 
 def run_sft(

@@ -26,6 +26,7 @@ from transformers import TrainerCallback
 from explorl.core.documents import load_tensors
 from explorl.modeling.token_records import AnswerRecords, answer_records, update_size
 from explorl.training.batch import Recorded, padded_to
+from explorl.training.checkpoints import restoring
 from explorl.training.columns import token_columns
 from explorl.training.correct import Correct
 from explorl.training.interpreting import Said
@@ -301,13 +302,14 @@ class WatchingTrainer(ObjectiveTrainer):
         """An observer that the checkpoint does not know begins anew."""
         if not self.accelerator.is_main_process or not (folder / STATE).exists():
             return
-        saved = load_tensors(folder / STATE)
         self._looks = []
-        if self.observers or self._listeners_after:
-            for one in send_to_device(saved["looks"], self.accelerator.device):
-                view, sampled = load(StepView, one["view"]), load(Sampled, one["sampled"])
-                self._looks.append(Look(**{**one, "view": view, "sampled": sampled}))
-        states = list(saved["observers"])
+        with restoring(folder, STATE):
+            saved = load_tensors(folder / STATE)
+            if self.observers or self._listeners_after:
+                for one in send_to_device(saved["looks"], self.accelerator.device):
+                    view, sampled = load(StepView, one["view"]), load(Sampled, one["sampled"])
+                    self._looks.append(Look(**{**one, "view": view, "sampled": sampled}))
+            states = [(name, state) for name, state in saved["observers"]]
         for observer in self.observers:
             found = next((one for one in states if one[0] == name_of(observer)), None)
             if found is not None and hasattr(observer, "load_state_dict"):
