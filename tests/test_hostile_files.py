@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import time
@@ -152,6 +153,16 @@ def test_a_file_of_solve_rates(kind: str, tmp_path: Path, capsys: pytest.Capture
     strategy = f"strategies=[{{curriculum: {{solve_rates: {file}}}}}]"
     said = refused(capsys, "train", "--preset", "tiny", "--run", tmp_path / "run", "--set", strategy)
     assert "rates.json" in said
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.timeout(60)
+def test_solve_rates_that_are_no_file(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that only shows a configuration neither waits for a pipe nor fills memory from a device."""
+    places = {"pipe": tmp_path / "pipe", "device": Path("/dev/full"), "folder": tmp_path}
+    os.mkfifo(places["pipe"])
+    strategy = f"strategies=[{{curriculum: {{solve_rates: {places[kind]}}}}}]"
+    assert "solve_rates" in refused(capsys, "config", "show", "--set", strategy)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
