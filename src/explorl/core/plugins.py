@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Generic, Literal, TypeGuard, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -129,12 +129,12 @@ def is_marked(value: object, kind: str) -> bool:
 
 
 # ---------------------------------------------------------------------------- looking at objects of others
-def is_class(value: object, base: type[T]) -> TypeGuard[type[T]]:
+def is_class(value: object, base: type[Any]) -> bool:
     """Return whether an object is a subclass of a class. Unlike `isinstance`, it does not ask the object."""
-    return is_object(value, type) and issubclass(value, base)
+    return issubclass(type(value), type) and issubclass(value, base)  # type: ignore[arg-type]
 
 
-def is_object(value: object, kind: type[T]) -> TypeGuard[T]:
+def is_object(value: object, kind: Any) -> bool:
     """Return whether an object is of a class, whatever its own `__class__` says."""
     return issubclass(type(value), kind)
 

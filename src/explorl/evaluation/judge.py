@@ -160,7 +160,7 @@ class _Sockets(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
             self._connections.append(http_class(*args, **arguments))
             return self._connections[-1]
 
-        return super().do_open(connection, req, **options)  # type: ignore[arg-type]
+        return super().do_open(connection, req, **options)
 
     @contextmanager
     def ended_after(self, seconds: float) -> Iterator[None]:
