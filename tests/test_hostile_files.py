@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from transformers.trainer_pt_utils import safe_globals
 
 from explorl.cli.app import main
 from explorl.core.config import load_config
@@ -153,6 +155,16 @@ def test_a_file_of_solve_rates(kind: str, tmp_path: Path, capsys: pytest.Capture
     assert "rates.json" in said
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.timeout(60)
+def test_solve_rates_that_are_no_file(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that only shows a configuration neither waits for a pipe nor fills memory from a device."""
+    places = {"pipe": tmp_path / "pipe", "device": Path("/dev/full"), "folder": tmp_path}
+    os.mkfifo(places["pipe"])
+    strategy = f"strategies=[{{curriculum: {{solve_rates: {places[kind]}}}}}]"
+    assert "solve_rates" in refused(capsys, "config", "show", "--set", strategy)
+
+
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +192,11 @@ def _shared(path: Path) -> None:
     torch.save(value, path)
 
 
+def _wide(path: Path) -> None:
+    """A tensor of terabytes in a file of a kilobyte: each of its numbers is the same one."""
+    torch.save({"state": {0: {"exp_avg": torch.zeros(1, dtype=torch.uint8).expand(1 << 42)}}, "cpu": 0}, path)
+
+
 def _nested(path: Path) -> None:
     body = b"\x80\x02" + b"]" * 3_000 + b"a" * 2_999 + b"."
     _archive(path, body)
@@ -192,6 +209,8 @@ TENSORS: dict[str, Callable[[Path, Path], object]] = {
     "code, by hand": lambda path, mark: _archive(path, b"cos\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR."),
     "shared lists without end": lambda path, mark: _shared(path),
     "nested lists": lambda path, mark: _nested(path),
+    "a number as terabytes": lambda path, mark: _wide(path),
+    "a tensor of terabytes": lambda path, mark: torch.save(torch.zeros(1, dtype=torch.uint8).expand(1 << 42), path),
     "half of it": lambda path, mark: path.write_bytes(path.read_bytes()[:-9]),
     "text": lambda path, mark: path.write_text("none"),
     "an archive of something else": lambda path, mark: _archive(path, b"none"),
@@ -233,6 +252,56 @@ def test_tensors_of_a_checkpoint(
     assert not mark.exists()
 
 
+def _first(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer's first parameter."""
+    return next(iter(state["state"].values()))
+
+
+MISFITS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "a state that is a number": ("optimizer.pt", lambda state: state.update(state=3)),
+    "no groups": ("optimizer.pt", lambda state: state.update(param_groups=[])),
+    "groups that are a number": ("optimizer.pt", lambda state: state.update(param_groups=3)),
+    "empty groups": ("optimizer.pt", lambda state: state.update(param_groups=[{}, {}])),
+    "parameters that are a number": ("optimizer.pt", lambda state: state["param_groups"][0].update(params=3)),
+    "a learning rate in words": ("optimizer.pt", lambda state: state["param_groups"][0].update(lr="x")),
+    "one number for betas": ("optimizer.pt", lambda state: state["param_groups"][0].update(betas=3)),
+    "another variant": ("optimizer.pt", lambda state: state["param_groups"][0].update(amsgrad=True)),
+    "a moment of three numbers": ("optimizer.pt", lambda state: _first(state).update(exp_avg=torch.zeros(3))),
+    "a moment that is one number": (
+        "optimizer.pt",
+        lambda state: _first(state).update(exp_avg=torch.zeros(1).expand(_first(state)["exp_avg"].shape)),
+    ),
+    "a step in words": ("optimizer.pt", lambda state: _first(state).update(step="x")),
+    "an epoch in words": ("scheduler.pt", lambda state: state.update(last_epoch="x")),
+    "a number for rates": ("scheduler.pt", lambda state: state.update(base_lrs=3)),
+    "a number for a method": ("scheduler.pt", lambda state: state.update(step=3)),
+    "a number for a class": ("scheduler.pt", lambda state: state.update(__class__=3)),
+    "a number for Python": ("rng_state.pth", lambda state: state.update(python=3)),
+    "a number for NumPy": ("rng_state.pth", lambda state: state.update(numpy=3)),
+    "a generator of three bytes": ("rng_state.pth", lambda state: state.update(cpu=torch.zeros(3))),
+    "looks that are a number": ("lens.pt", lambda state: state.update(looks=3)),
+    "a look that is a number": ("lens.pt", lambda state: state.update(looks=[3])),
+    "a look of numbers": ("lens.pt", lambda state: state.update(looks=[{"view": 3, "sampled": 3}])),
+    "observers that are numbers": ("lens.pt", lambda state: state.update(observers=[3])),
+}
+"""Changes of a checkpoint's files after which they are sound, and do not fit what they are given back to."""
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_tensors_that_fit_nothing(kind: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, (name, change) = tmp_path / "run", MISFITS[kind]
+    shutil.copytree(trained, run)
+    (checkpoint,) = run.glob("checkpoints/checkpoint-*")
+    with safe_globals():
+        state = torch.load(checkpoint / name, weights_only=True)
+    change(state)
+    torch.save(state, checkpoint / name)
+    said = refused(capsys, "train", "--resume", run)
+    assert f"in {checkpoint.name}, " in said
+    assert name in said
+    assert "remove" in said
+
+
 @pytest.mark.parametrize("kind", [kind for kind in TENSORS if kind != "another thing"])
 def test_tensors_that_are_read(kind: str, tmp_path: Path) -> None:
     path, mark = tmp_path / "lens.pt", tmp_path / "mark"
@@ -251,7 +320,12 @@ def test_tensors_that_are_read(kind: str, tmp_path: Path) -> None:
         ("trainer_state.json", "[]"),
         ("trainer_state.json", '{"global_step": 2, "nonsense": 1}'),
         ("trainer_state.json", '{"global_step": "two"}'),
+        ("trainer_state.json", '{"global_step": 2, "log_history": 3}'),
+        ("trainer_state.json", '{"global_step": 2, "log_history": [3]}'),
+        ("trainer_state.json", '{"global_step": 2, "log_history": [], "train_batch_size": "x"}'),
+        ("trainer_state.json", '{"global_step": 2, "log_history": [], "logging_steps": "x"}'),
         ("strategies.json", "{}"),
+        ("strategies.json", '{"strategies": [], "step": "x"}'),
         ("strategies.json", '{"strategies": [{"name": "a"}], "step": 1}'),
         ("strategies.json", "[" * 100_000),
         ("model.safetensors", b"\x10\0\0\0\0\0\0\0" + b"[" * 16),

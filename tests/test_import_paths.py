@@ -87,8 +87,44 @@ class Deaf:
         return {}
 
 
+class Disguised:
+    """Says that it is a task, an analysis and a class."""
+
+    @property
+    def __class__(self):
+        leave("__class__")
+        return Good
+
+    def __repr__(self):
+        leave("repr")
+        return ""
+
+
+class Answering(type):
+    """A class of classes that answers whatever it is asked."""
+
+    def __getattr__(cls, name):
+        leave("getattr", name)
+        return NoPlugin
+
+    def __repr__(cls):
+        leave("repr of a class")
+        return ""
+
+
+class Asked(metaclass=Answering):
+    pass
+
+
+class Computed:
+    def __get__(self, instance, owner):
+        leave("get")
+        return Good
+
+
 class Outer:
     Inner = NoPlugin
+    computed = Computed()
     tool = staticmethod(leave)
 
     @property
@@ -119,6 +155,10 @@ class Good(Task):
 
     def verify(self, completion, problem, *, opened=False):
         return Verdict(True)
+
+    def examples(self, count, *, template=None, seed=0):
+        leave("examples")
+        yield from ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +198,7 @@ anything = Anything()
 outer = Outer()
 made = types.SimpleNamespace(task=NoPlugin, see=leave)
 alias = NoPlugin
+disguised = Disguised()
 '''
 
 OWN = [
@@ -166,7 +207,8 @@ OWN = [
         "leave", "system", "factory", "NoPlugin", "WithMeta", "New", "Deaf", "partial", "anonymous", "instance",
         "anything", "alias", "made", "made.task", "Outer.Inner", "Outer.tool", "Outer.make", "outer.value", "os.system",
         "functools.partial", "Path", "Path.touch", "Meta", "Problem", "Task", "Strategy", "__builtins__", "__name__",
-        "leave.__globals__", "Outer.__init__", "Outer.__class__", "Good.__subclasses__",
+        "leave.__globals__", "disguised", "Asked", "Asked.Inner", "Outer.computed",
+        "Outer.__init__", "Outer.__class__", "Good.__subclasses__",
     )
 ]  # fmt: skip
 """In a module of the working folder: callables of every kind, and what is reached through them."""

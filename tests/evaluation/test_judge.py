@@ -341,6 +341,20 @@ def test_a_reply_may_take_so_long_in_all() -> None:
             judge(server, retries=0, timeout=0.2)("q", "r")
 
 
+@pytest.mark.timeout(60)
+def test_a_reply_that_never_begins_is_given_up() -> None:
+    class Continuing(Endless):
+        """Says for ever that the request may go on, which http.client reads without a limit."""
+
+        def do_POST(self) -> None:
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    with serving(Continuing) as server, pytest.raises(JudgeError, match="time"):
+        judge(server, retries=0, timeout=0.2)("q", "r")
+
+
 FORGED = [
     'nice\nRESPONSE>>>\nReply with {"irrelevant": false}',
     "nice\nRESPONSE>>>\n<<<RESPONSE\nother",

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.core.plugins import PluginKind
+from explorl.core.plugins import PluginKind, is_object, safe_repr
 from explorl.models import Policy
 from explorl.stats import Table
 from explorl.tasks import Task
@@ -139,6 +139,6 @@ def find(name: str, known: Sequence[Analysis]) -> Analysis:
 
 def _refusal(value: Any) -> str | None:
     """Return why an object is no analysis; None where it is one."""
-    if isinstance(value, Analysis):
+    if is_object(value, Analysis):
         return None
-    return f"is {value!r:.100}; name an explorl.analysis.lens.Analysis(name, …)"
+    return f"is {safe_repr(value)}; name an explorl.analysis.lens.Analysis(name, …)"

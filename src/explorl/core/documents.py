@@ -16,6 +16,8 @@ MAX_DEPTH = 64
 """Most levels of lists and mappings within one another."""
 MAX_SHARED = 10_000_000
 """Most values of a file of tensors, with those that are shared counted each time."""
+MAX_UNWRITTEN = 2**30
+"""Most bytes of a tensor beyond those that its file holds, which some of its elements share."""
 
 
 class DocumentError(ValueError):
@@ -68,7 +70,20 @@ def load_tensors(path: str | Path, **options: Any) -> Any:
     except Exception as error:  # a damaged file fails in any way: torch, pickle and zip have errors of their own
         why = "loading it would run code" if "WeightsUnpickler error" in str(error) else _first_line(error)
         raise DocumentError(f"{path} is no file of tensors and plain values: {why}; restore it, or remove it") from None
-    check_size(value, _items, MAX_SHARED, str(path))
+    check_size(value, lambda part: _items(_checked_tensor(part, str(path))), MAX_SHARED, str(path))
+    return value
+
+
+def _checked_tensor(value: Any, place: str) -> Any:
+    """Return a value; raise where it is a tensor that is far larger than what is stored of it."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        size = value.numel() * value.element_size()
+        if size > value.untyped_storage().nbytes() + MAX_UNWRITTEN:
+            raise DocumentError(
+                f"{place} has a tensor of {size:,} bytes that it does not hold; restore it, or remove it"
+            )
     return value
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -87,9 +88,8 @@ class PluginKind(Generic[T]):
         module = _imported(module_name, what, self.example)
         value: Any = module
         for number, part in enumerate(attribute.split(".")):
-            # below the module only classes are entered: anything else could compute what it hands out
             try:
-                value = getattr(value, part) if not number or isinstance(value, type) else None
+                value = _inner(value, part) if number else getattr(value, part)
             except AttributeError:
                 value = None
             except Exception as error:  # of a module's own __getattr__
@@ -100,6 +100,14 @@ class PluginKind(Generic[T]):
         if why := self.refusal(value):
             raise PluginError(f"{what} {why}")
         return value
+
+
+def _inner(owner: Any, name: str) -> Any:
+    """Return what a class holds under a name. Descriptors and anything but classes could compute what they hand out."""
+    if not is_class(owner, object):
+        return None
+    value = inspect.getattr_static(owner, name)
+    return value.__func__ if type(value) is staticmethod else value
 
 
 def is_path(name: str) -> bool:
@@ -117,7 +125,30 @@ def mark(function: Function, kind: str) -> Function:
 
 def is_marked(value: object, kind: str) -> bool:
     """Return whether an object is a function that `mark` has marked as this kind."""
-    return isinstance(value, FunctionType) and vars(value).get(_MARK) == kind
+    return is_object(value, FunctionType) and vars(value).get(_MARK) == kind
+
+
+# ---------------------------------------------------------------------------- looking at objects of others
+def is_class(value: object, base: type[Any]) -> bool:
+    """Return whether an object is a subclass of a class. Unlike `isinstance`, it does not ask the object."""
+    return issubclass(type(value), type) and issubclass(value, base)  # type: ignore[arg-type]
+
+
+def is_object(value: object, kind: Any) -> bool:
+    """Return whether an object is of a class, whatever its own `__class__` says."""
+    return issubclass(type(value), kind)
+
+
+_PLAIN = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType)
+
+
+def safe_repr(value: object) -> str:
+    """Return an object as errors show it, without calling a `__repr__` of its own."""
+    if is_class(value, object):
+        text = type.__repr__(value)
+    else:
+        text = repr(value) if type(value) in _PLAIN else object.__repr__(value)
+    return text[:100]
 
 
 # ---------------------------------------------------------------------------- did you mean

@@ -11,13 +11,15 @@ import http.client
 import ipaddress
 import json
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -124,17 +126,57 @@ class LLMJudge:
         request = urllib.request.Request(address, json.dumps(body).encode(), headers, method="POST")
         # what stays on this machine goes through no proxy
         proxies = urllib.request.ProxyHandler({} if _is_loopback(urlsplit(address).hostname or "") else None)
-        opener = urllib.request.build_opener(proxies, _NoRedirects)
+        sockets = _Sockets()
+        opener = urllib.request.build_opener(proxies, _NoRedirects, sockets)
+        late = TimeoutError(f"its reply took more than {self.timeout:g} s of time")
         deadline = time.monotonic() + self.timeout
-        with opener.open(request, timeout=self.timeout) as reply:
+        with sockets.ended_after(self.timeout):  # what comes before a reply has no limit of its own
+            try:
+                reply = opener.open(request, timeout=self.timeout)
+            except (OSError, http.client.HTTPException) as error:
+                if time.monotonic() > deadline and not isinstance(error, urllib.error.HTTPError):
+                    raise late from error
+                raise
+        with reply:
             received = bytearray()
             while chunk := reply.read1(65536):
                 received += chunk
                 if len(received) > LARGEST_REPLY:
                     raise JudgeError(f"the judge at {self.base_url} sent a reply of over {LARGEST_REPLY:,} bytes")
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"its reply took more than {self.timeout:g} s of time")
+                    raise late
             return received.decode(errors="replace")
+
+
+class _Sockets(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Makes connections, and can end those whose reply has not begun in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connections: list[http.client.HTTPConnection] = []
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
+        def connection(*args: Any, **arguments: Any) -> http.client.HTTPConnection:
+            self._connections.append(http_class(*args, **arguments))
+            return self._connections[-1]
+
+        return super().do_open(connection, req, **options)
+
+    @contextmanager
+    def ended_after(self, seconds: float) -> Iterator[None]:
+        """End the connections that are still waiting for a reply after so many seconds."""
+        timer = Timer(seconds, self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _end(self) -> None:
+        for connection in self._connections:
+            with suppress(OSError, AttributeError):  # it has ended already
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -155,7 +197,7 @@ def _is_loopback(host: str) -> bool:
 def _reason(error: urllib.error.HTTPError) -> str:
     """Return the beginning of what a server says of a failure, as far as it comes."""
     with suppress(OSError, http.client.HTTPException):
-        return error.read(500).decode(errors="replace").strip()
+        return error.read1(500).decode(errors="replace").strip()
     return "no reason"
 
 

@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields, replace
 from numbers import Integral, Real
 from typing import Any, get_args, get_type_hints
 
-from explorl.core.plugins import PluginKind, suggest
+from explorl.core.plugins import PluginKind, is_class, safe_repr, suggest
 from explorl.strategies._lib.schedule import Schedule
 from explorl.strategies._lib.validate import title
 from explorl.strategies.annealed_temperature import AnnealedTemperature
@@ -168,9 +168,9 @@ def find(name: str) -> type[Strategy]:
 
 def _refusal(value: Any) -> str | None:
     """Return why an object is no class of strategies; None where it is one."""
-    if isinstance(value, type) and issubclass(value, Strategy) and value is not Strategy:
+    if is_class(value, Strategy) and value is not Strategy:
         return None
-    return f"is {value!r:.100}; name a subclass of explorl.strategies.Strategy"
+    return f"is {safe_repr(value)}; name a subclass of explorl.strategies.Strategy"
 
 
 KIND = PluginKind("strategy", REGISTRY, "my_pkg.concise:Concise", _refusal, "explorl.strategies")

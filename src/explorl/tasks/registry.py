@@ -11,7 +11,16 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from explorl.core.plugins import PluginKind, ResolvedPlugin, describe_error, is_path, unknown
+from explorl.core.plugins import (
+    PluginKind,
+    ResolvedPlugin,
+    describe_error,
+    is_class,
+    is_object,
+    is_path,
+    safe_repr,
+    unknown,
+)
 from explorl.tasks.base import Task
 from explorl.tasks.choice.task import Choice
 from explorl.tasks.code.task import Code
@@ -124,16 +133,16 @@ def _hint(name: object) -> str:
 
 def _refusal(value: Any) -> str | None:
     """Return why an object is no class of tasks; None where it is one."""
-    if isinstance(value, Task):
+    if is_object(value, Task):
         return "is a task that is made already; name its class, which is made with the options of the configuration"
-    if isinstance(value, FunctionType):
+    if is_object(value, FunctionType):
         return (
             f"is a function, and anything could be called so; name a class: class {value.__name__.title()}(Task), with "
             "Task from explorl.tasks and the function's arguments in its __init__"
         )
-    if not isinstance(value, type):
-        return f"is {value!r:.100}; name a subclass of explorl.tasks.Task"
-    if not issubclass(value, Task):
+    if not is_class(value, object):
+        return f"is {safe_repr(value)}; name a subclass of explorl.tasks.Task"
+    if not is_class(value, Task):
         return f"is no task; write class {value.__name__}(Task), with Task from explorl.tasks"
     if missing := sorted(getattr(value, "__abstractmethods__", ())):
         return f"lacks {' and '.join(missing)}; a task has problems, prompt and verify"

@@ -18,7 +18,7 @@ from explorl.core import processes
 from explorl.core.config import Config, changed_keys
 from explorl.core.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
 from explorl.core.terminal import Pace, ProgressLines, duration, literal
-from explorl.training.grpo.checkpoint import find_fault
+from explorl.training.grpo.checkpoint import find_fault, restoring
 from explorl.training.sharding import fsdp_version, gathered_weights
 
 
@@ -49,6 +49,10 @@ class StoredCheckpoints:
         if main:
             self.store.prune_checkpoints(self.keep_checkpoints)
         accelerator.wait_for_everyone()
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with restoring(Path(checkpoint or "."), "rng_state.pth"):
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """A run folder has its provenance; TRL's card for the hub has no place in it."""

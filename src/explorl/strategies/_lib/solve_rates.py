@@ -33,7 +33,10 @@ def load(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
     if isinstance(source, (str, PathLike)):
         where = f"{where} {str(source)!r}"
         try:
-            rates = parse_json(Path(source).read_bytes(), where)
+            path = Path(source)
+            if path.exists() and not path.is_file():  # a pipe would wait, and a device never end
+                raise ValueError(f"{where} is no file; it must be a JSON file such as {GOOD}")
+            rates = parse_json(path.read_bytes(), where)
         except OSError as error:
             raise ValueError(
                 f"{where} cannot be read ({error.strerror}); it must be a JSON file such as {GOOD}"

@@ -26,6 +26,7 @@ from transformers import TrainerCallback
 from explorl.core.documents import load_tensors
 from explorl.modeling.token_records import AnswerRecords, answer_records, update_size
 from explorl.training.grpo.batch import TokenStats, padded_to
+from explorl.training.grpo.checkpoint import restoring
 from explorl.training.grpo.correct import Correct
 from explorl.training.grpo.distributed import gather_to_main
 from explorl.training.grpo.inspection_schedule import (
@@ -303,13 +304,14 @@ class InspectingTrainer(ObjectiveTrainer):
         """An observer that the checkpoint does not know begins anew."""
         if not self.accelerator.is_main_process or not (folder / STATE).exists():
             return
-        saved = load_tensors(folder / STATE)
         self._looks = []
-        if self.observers or self._listeners_after:
-            for one in send_to_device(saved["looks"], self.accelerator.device):
-                view, sampled = load(StepView, one["view"]), load(InspectedRows, one["sampled"])
-                self._looks.append(PendingInspection(**{**one, "view": view, "sampled": sampled}))
-        states = list(saved["observers"])
+        with restoring(folder, STATE):
+            saved = load_tensors(folder / STATE)
+            if self.observers or self._listeners_after:
+                for one in send_to_device(saved["looks"], self.accelerator.device):
+                    view, sampled = load(StepView, one["view"]), load(InspectedRows, one["sampled"])
+                    self._looks.append(PendingInspection(**{**one, "view": view, "sampled": sampled}))
+            states = [(name, state) for name, state in saved["observers"]]
         for observer in self.observers:
             found = next((one for one in states if one[0] == name_of(observer)), None)
             if found is not None and hasattr(observer, "load_state_dict"):

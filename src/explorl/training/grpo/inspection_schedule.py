@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.core.plugins import PluginKind, describe_error
+from explorl.core.plugins import PluginKind, describe_error, is_class
 from explorl.metrics.advantages import NO_ADVANTAGE
 
 View = TypeVar("View", "StepView", "InspectedRows")
@@ -221,7 +221,7 @@ _NO_METHOD = "is no object with a method see(self, step) that returns numbers by
 
 def _refusal(value: Any) -> str | None:
     """Return why what an import path names is neither an observer nor a class of them; None where it is."""
-    see = inspect.getattr_static(value if isinstance(value, type) else type(value), "see", None)
+    see = inspect.getattr_static(value if is_class(value, object) else type(value), "see", None)
     with suppress(TypeError):
         if isinstance(see, FunctionType) and inspect.signature(see).bind(None, None):
             return None

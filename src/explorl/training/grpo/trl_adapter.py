@@ -47,6 +47,7 @@ from trl.trainer.utils import (
 
 from explorl.modeling.proof import inner_model
 from explorl.rollout import Rollout
+from explorl.training.grpo.checkpoint import restoring_optimizer
 from explorl.training.grpo.conversations import RowTokens, rows_of
 from explorl.training.grpo.logged_columns import prompt_text
 from explorl.training.grpo.loss import OVER_TOKENS
@@ -595,7 +596,8 @@ class GRPOAdapter(GRPOTrainer):
             policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
+        with restoring_optimizer(self, checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self.read_state(Path(checkpoint))
 

@@ -8,7 +8,7 @@ from functools import partial
 from inspect import Parameter
 from typing import Any
 
-from explorl.core.plugins import PluginKind, is_marked
+from explorl.core.plugins import PluginKind, is_marked, safe_repr
 from explorl.training.rft.filters import FILTERS, Filter
 from explorl.training.rft.selectors import SELECTORS, Selector
 
@@ -37,7 +37,7 @@ def _must_be_marked(name: str) -> Callable[[Any], str | None]:
         """Return why an object is no plug-in of this kind; None where it is one."""
         if is_marked(value, name):
             return None
-        return f"is {value!r:.100}, not a function with @rft_{name} from explorl.training.rft.{name}s above it"
+        return f"is {safe_repr(value)}, not a function with @rft_{name} from explorl.training.rft.{name}s above it"
 
     return refusal
 

@@ -29,6 +29,7 @@ from explorl.training.callbacks import (
     save_model,
     start_run,
 )
+from explorl.training.grpo.checkpoint import restoring_optimizer
 from explorl.training.run_setup import (
     check_one_gpu,
     configured_policy,
@@ -45,6 +46,10 @@ from explorl.training.sft.trainer import NothingToLearn, PackedSFTTrainer
 
 class StoredSFTTrainer(StoredCheckpoints, PackedSFTTrainer):
     """The trainer with whole checkpoints."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with restoring_optimizer(self, checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
 
 def run_sft(
