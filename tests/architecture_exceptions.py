@@ -9,11 +9,11 @@ ROOT_MODULES: Exceptions = {}
 
 # A module and a package below its own that it imports.
 FORBIDDEN_IMPORTS: Exceptions = {
-    ("core.config", "evaluation"): "names in a configuration are checked while it is read",
-    ("core.config", "rollout"): "names in a configuration are checked while it is read",
-    ("core.config", "strategies"): "names in a configuration are checked while it is read",
-    ("core.config", "tasks"): "names in a configuration are checked while it is read",
-    ("core.config", "training"): "names in a configuration are checked while it is read",
+    ("core.config.schema", "evaluation"): "names in a configuration are checked while it is read",
+    ("core.config.schema", "rollout"): "names in a configuration are checked while it is read",
+    ("core.config.schema", "strategies"): "names in a configuration are checked while it is read",
+    ("core.config.schema", "tasks"): "names in a configuration are checked while it is read",
+    ("core.config.schema", "training"): "names in a configuration are checked while it is read",
 }
 
 # Modules that import each other.
