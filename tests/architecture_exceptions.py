@@ -87,7 +87,6 @@ BANNED_WORDS: Exceptions = {
     ("analysis", "anew"): "to be rewritten",
     ("analysis", "but for"): "to be rewritten",
     ("cli", "nobody"): "to be rewritten",
-    ("core", "but for"): "to be rewritten",
     ("core", "somebody"): "to be rewritten",
     ("evaluation", "nobody"): "to be rewritten",
     ("integrations", "anew"): "to be rewritten",

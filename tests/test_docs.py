@@ -50,7 +50,7 @@ def test_a_generated_page_is_what_the_code_says(page: str) -> None:
 
 def test_every_key_of_the_configuration_has_its_default() -> None:
     page = reference.configuration_page()
-    assert "### `task.<option>`\n\n*any value*\n\nAny other key is an option of the task" in page
+    assert "### `task.<option>`\n\n*any value*\n\nOther keys are options of the task" in page
     keys = flatten(Config().dump())
     assert len(keys) > 50
     for key, value in keys.items():
