@@ -24,9 +24,10 @@ import yaml
 from tools.countdown_corpus import corpus
 
 from explorl.core.config import ConfigError, load_config
+from explorl.core.merge import deep_merge
 from explorl.core.store import RunStore, StoreError, atomic_folder, file_name, write_json
 from explorl.models import ModelError, resolve_model
-from explorl.study.spec import load_study, merged
+from explorl.study.spec import load_study
 from explorl.tasks.base import Problem
 from explorl.tasks.countdown.generator import Key
 from explorl.tasks.countdown.task import Countdown
@@ -193,7 +194,7 @@ def reinforced(options: argparse.Namespace) -> dict[str, Any]:
     if (folder / "model").exists():
         raise ConfigError(f"{folder / 'model'} is there already; give another --run or --seed")
     file = options.out / f"{folder.name}.yaml"
-    file.write_text(yaml.safe_dump(merged(load_study(STUDY).arm(options.arm).config, changes)), encoding="utf-8")
+    file.write_text(yaml.safe_dump(deep_merge(load_study(STUDY).arm(options.arm).config, changes)), encoding="utf-8")
     config = load_config(file, overrides=options.set)
     clock = Clock(options.rl_seconds)
     store = RunStore(folder)

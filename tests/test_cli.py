@@ -16,9 +16,10 @@ import yaml
 from typer.main import get_command
 
 from explorl.cli import app as cli
+from explorl.cli import train_commands
 from explorl.cli.app import main
+from explorl.cli.run_evaluations import parse_options
 from explorl.core.config import load_config
-from explorl.evaluation.harness import parse_options
 from explorl.tasks import CountdownMini, Problem
 from explorl.tasks.base import Prompt
 
@@ -80,7 +81,7 @@ class AskedOtherwise(CountdownMini):
     ],
 )  # fmt: skip
 def test_the_evaluation_that_train_proposes_asks_as_training_did(changes: list[str], words: str) -> None:
-    proposed = cli._scoring(load_config(preset="tiny", overrides=changes), Path("runs/a/model"))
+    proposed = train_commands._scoring_command(load_config(preset="tiny", overrides=changes), Path("runs/a/model"))
     assert " ".join(proposed).endswith(f" {words}")
     assert get_command(cli.app).commands["eval"].make_context("eval", proposed[2:]).params["limit"] is None  # type: ignore[attr-defined]
 
@@ -185,18 +186,20 @@ def test_the_command_that_scores_a_run_asks_and_draws_as_the_run_did(tmp_path: P
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": 2}\n')
     rows = ["task.name=jsonl", f"task.path={tmp_path / 'rows.jsonl'}", "task.instruction=Füge 😀 an."]
     changes = ["rollout.stop=</answer>", "rollout.max_tokens=64", "evaluation.protocol=deng", "model.dtype=bfloat16"]
-    words = cli._scoring(load_config(preset="tiny", overrides=[*rows, *changes]), Path("r/model"))
+    words = train_commands._scoring_command(load_config(preset="tiny", overrides=[*rows, *changes]), Path("r/model"))
     given = dict(zip(words[2::2], words[3::2], strict=True))
     assert (given["--template"], given["--protocol"], given["--samples"]) == ("instructed", "deng", "8")
     assert (given["--max-tokens"], given["--stop"], given["--dtype"]) == ("64", "</answer>", "bfloat16")
     options = [value for word, value in zip(words[2::2], words[3::2], strict=True) if word == "--option"]
     assert parse_options(options) == {"path": str(tmp_path / "rows.jsonl"), "instruction": "Füge 😀 an."}
-    plain = cli._scoring(load_config(preset="tiny", overrides=[*rows, "task.template=plain"]), Path("r/model"))
+    plain = train_commands._scoring_command(
+        load_config(preset="tiny", overrides=[*rows, "task.template=plain"]), Path("r/model")
+    )
     assert plain[plain.index("--template") + 1] == "plain"
     assert "--dtype" not in plain
     assert "--tools" not in plain
     (tmp_path / "rows.jsonl").unlink()
-    gone = cli._scoring(load_config(preset="tiny", overrides=rows), Path("r/model"))
+    gone = train_commands._scoring_command(load_config(preset="tiny", overrides=rows), Path("r/model"))
     assert "--template" not in gone, "a run that has ended well ends well"
 
 

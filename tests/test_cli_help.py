@@ -81,7 +81,7 @@ def test_help_says_per_where_it_means_per(path: tuple[str, ...], capsys: pytest.
 def test_strategies_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from explorl.strategies import describe
 
-    monkeypatch.setattr("explorl.cli.app.console", Console(width=80))
+    monkeypatch.setattr("explorl.cli.output.console", Console(width=80))
     code, out, _ = printed("strategies", capsys=capsys)
     lines, words = out.splitlines(), set(out.split())
     unwrapped = " ".join(out.split())

@@ -134,7 +134,7 @@ def test_cispo_has_its_own_upper_bound(tmp_path: Path) -> None:
     assert load_config(file) == config
     assert load_config(overrides=["training.loss=cispo", "training.clip_high=3"]).training.clip_high == 3.0
     assert load_config(overrides=["training.loss=dapo"]).training.clip_high == 0.2
-    with pytest.raises(ConfigError, match=r"clip_high is 0\.28, and cispo cuts the ratio itself off there.*use 5\.0"):
+    with pytest.raises(ConfigError, match=r"clip_high is 0\.28, which for cispo is the upper bound.*use 5\.0"):
         load_config(overrides=["training.loss=cispo", "training.clip_high=0.28"])
 
 
@@ -205,7 +205,7 @@ def test_an_option_may_be_switched_on_without_its_settings(name: str) -> None:
         ("training.dynamic_sampling.rounds=2", "unknown key training.dynamic_sampling.rounds"),
         ("training.dynamic_sampling=5", "training.dynamic_sampling is 5"),
         ("training.skip_solved.floor=0", "training.skip_solved.floor is 0"),
-        ("rollout.engine=vllm", "training.dynamic_sampling has not been tried with vLLM; set rollout.engine to null"),
+        ("rollout.engine=vllm", "training.dynamic_sampling is not supported with vLLM; set rollout.engine to null"),
         ("task.train_problems=16", "task.train_problems is 16 and training.prompts_per_step 16; use more problems"),
     ],
 )

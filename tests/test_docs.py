@@ -21,8 +21,9 @@ import yaml
 from tools.docs import reference
 
 from explorl.core.config import Config, Section, load_config, presets, read_yaml
+from explorl.core.merge import flatten
 from explorl.evaluation import PROTOCOLS
-from explorl.study.spec import StudyFile, flat, load_study, study_names
+from explorl.study.spec import StudyFile, load_study, study_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -49,8 +50,8 @@ def test_a_generated_page_is_what_the_code_says(page: str) -> None:
 
 def test_every_key_of_the_configuration_has_its_default() -> None:
     page = reference.configuration_page()
-    assert "### `task.<option>`\n\n*any value*\n\nAny other key is an option of the task" in page
-    keys = flat(Config().dump())
+    assert "### `task.<option>`\n\n*any value*\n\nOther keys are options of the task" in page
+    keys = flatten(Config().dump())
     assert len(keys) > 50
     for key, value in keys.items():
         facts = page.split(f"\n### `{key}`\n\n")[1].split("\n\n")[0]

@@ -122,7 +122,7 @@ def test_a_damaged_file_of_a_run_is_named(
     told = capsys.readouterr().err.replace("\n", " ")
     assert said in told
     assert Path(file).name in told
-    assert "go on with it" not in told, "the same command would say so again"
+    assert "to train it further" not in told, "the same command would say so again"
 
 
 def test_runs_that_were_judged_by_other_answers_are_not_compared(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_run_is_of_one_kind(tmp_path: Path) -> None:
     store.append_metrics({"step": 1, "kind": "train"})
     store.begin({"seed": 5}, "grpo")
     assert store.config() == {"seed": 5}
-    with pytest.raises(StoreError, match=r"is of kind grpo, and sft was asked.*`explorl train --resume .*run`"):
+    with pytest.raises(StoreError, match=r"of kind grpo, not sft.*`explorl train --resume .*run`"):
         store.begin({}, "sft")
 
 

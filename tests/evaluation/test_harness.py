@@ -20,11 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from explorl.cli import run_evaluations
 from explorl.cli.app import main
 from explorl.cli.compare import compare
+from explorl.cli.run_evaluations import evaluate_command, parse_models
 from explorl.core.store import StoreError
 from explorl.evaluation import PROTOCOLS, evaluate, harness, protocol
-from explorl.evaluation.harness import Evaluated, Failed, evaluate_command, parse_models, parse_shard, run_evaluation
+from explorl.evaluation.harness import Evaluated, FailedEvaluation, parse_shard, run_evaluation
 from explorl.evaluation.results_folder import DIGEST, TOKEN_COLUMNS, EvaluationFolder, load_evaluation
 from explorl.evaluation.scores import per_problem, scores, unsolved
 from explorl.evaluation.seeds import WIDTH, block_seed, seed_at
@@ -423,7 +425,7 @@ def test_a_failing_pair_does_not_keep_the_others(tmp_path: Path) -> None:
         console=console, changes={"samples": 1, "max_tokens": 16}, limit=2, json_file=tmp_path / "all.json",
         task_options={"data_dir": tmp_path},
     )  # fmt: skip
-    failed = {(one.model, one.task) for one in results if isinstance(one, Failed)}
+    failed = {(one.model, one.task) for one in results if isinstance(one, FailedEvaluation)}
     assert failed == {("broken", "aime24"), ("broken", "countdown-mini"), ("tiny", "aime24")}
     written = json.loads((tmp_path / "all.json").read_text())
     assert {(entry["model"], entry["task"]) for entry in written if "error" in entry} == failed
@@ -513,7 +515,9 @@ def test_a_folder_of_files_goes_to_the_tasks_that_read_one(tmp_path: Path) -> No
 def test_the_first_of_many_completions_does_not_tell_how_long_the_others_take() -> None:
     printed, now = io.StringIO(), [0.0]
     console = Console(file=printed, width=200)
-    lines = harness._Lines(console, harness.EvaluationProgress("m", "t", 100, 1100), clock=lambda: now[0])
+    lines = run_evaluations._EvaluationLines(
+        console, harness.EvaluationProgress("m", "t", 100, 1100), clock=lambda: now[0]
+    )
     for now[0], done in ((20.0, 101), (60.0, 200), (200.0, 1100)):
         lines.show(harness.EvaluationProgress("m", "t", done, 1100))
     assert printed.getvalue().splitlines() == [
@@ -525,7 +529,7 @@ def test_the_first_of_many_completions_does_not_tell_how_long_the_others_take() 
 
 def test_two_completions_of_few_tell_nothing_either() -> None:
     printed, now = io.StringIO(), [0.0]
-    lines = harness._Lines(
+    lines = run_evaluations._EvaluationLines(
         Console(file=printed, width=200), harness.EvaluationProgress("m", "t", 0, 8), clock=lambda: now[0]
     )
     for now[0], done in ((30.0, 2), (60.0, 4)):

@@ -14,9 +14,10 @@ import pytest
 from rich.console import Console
 
 from explorl.cli.compare import compare, compare_command
+from explorl.cli.run_evaluations import evaluate_command
 from explorl.core.text import clean
 from explorl.evaluation import protocol
-from explorl.evaluation.harness import evaluate_command, run_evaluation
+from explorl.evaluation.harness import run_evaluation
 from explorl.evaluation.llm_judge import parse_opinion
 from explorl.evaluation.results_folder import COLUMNS, EvaluationFolder, load_evaluation
 from explorl.models import load_policy

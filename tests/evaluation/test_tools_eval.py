@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 from explorl.cli.app import main
+from explorl.cli.run_evaluations import evaluate_command
 from explorl.evaluation import evaluate, protocol
-from explorl.evaluation.harness import evaluate_command, run_evaluation
+from explorl.evaluation.harness import run_evaluation
 from explorl.evaluation.results_folder import load_evaluation
-from explorl.evaluation.scores import per_problem, scores
-from explorl.evaluation.side_by_side import side_by_side
+from explorl.evaluation.scores import per_problem, scores, side_by_side
 from explorl.models import Policy, load_policy
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import Delimiters, calculator_tool

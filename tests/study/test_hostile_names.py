@@ -13,6 +13,7 @@ from rich.console import Console
 from tools.docs.results import BEGIN, END, write
 
 from explorl.cli import app as cli
+from explorl.cli import output
 from explorl.core.store import cleaned
 from explorl.core.text import clean
 from explorl.study import arm as arm_process
@@ -45,7 +46,7 @@ def hostile_study(whole_study: Path, tmp_path_factory: pytest.TempPathFactory) -
 def told(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     """What a command prints."""
     out = io.StringIO()
-    monkeypatch.setattr(cli, "console", Console(file=out, width=400))
+    monkeypatch.setattr(output, "console", Console(file=out, width=400))
     with pytest.raises(SystemExit) as exit_:
         cli.main(list(arguments))
     assert not exit_.value.code

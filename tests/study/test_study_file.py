@@ -10,9 +10,10 @@ import yaml
 
 import explorl
 from explorl.core.config import ConfigError
+from explorl.core.merge import flatten
 from explorl.core.store import cleaned
 from explorl.strategies import REGISTRY
-from explorl.study.spec import Study, checked_seeds, flat, inert, load_study, merged, seeds_in, slug
+from explorl.study.spec import Study, checked_seeds, inert, load_study, seeds_in, slug
 
 from ..hostile import NAMES
 
@@ -54,11 +55,11 @@ def test_the_frontier_study_builds_every_arm_and_looks_twice(tmp_path: Path) -> 
     study = load_study(STUDIES / "frontier.yaml", profile="tiny")
     assert study.sequential == {"first": 3, "keep": 4, "measures": ["pass@1", "pass@16", "entropy"]}
     assert len(study.seeds) == 8
-    plain = flat(study.arm_config(study.arm("GRPO"), 0, tmp_path).dump())
+    plain = flatten(study.arm_config(study.arm("GRPO"), 0, tmp_path).dump())
     for arm in study.arms:
         config = study.arm_config(arm, 0, tmp_path)
         assert not inert(arm), "every strategy has an effect"
-        other = {key for key, value in flat(config.dump()).items() if plain.get(key) != value}
+        other = {key for key, value in flatten(config.dump()).items() if plain.get(key) != value}
         assert other or arm.name == "GRPO", "an arm differs from the baseline"
         assert all(key.startswith(("strategies", "training.dynamic_sampling")) for key in other), other
 
@@ -263,12 +264,7 @@ def test_arms_may_have_any_name(tmp_path: Path) -> None:
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == len(NAMES)
 
 
-def test_small_things() -> None:
-    assert merged({"a": {"b": 1, "c": 2}, "budget": {"steps": 1}}, {"a": {"b": 3}, "budget": {"tokens": 2}}) == {
-        "a": {"b": 3, "c": 2},
-        "budget": {"tokens": 2},
-    }
-    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": {}}) == {"a.b": 1, "a.c.d": 2, "e": {}}
+def test_a_slug_is_a_folders_name() -> None:
     assert slug("PPL + position, T 0.3") == "ppl-position-t-0.3"
 
 

@@ -18,10 +18,11 @@ import pytest
 import yaml
 
 from explorl.cli import app as cli
+from explorl.cli.run_evaluations import parse_options
 from explorl.core import plugins
 from explorl.core.config import ConfigError, load_config
 from explorl.core.store import RunStore, StoreError
-from explorl.evaluation.harness import parse_options, run_evaluation
+from explorl.evaluation.harness import run_evaluation
 from explorl.evaluation.protocols import protocol, task_label
 from explorl.models import load_policy
 from explorl.study.spec import load_study

@@ -65,7 +65,7 @@ def test_float16_is_refused_on_a_cpu(run: Any, small_policy: Path, tmp_path: Pat
     """accelerate would compute in float32 there without a word."""
     config = config_of(small_policy, "float16")
     store = RunStore.create(tmp_path / "run", config.dump())
-    with pytest.raises(ConfigError, match=r"model\.dtype is float16, .* no GPU.*use bfloat16"):
+    with pytest.raises(ConfigError, match=r"model\.dtype is float16, which needs a GPU.*use bfloat16"):
         run(config, store, console=Console(quiet=True))
     assert not store.metrics()
     assert not store.provenance_path.exists()

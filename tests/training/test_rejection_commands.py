@@ -99,7 +99,7 @@ def test_a_run_is_started_resumed_extended_and_reported(
         assert (code, words in err) == (2, True), err
     code, _, err = command("train", "--resume", run, capsys=capsys)
     assert code == 2
-    assert f"is of kind rft, and grpo was asked to go on with it; use `explorl rft --resume {run}`" in err
+    assert f"holds a run of kind rft, not grpo; resume it with `explorl rft --resume {run}`" in err
     code, _, err = command("rft", "--config", file, "--run", run, capsys=capsys)
     assert code == 2
     assert "already holds a run" in err
@@ -146,7 +146,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     monkeypatch.setattr(loop._Loop, "_choose", lambda *_: os.kill(os.getpid(), number))
     code, _, err = command("rft", "--config", written(tmp_path, small_policy), "--run", run, capsys=capsys)
     assert code == 128 + number
-    assert err == (f"explorl: interrupted; go on (iteration 1, filtering) with: explorl rft --resume '{run}'\n")
+    assert err == (f"explorl: interrupted; resume (iteration 1, filtering) with: explorl rft --resume '{run}'\n")
 
 
 # ---------------------------------------------------------------------------- refused in words

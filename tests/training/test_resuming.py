@@ -77,7 +77,7 @@ def test_a_finished_run_made_longer_is_the_long_run(
 
     again = command("train", "--resume", short, capsys=capsys)
     assert again[0] == 0
-    assert f"go on with it: explorl train --resume {short} --set training.steps=8" in again[1]
+    assert f"to train it further: explorl train --resume {short} --set training.steps=8" in again[1]
 
     code, out, err = command("train", "--resume", short, "--set", "training.steps=6", capsys=capsys)
     assert code == 0, err
@@ -150,7 +150,7 @@ def test_sft_and_grpo_do_not_go_on_with_each_other(
     before = {path: path.read_bytes() for path in warm.rglob("*") if path.is_file()}
     code, _, err = command("train", "--resume", warm, capsys=capsys)
     assert code == 2
-    assert f"is of kind sft, and grpo was asked to go on with it; use `explorl sft --resume {warm}`" in err
+    assert f"holds a run of kind sft, not grpo; resume it with `explorl sft --resume {warm}`" in err
     assert {path: path.read_bytes() for path in warm.rglob("*") if path.is_file()} == before
 
     code, out, err = command("sft", "--resume", warm, "--set", "sft.epochs=2", capsys=capsys)
@@ -242,14 +242,14 @@ def test_an_interrupted_command_says_how_to_go_on(
     monkeypatch.setattr("explorl.training.grpo.run.run_grpo", interrupted)
     ended, _, err = command("train", "--config", config_file, "--run", run, capsys=capsys)
     assert ended == code
-    assert err == f"explorl: interrupted; go on (from checkpoint-2) with: explorl train --resume '{run}'\n"
+    assert err == f"explorl: interrupted; resume (from checkpoint-2) with: explorl train --resume '{run}'\n"
 
     monkeypatch.setattr("explorl.study.run_study.run_study", lambda *_, **__: os.kill(os.getpid(), number))
     monkeypatch.chdir(tmp_path)
     Path("my study.yaml").touch()
     ended, _, err = command("study", "my study.yaml", "--jobs", "2", capsys=capsys)
     assert ended == code
-    assert err == "explorl: interrupted; the same command goes on: explorl study 'my study.yaml' --jobs 2\n"
+    assert err == "explorl: interrupted; to continue, repeat the command: explorl study 'my study.yaml' --jobs 2\n"
 
 
 # ---------------------------------------------------------------------------- progress

@@ -269,7 +269,7 @@ class Mute(Task):
 
 def test_a_task_without_answers_is_an_error_of_the_config() -> None:
     values: dict[str, Any] = {"task": {"name": f"{__name__}:Mute"}, "strategies": ["outcome_exploration"]}
-    with pytest.raises(ConfigError, match=r"outcome_exploration looks at what each answer says, and task .* has no"):
+    with pytest.raises(ConfigError, match=r"outcome_exploration compares answers, and task .* has none"):
         load_config(values=values)
     load_config(values={**values, "strategies": ["egsw"]})
     load_config(values={**values, "task": {"name": "countdown"}})

@@ -269,7 +269,7 @@ def configuration_page() -> str:
     """Every key of the configuration."""
     every = list(keys(Config))
     link = linker(key.name for key in every)
-    parts = [CONFIGURATION.format(note=NOTE.format(source="src/explorl/core/config.py"))]
+    parts = [CONFIGURATION.format(note=NOTE.format(source="src/explorl/core/config/schema.py"))]
     tops = {key.name: key for key in every if "." not in key.name}
     plain = [key for name, key in tops.items() if not any(other.name.startswith(f"{name}.") for other in every)]
     parts += ["## Top level", *(key.render(link) for key in plain)]

@@ -1,4 +1,4 @@
-"""How a command ends that does not end well: what an error is in the user's words, and what an interruption leaves."""
+"""Explain errors to the user, and end commands on SIGTERM as on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LONGEST = 2_000
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, with the exit code; the text says how to go on. Typer would say nothing but "Aborted"."""
+    """Ctrl-C or SIGTERM, with the exit code; the text says how to continue. Typer would only say "Aborted"."""
 
-    def __init__(self, how: str, code: int) -> None:
-        super().__init__(how)
+    def __init__(self, advice: str, code: int) -> None:
+        super().__init__(advice)
         self.code = code
 
 
@@ -38,14 +38,14 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does."""
+    """Let SIGTERM end this process as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     process = os.getpid()
 
     def end(number: int, frame: Any) -> None:
-        if os.getpid() != process:  # a child that was forked off
+        if os.getpid() != process:  # a forked child
             os._exit(128 + number)
         raise Terminated
 
@@ -56,22 +56,22 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def usage(error: Exception) -> str | None:
-    """What is wrong with the command line, and where to read more; the help where it is empty; None of other errors."""
+def usage_error(error: Exception) -> str | None:
+    """Return what is wrong with the command line, the help if it is empty, or None for other errors."""
     if not isinstance(error, _UsageError):
         return None
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
-    said = error.format_message()
-    if isinstance(error.__cause__, ValidationError):  # typer has the value, and does not show it
-        said = said.replace("value for", f"value {error.__cause__.errors()[0]['input']!r} for", 1)
-    said = clean(" ".join(said.split()))
-    said = said[:1].lower() + said[1:].removesuffix(".")
-    return said if error.ctx is None else f"{said}\nsee {clean(error.ctx.command_path)} --help"
+    text = error.format_message()
+    if isinstance(error.__cause__, ValidationError):  # typer does not show the value
+        text = text.replace("value for", f"value {error.__cause__.errors()[0]['input']!r} for", 1)
+    text = clean(" ".join(text.split()))
+    text = text[:1].lower() + text[1:].removesuffix(".")
+    return text if error.ctx is None else f"{text}\nsee {clean(error.ctx.command_path)} --help"
 
 
-def in_words(error: Exception) -> str | None:
-    """What to tell the user of an error that is theirs or their computer's, in three lines at most; None of a bug."""
+def explain(error: Exception) -> str | None:
+    """Explain an error that the user or the computer caused, in at most three lines; return None for a bug."""
     lines = [line.strip() for line in clean_lines(str(error)) if line.strip()] or [type(error).__name__]
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         lines = [f"cannot use {clean(str(error.filename))}: {error.strerror.lower()}"]
@@ -81,7 +81,7 @@ def in_words(error: Exception) -> str | None:
         lines = [lines[0], "out of memory: lower training.micro_batch, rollout.max_tokens or --batch-size"]
     elif isinstance(error, RuntimeError) and any(phrase in lines[0] for phrase in NOT_FINITE):
         lines = [lines[0], "use weights from before the training diverged, such as an earlier checkpoint"]
-    elif type(error).__module__.startswith("jinja2."):  # not imported here: few commands render anything
+    elif type(error).__module__.startswith("jinja2."):  # not imported here: few commands render templates
         lines = [f"the model's chat template refuses a prompt: {lines[0]}", "use a template of text, or correct it"]
     elif not isinstance(error, USER_ERRORS) and type(error).__name__ != "UnsupportedModel":
         return None
@@ -90,7 +90,7 @@ def in_words(error: Exception) -> str | None:
 
 
 def clean_lines(text: str) -> list[str]:
-    """The lines of a text, each clean."""
+    """Return the lines of a text, each cleaned for the terminal."""
     return [clean(line) for line in text.splitlines()]
 
 

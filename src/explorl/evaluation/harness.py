@@ -11,8 +11,6 @@ import hashlib
 import itertools
 import os
 import re
-import shlex
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -21,26 +19,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 
-from explorl.core.config import read_yaml
 from explorl.core.store import file_name, write_json
-from explorl.core.terminal import TELLING_STEPS, ProgressLines, duration, ends_of_k, literal
 from explorl.core.text import clean
 from explorl.evaluation.evaluation import Evaluation, fitting_template
 from explorl.evaluation.job import Chunk, Job
 from explorl.evaluation.prompts import check_prompts
-from explorl.evaluation.protocols import Protocol, protocol, task_label
+from explorl.evaluation.protocols import Protocol, task_label
 from explorl.evaluation.results_folder import TOKEN_COLUMNS, EvaluationFolder, evaluation_of
 from explorl.evaluation.scores import as_json, scores, table, unsolved
-from explorl.evaluation.side_by_side import side_by_side
 from explorl.models import ModelError, Policy, load_policy, resolve_model
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.backends.vllm import VllmEngine, need_vllm
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import ToolSpec
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.stats import Cell, Interval, Table
+from explorl.stats import Interval
 from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
 
@@ -75,7 +69,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedEvaluation:
     """One model on one task that could not be evaluated, and why."""
 
     model: str
@@ -104,7 +98,7 @@ def run_evaluation(
     engine: Literal["explorl", "vllm"] = "explorl",
     trust_remote_code: bool = False,
     on_progress: Callable[[EvaluationProgress], None] | None = None,
-    on_failure: Callable[[Failed], None] | None = None,
+    on_failure: Callable[[FailedEvaluation], None] | None = None,
 ) -> list[Evaluated]:
     """Evaluates every model on every task, each into ``out/<model>-<task>-<name>``, and goes on where a call ended.
 
@@ -199,12 +193,12 @@ def _called(label: str, tool: ToolUse | None) -> str:
     return label if tool is None else f"{label}+{tool.tool.name}"
 
 
-def _failed(on_failure: Callable[[Failed], None] | None, label: str, task: Task, error: Exception) -> None:
+def _failed(on_failure: Callable[[FailedEvaluation], None] | None, label: str, task: Task, error: Exception) -> None:
     """Tells of a failure, or raises it where nobody asked to be told."""
     if on_failure is None:
         raise error
     text = clean(" ".join(str(error).split()) or type(error).__name__)
-    on_failure(Failed(label, task_label(task), text))
+    on_failure(FailedEvaluation(label, task_label(task), text))
 
 
 def _opened(
@@ -348,151 +342,19 @@ def parse_shard(text: str) -> tuple[int, int]:
     return _shard((int(found[1]), int(found[2])))
 
 
-def parse_models(texts: Sequence[str]) -> dict[str, str]:
-    """Labels and models of ["start=tiny", "runs/a/model"]; a run's model is labelled with the run."""
-    labelled: dict[str, str] = {}
-    for text in texts:
-        label, _, model = text.rpartition("=")
-        label = label or _label(model)
-        if label in labelled:
-            raise ValueError(f"{labelled[label]} and {model} are both called {label!r}; write another={model}")
-        labelled[label] = model
-    return labelled
-
-
-def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Options of tasks from ["verifier=number"]; values are YAML, as in a configuration."""
-    options: dict[str, Any] = {}
-    for text in texts:
-        key, separator, value = text.partition("=")
-        if not separator or not key.isidentifier():
-            raise ValueError(f"--option {text!r} is not key=value; write it like verifier=number")
-        options[key] = read_yaml(value, f"--option {text}")
-    return options
-
-
-def evaluate_command(
-    models: Sequence[str],
-    tasks: Sequence[str],
-    protocol_name: str,
-    out: Path,
-    *,
-    console: Console,
-    changes: Mapping[str, Any] | None = None,
-    shard: str | None = None,
-    json_file: Path | None = None,
-    **options: Any,
-) -> list[Evaluated | Failed]:
-    """The body of `explorl eval`: a bar for each evaluation, then its table and folder, then all in one overview.
-
-    Where there are several pairs of model and task, one that fails does not keep the others from being evaluated.
-    ``changes`` alter the protocol (samples, temperature, …); ``options`` go to `run_evaluation`. ``json_file`` gets the
-    summary, or a list of them where there are several.
-    """
-    from explorl.training.callbacks import progress_bar
-
-    with progress_bar(console) as progress:
-        bars: dict[tuple[str, str], Any] = {}
-        lines: dict[tuple[str, str], _Lines] = {}
-
-        def show(now: EvaluationProgress) -> None:
-            key = now.model, now.task
-            lines.setdefault(key, _Lines(console, now)).show(now)
-            if key not in bars:
-                bars[key] = progress.add_task(clean(f"{now.model} {now.task}", 80), total=now.total, note="")
-            progress.update(bars[key], completed=now.done)
-
-        labelled, failures = parse_models(models), list[Failed]()
-        results = run_evaluation(
-            labelled,
-            tasks,
-            protocol(protocol_name, **(changes or {})),
-            out,
-            name=protocol_name,
-            shard=None if shard is None else parse_shard(shard),
-            on_progress=show,
-            on_failure=failures.append if len(labelled) * len(tasks) > 1 else None,
-            **options,
-        )
-    for result in results:
-        if result.evaluation is None:
-            left = f"{result.folder}: {result.missing} completions are left to other processes"
-            console.print(literal(left), soft_wrap=True)
-            continue
-        table(result.evaluation, result.scores).print(console)
-        console.print(literal(f"completions: {result.folder}"), soft_wrap=True)
-    whole = [result for result in results if result.evaluation is not None]
-    if options.get("tools") is not None:
-        if whole:
-            side_by_side([result.evaluation for result in whole if result.evaluation is not None]).print(console)
-    elif len(results) + len(failures) > 1:
-        overview(results, failures).print(console)
-    for failure in failures:
-        console.print(literal((f"failed: {failure.model} on {failure.task}: {failure.error}", "bold")), soft_wrap=True)
-    if len(whole) > 1 and len({result.evaluation.task for result in whole if result.evaluation}) == 1:
-        command = shlex.join(["explorl", "compare", *(str(result.folder) for result in whole)])
-        console.print(literal(f"next: {command}"), soft_wrap=True)
-    elif whole and whole[0].evaluation is not None:
-        more = 2 * whole[0].evaluation.samples
-        console.print(
-            f"next: the same command with --samples {more} draws only those that are missing", highlight=False
-        )
-    if json_file is not None:
-        summaries = [EvaluationFolder(r.folder).summary() for r in results if r.evaluation is not None]
-        every = [*summaries, *map(asdict, failures)]
-        write_json(json_file, every[0] if len(results) + len(failures) == 1 and every else every)
-    return [*results, *failures]
-
-
-def overview(results: Sequence[Evaluated], failures: Sequence[Failed]) -> Table:
-    """pass@1 and pass@k of every model on every task."""
-    scores = ends_of_k({name for result in results for name in ends_of_k(result.scores)}) or ["pass@1"]
-    rows: list[list[Cell]] = []
-    for result in results:
-        identity = EvaluationFolder(result.folder).identity()
-        cells = [result.scores.get(name) for name in scores] if result.evaluation else _only("unfinished", scores)
-        rows.append([identity["model"], identity["task"], *cells])
-    rows += [[failure.model, failure.task, *_only("failed", scores)] for failure in failures]
-    return Table(["model", "task", *scores], rows, title="all evaluations", number=".1%")
-
-
-def _only(state: str, scores: Sequence[str]) -> list[Cell]:
-    """The cells of an evaluation without scores."""
-    return [state, *[None] * (len(scores) - 1)]
-
-
-class _Lines:
-    """Plain lines of one evaluation, where the output is not a terminal."""
-
-    def __init__(
-        self, console: Console, begin: EvaluationProgress, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.lines, self.begin, self.clock, self.begun = ProgressLines(console, clock), begin, clock, clock()
-
-    def show(self, now: EvaluationProgress) -> None:
-        """Says how far it is: at the first completion, each half minute, and at the last."""
-        drawn, asked = now.done - self.begin.done, now.total - self.begin.done
-        if now.done < now.total and (not drawn or not self.lines.due):
-            return
-        left = (self.clock() - self.begun) / max(drawn, 1) * (now.total - now.done)
-        tells = now.done < now.total and drawn >= max(TELLING_STEPS, TELLING * asked)
-        rest = f", {duration(left)} left" if tells else ""
-        self.lines.say(f"{now.model} on {now.task}: {now.done:,} of {now.total:,} completions{rest}")
-
-
 def _labelled(models: Sequence[str | Policy] | Mapping[str, str | Policy]) -> Mapping[str, str | Policy]:
     if isinstance(models, Mapping):
         return models
     labelled: dict[str, str | Policy] = {}
     for model in models:
-        label = _label(model if isinstance(model, str) else model.name)
+        label = model_label(model if isinstance(model, str) else model.name)
         if label in labelled:
             raise ValueError(f"two models are called {label!r}; give a mapping of label to model")
         labelled[label] = model
     return labelled
 
 
-def _label(name: str) -> str:
+def model_label(name: str) -> str:
     """What a model is called in tables: a hub id without its owner, a run's model or checkpoint with the run's name."""
     parts = Path(name).parts
     if len(parts) > 1 and (parts[-1] == "model" or parts[-1].startswith("checkpoint-")):

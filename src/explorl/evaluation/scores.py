@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,8 @@ from explorl.metrics import answer_diversity
 from explorl.metrics.quality import REPETITIVE
 from explorl.stats import Cell, Interval, Table, bootstrap_mean
 from explorl.stats.bootstrap import CHUNK
+
+TEXT, CODE = "text", "code"
 
 LABELS: Mapping[str, str] = {
     "distinct_answers": "distinct answers per problem",
@@ -101,6 +103,36 @@ def table(evaluation: Evaluation, found: Mapping[str, Interval | None] | None = 
     problems, samples = len(evaluation.problem_ids), evaluation.samples
     title = f"{evaluation.model} on {evaluation.task}: {problems} problems × {samples} samples, {evaluation.protocol}"
     return Table(["measure", "value"], cells, title=title, row_numbers=[number_format(name) for name in found])
+
+
+def side_by_side(evaluations: Sequence[Evaluation]) -> Table:
+    """Return a table of the same models and problems without a tool ("text") and with one ("code").
+
+    Each row has pass@k, and per completion the tokens that the model sampled and the calls, as in Deng et al. 2025,
+    Figure 2. The task is a column if there are several.
+    """
+    if not evaluations:
+        raise ValueError("there are no evaluations to show; give the results of `evaluate`, with and without tools=")
+    ks = _up_to_four([k for k in evaluations[0].ks if all(k <= other.samples for other in evaluations)])
+    tasks = list(dict.fromkeys(evaluation.task for evaluation in evaluations))
+    rows: list[list[Cell]] = []
+    for evaluation in evaluations:
+        intervals, tool = scores(evaluation), evaluation.tool
+        calls: Cell = intervals["calls"] if tool else 0.0
+        model = evaluation.model.removesuffix(f"+{tool}") if tool else evaluation.model
+        pass_at_ks: list[Cell] = [intervals.get(f"pass@{k}") or evaluation.pass_at(k) for k in ks]
+        task = [evaluation.task] if len(tasks) > 1 else []
+        rows.append([model, *task, CODE if tool else TEXT, *pass_at_ks, intervals["mean_tokens"], calls])
+    task_column = ["task"] if len(tasks) > 1 else []
+    columns = ["model", *task_column, "with", *(f"pass@{k}" for k in ks), "model tokens", "calls"]
+    numbers = {f"pass@{k}": ".1%" for k in ks} | {"model tokens": ".1f", "calls": ".2f"}
+    tools = ", ".join(dict.fromkeys(evaluation.tool for evaluation in evaluations if evaluation.tool)) or "no tool"
+    return Table(columns, rows, title=f"text and code ({tools}): {', '.join(tasks)}", number=numbers)
+
+
+def _up_to_four(ks: list[int]) -> list[int]:
+    """Return at most four of them, the first and the last included, to fit into a terminal."""
+    return [ks[round(place * (len(ks) - 1) / 3)] for place in range(4)] if len(ks) > 4 else ks
 
 
 def as_json(found: Mapping[str, Interval | None]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorl.core.config import with_defaults
-from explorl.study.spec import flat
+from explorl.core.merge import flatten
 
 _GONE = object()
 
@@ -39,7 +39,7 @@ def difference(name: str, old: Any, new: Any) -> str | None:
     if old == new:
         return None
     if isinstance(old, dict) and isinstance(new, dict):
-        before, after = flat(old), flat(new)
+        before, after = flatten(old), flatten(new)
         key = next(key for key in {**before, **after} if before.get(key, _GONE) != after.get(key, _GONE))
         return f"{name}: {key} is {before.get(key)!r} there and {after.get(key)!r} here"
     return f"{name} is {old!r} there and {new!r} here"

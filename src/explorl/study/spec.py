@@ -41,6 +41,7 @@ from explorl.core.config import (
     read_yaml,
     rft_config,
 )
+from explorl.core.merge import deep_merge, flatten
 from explorl.core.plugins import nearest, suggest
 from explorl.core.store import StoreError, cleaned, file_name, read_study
 from explorl.core.terminal import counted
@@ -248,7 +249,7 @@ class Study:
     def _started(self, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if self.warm_start is None:
             return dict(values)
-        return merged(values, {"model": {"name": str((folder / "warm-start" / "model").resolve())}})
+        return deep_merge(values, {"model": {"name": str((folder / "warm-start" / "model").resolve())}})
 
     def record(self) -> dict[str, Any]:
         """As plain values, for study.json."""
@@ -324,7 +325,8 @@ def load_study(
     if profile is None and profiles:
         raise ConfigError(f"{path} has profiles; choose one with --profile: {' or '.join(map(str, profiles))}")
     place = f"{path}, profile {profile}" if profile else str(path)
-    values = merged(raw, profiles[profile] or {}) if profile else raw
+    # a budget has one of several keys, so a profile replaces it whole
+    values = deep_merge(raw, profiles[profile] or {}, replace=("budget",)) if profile else raw
     of_study = [text for text in overrides if re.match(r"warm_start\b", text)]
     of_base = [text for text in overrides if text not in of_study]
     if of_study:
@@ -334,7 +336,7 @@ def load_study(
     if overrides:
         place = f"{place} and --set"
     file = _validated(values, place)
-    _refuse_inert(flat(apply_overrides({}, of_base)), file)
+    _refuse_inert(flatten(apply_overrides({}, of_base)), file)
     return _resolved(file, profile, seeds, place, construct)
 
 
@@ -404,27 +406,6 @@ def inert(arm: Arm) -> list[str]:
     return warn_inert(strategies, reused=arm.config["training"]["iterations"] > 1)
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key; anything else is replaced. A budget is one of three, so it is replaced whole."""
-    result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
-        whole = key == "budget" or not (isinstance(old, Mapping) and isinstance(value, Mapping))
-        result[key] = value if whole else merged(old or {}, value)
-    return result
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings under dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            result.update(flat(value, f"{prefix}{key}."))
-        else:
-            result[f"{prefix}{key}"] = value
-    return result
-
-
 def slug(name: str) -> str:
     """An arm's name as a folder's: by its letters from a to z and digits, where it has any."""
     return file_name(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or name)
@@ -483,7 +464,7 @@ def _resolved(
     base_values = _base_values(file, place)
     base = _built(base_values, f"base of {place}", construct)
     if file.warm_start is not None:
-        warm_config = _built(merged(base_values, file.warm_start), f"warm_start of {place}", construct)
+        warm_config = _built(deep_merge(base_values, file.warm_start), f"warm_start of {place}", construct)
         _check_reference_solutions(warm_config, place)
         warm = warm_config.dump()
     resolved = tuple(_arm(name, arm, file, base, base_values, place, construct) for name, arm in arms.items())
@@ -558,8 +539,8 @@ def _base_values(file: StudyFile, place: str) -> dict[str, Any]:
     preset = given.pop("preset", None)
     if preset is not None and preset not in presets():
         raise ConfigError(f"base.preset is {preset!r} in {place}; {suggest(str(preset), presets())}")
-    values = merged(adapt_preset(load_config(preset=preset).dump(), given), given)
-    values["evaluation"] = merged(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
+    values = deep_merge(adapt_preset(load_config(preset=preset).dump(), given), given)
+    values["evaluation"] = deep_merge(values["evaluation"], file.evaluation.model_dump(exclude_none=True))
     if file.budget is not None and file.budget.steps is not None:
         values["training"] = {**values["training"], "steps": file.budget.steps}
     if file.budget is not None and file.budget.iterations is not None:
@@ -585,12 +566,12 @@ def _arm(
         nested: Any = value
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        values = merged(values, nested)
+        values = deep_merge(values, nested)
     if settings.strategies is not None:
         values["strategies"] = settings.strategies
     config = _built(values, where, construct)
-    dump, old = config.dump(), flat(base.dump())
-    changes = {key: value for key, value in flat(dump).items() if value != old.get(key) and key != "strategies"}
+    dump, old = config.dump(), flatten(base.dump())
+    changes = {key: value for key, value in flatten(dump).items() if value != old.get(key) and key != "strategies"}
     if kind != file.kind:
         changes = {"kind": kind, **changes}
     if kind == "rft":
