@@ -179,7 +179,7 @@ def test_eval_ends_completions_at_stop_strings(capsys: pytest.CaptureFixture[str
     assert all(text.endswith(("</think>", "=")) and text.count("=") < 2 for text in texts), texts
     code, _, said = run(*arguments, "--stop", "", "--out", str(tmp_path / "other"), capsys=capsys)
     assert code == 2
-    assert "stop holds an empty string" in said
+    assert "stop contains an empty string" in said
 
 
 def test_the_command_that_scores_a_run_asks_and_draws_as_the_run_did(tmp_path: Path) -> None:

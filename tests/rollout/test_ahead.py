@@ -126,13 +126,13 @@ def test_all_may_have_ended_when_memory_is_short(llama: Any, monkeypatch: pytest
         max_tokens=16, stop_token_ids=list(range(97)), seed=0
     )  # every row ends with its first token
     want = Engine(llama).generate(IDS[:2], 1, params)
-    ready = PageMemory.ready
+    ready = PageMemory.reserve
 
-    def short(self: Any, seats: Any, tokens: Any) -> bool:
-        after_a_step = len(seats) > 0 and bool((self.held[seats] > 0).all()) and int(tokens.max()) > 20
-        return False if after_a_step else ready(self, seats, tokens)
+    def short(self: Any, slots: Any, tokens: Any) -> bool:
+        after_a_step = len(slots) > 0 and bool((self.page_counts[slots] > 0).all()) and int(tokens.max()) > 20
+        return False if after_a_step else ready(self, slots, tokens)
 
-    monkeypatch.setattr(PageMemory, "ready", short)
+    monkeypatch.setattr(PageMemory, "reserve", short)
     close(Engine(llama).generate(IDS[:2], 1, params), want)
 
 

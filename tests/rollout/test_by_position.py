@@ -147,9 +147,9 @@ def test_the_mass_of_the_min_p_set_is_recorded(llama: Any, share: float, tau: fl
         ({"temperature_by_position": []}, r"is \[\]; use one sequence"),
         ({"temperature_by_position": "hot"}, "is 'hot'"),
         ({"temperature_by_position": [[1.0], []]}, r"of row 1 is \[\]"),
-        ({"temperature_by_position": [[1.0, 0.0]]}, r"of row 0 holds 0\.0"),
-        ({"temperature_by_position": [[1.0], [math.nan]]}, "of row 1 holds nan"),
-        ({"temperature_by_position": [[True]]}, "of row 0 holds True"),
+        ({"temperature_by_position": [[1.0, 0.0]]}, r"of row 0 contains 0\.0"),
+        ({"temperature_by_position": [[1.0], [math.nan]]}, "of row 1 contains nan"),
+        ({"temperature_by_position": [[True]]}, "of row 0 contains True"),
         ({"min_p_mass": 0.0}, r"min_p_mass is 0\.0; use a number in \(0, 1\] such as 0\.02"),
         ({"min_p_mass": "0.1"}, "min_p_mass is '0.1'"),
     ],
@@ -160,7 +160,7 @@ def test_bad_values(given: dict[str, Any], message: str) -> None:
 
 
 def test_a_curve_for_some_rows_only(llama: Any) -> None:
-    with pytest.raises(ValueError, match="temperature_by_position has 2 values; give one, one for each of the 3 pro"):
+    with pytest.raises(ValueError, match="temperature_by_position has 2 values; use one value, one for each"):
         Engine(llama).generate(prompts()[:3], 1, SamplingParams(temperature_by_position=[[1.0], [0.5]]))
     with pytest.raises(ValueError, match="are for the engine"):
         generate(llama, None, [[1]], 1, SamplingParams(temperature_by_position=[[1.0]]))

@@ -17,7 +17,7 @@ from explorl.rollout.memory.joined import JoinedCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.sampling import Active, ranking, rng
 from explorl.rollout.sampling.ranking import LONG, TINY, branching_count
-from explorl.rollout.sampling.sample import SampledToken, Scratch, _go_on, _go_on_on_host, draw
+from explorl.rollout.sampling.sample import SampledToken, Scratch, _advance, _advance_on_host, draw
 from explorl.rollout.state import (
     BROKEN,
     IDLE,
@@ -35,10 +35,10 @@ from explorl.rollout.state import (
 )
 
 
-def a_state(seats: int, vocab: int, seed: int = 0) -> State:
-    state = State(seats, 4, vocab, torch.device("cpu"))
+def a_state(slots: int, vocab: int, seed: int = 0) -> State:
+    state = State(slots, 4, vocab, torch.device("cpu"))
     state.ints[STATUS] = RUNNING
-    state.ints[KEY] = torch.from_numpy(rng.request_keys(seed, range(seats)))
+    state.ints[KEY] = torch.from_numpy(rng.request_keys(seed, range(slots)))
     return state
 
 
@@ -211,7 +211,7 @@ def test_random_numbers_are_those_of_splitmix64(salt: int) -> None:
 
 
 @pytest.mark.parametrize("stop_sets", [False, True])
-def test_seats_go_on_and_end_as_on_other_devices(stop_sets: bool) -> None:
+def test_slots_advance_and_end_as_on_other_devices(stop_sets: bool) -> None:
     states = [a_state(6, 50) for _ in range(2)]
     running = torch.tensor([True, True, True, True, True, False])
     result = SampledToken(
@@ -222,11 +222,11 @@ def test_seats_go_on_and_end_as_on_other_devices(stop_sets: bool) -> None:
         branching=torch.ones(6, dtype=torch.int64),
         broken=torch.tensor([False, False, False, True, False, False]),
     )
-    for state, go_on in zip(states, (_go_on, _go_on_on_host), strict=True):
+    for state, advance in zip(states, (_advance, _advance_on_host), strict=True):
         state.set_stops([[3], [9, 4]])
         state.ints[STATUS, 5], state.ints[STOP_SET, 3:] = IDLE, 1
         state.ints[LIMIT] = torch.tensor([9, 1, 9, 9, 9, 9])
-        go_on(state, state.ints, result, Active(stop_sets=stop_sets), running, running & ~result.broken)
+        advance(state, state.ints, result, Active(stop_sets=stop_sets), running, running & ~result.broken)
     assert torch.equal(states[0].ints, states[1].ints)
     ends = [STOPPED, LENGTH, RUNNING, BROKEN, STOPPED if stop_sets else RUNNING, IDLE]
     assert states[1].ints[STATUS].tolist() == ends
@@ -290,7 +290,7 @@ def test_heads_of_long_rows(kind: str, rate: float | None, over: bool) -> None:
     scores = torch.from_numpy(np.stack([row] * len(targets)))
     rates = None if rate is None else torch.full((len(targets),), rate)
     target = torch.tensor(targets, dtype=torch.float64)
-    head = ranking._dealt_head(scores, target, over=over, rate=rates)
+    head = ranking._bucketed_head(scores, target, over=over, rate=rates)
     by_sort = ranking._sorted_head(scores, target, over=over, rate=rates)
     mask = ranking.head_mask(scores, head)
     ranks = sorted(range(vocab), key=lambda j: (-row[j], j))

@@ -1,4 +1,4 @@
-"""Pages: whose they are, that they follow the tokens, and rows that give way when there are not enough."""
+"""Pages: ownership, memory that grows with the tokens, and eviction when there are not enough."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def memory_of(session: Any) -> PageMemory:
 def used(memory: PageMemory) -> int:
     assert ((memory.refs > 0).sum() + len(memory.free)) == memory.cache.pages - RESERVED_PAGES
     assert not memory.refs[memory.free].any()
-    assert memory.room == len(memory.free)
+    assert memory.free_count == len(memory.free)
     assert not memory.refs[:RESERVED_PAGES].any()
     return int((memory.refs > 0).sum())
 
@@ -155,7 +155,7 @@ def test_broken_rows_leave_no_nan_behind(llama: Any) -> None:
         assert not block[:, RESERVED_PAGES:].isnan().any()
 
 
-def test_a_little_more_memory_is_no_reason_to_begin_anew() -> None:
+def test_a_little_more_memory_is_no_reason_to_start_over() -> None:
     sizes = {"tokens": 64, "prompt_tokens": 16, "prefill_tokens": 64, "cache_bytes": 0, "prompt_bytes": 0}
     sizes |= {"work_bytes": 0, "page": 16, "row_pages": 5}
     have = memory_plan.Plan(slots=30, pages=95, split=True, **sizes)

@@ -97,7 +97,7 @@ def test_bad_choices_are_errors() -> None:
         SamplingParams(bottom_p_per="word")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="empty string"):
         SamplingParams(stop=["a", ""])
-    with pytest.raises(ValueError, match="3 values; give one, one for each of the 2 prompts"):
+    with pytest.raises(ValueError, match="3 values; use one value, one for each of the 2 prompts"):
         SamplingParams(temperature=[1.0, 2.0, 3.0]).rows(2, 4)
 
 
@@ -263,7 +263,7 @@ def chi_square_p(counts: np.ndarray, probs: np.ndarray) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
+def slots_with(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
     """The state of requests with these parameters."""
     values = params.rows(count, 1)
     state = State(count, step + 1, vocab, torch.device("cpu"))
@@ -279,7 +279,7 @@ def seats(params: SamplingParams, count: int, vocab: int, seen: list[int] | None
 
 def drawn(x: torch.Tensor, params: SamplingParams, seen: list[int] | None = None, step: int = 0) -> SampledToken:
     """One draw of each row."""
-    state = seats(params, *x.shape, seen, step)
+    state = slots_with(params, *x.shape, seen, step)
     return draw(x, state, Active.of(params, params.rows(len(x), 1)))
 
 
@@ -376,7 +376,7 @@ def test_the_mixture_by_hand(coin: bool) -> None:
     x = torch.tensor([0.5, 0.2, 0.2, 0.1]).log().repeat(400, 1)
     params = SamplingParams(bottom_p=0.3, bottom_p_frequency=0.25, seed=2)
     result = drawn(x, params, step=1)
-    applied = rng.uniform(seats(params, 400, 4).ints[KEY], torch.ones(400, dtype=torch.long), rng.BERNOULLI) < 0.25
+    applied = rng.uniform(slots_with(params, 400, 4).ints[KEY], torch.ones(400, dtype=torch.long), rng.BERNOULLI) < 0.25
     logq, token = result.logq[applied == coin], result.token[applied == coin]
     assert set(token.tolist()) == ({2, 3} if coin else {0, 1, 2, 3})
     q = torch.tensor([3 / 8, 3 / 20, 1 / 6 + 3 / 20, 1 / 12 + 3 / 40])
@@ -441,7 +441,7 @@ def test_the_mixture_of_shared_rows() -> None:
     x, row_of = logits(3, 40), torch.tensor([0, 2, 2, 1, 0, 2] * 20)
     params = SamplingParams(bottom_p=[0.9, 0.2] * 60, bottom_p_frequency=[0.3, 0.8, 0.5] * 40, seed=4)
     active = Active.of(params, params.rows(120, 1))
-    shared = draw(x, seats(params, 120, 40), active, row_of)
+    shared = draw(x, slots_with(params, 120, 40), active, row_of)
     for one, other in zip(shared, drawn(x[row_of], params), strict=True):
         assert one is other is None or torch.equal(one, other)
     values = params.rows(120, 1)
@@ -499,7 +499,7 @@ def test_the_coin_changes_no_token_and_nothing_where_there_is_no_mixture(per: An
     x[::4, 11] = 12.0  # bottom-p at 0.9 cuts nothing there
     frequency, p = np.tile([0.0, 0.5, 1.0], 100), np.tile([0.9, 0.9, 0.9, 1.0, 0.4], 60)
     params = SamplingParams(bottom_p=p.tolist(), bottom_p_frequency=frequency.tolist(), bottom_p_per=per, seed=8)
-    state = seats(params, 300, 50, step=3)
+    state = slots_with(params, 300, 50, step=3)
     at = torch.zeros_like(state.ints[STEP]) if per == "sequence" else state.ints[STEP]
     apply = rng.uniform(state.ints[KEY], at, rng.BERNOULLI) < torch.from_numpy(frequency)
     cut = warp_bottom_p(x.log_softmax(-1), torch.from_numpy(p))

@@ -1,4 +1,4 @@
-"""Samples that have drawn the same tokens are one row."""
+"""Samples with the same tokens share a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .models import prompts
 from .test_engine import check_records, same_tokens
 
 
-def test_seats_of_a_prompt_start_in_one_row_and_split() -> None:
+def test_slots_of_a_prompt_start_in_one_row_and_split() -> None:
     rows = SharedRows(8, share=True)
     rows.start(np.arange(6), np.array([4, 4, 4, 7, 7, 4]))
     assert rows.row.tolist() == [0, 0, 0, 1, 1, 0, -1, -1]
@@ -37,11 +37,11 @@ def test_seats_of_a_prompt_start_in_one_row_and_split() -> None:
     layout = rows.layout()
     assert layout.lead is not None
     assert layout.row_of is not None
-    assert [int(rows.row[seat]) for seat in layout.lead] == [0, 1, 2]
+    assert [int(rows.row[slot]) for slot in layout.lead] == [0, 1, 2]
     assert layout.row_of.tolist() == [0, 2, 0, 0, 1, 2]
 
 
-def test_without_sharing_every_seat_has_its_row() -> None:
+def test_without_sharing_every_slot_has_its_row() -> None:
     rows = SharedRows(4, share=False)
     rows.start(np.array([1, 3]), np.array([5, 5]))
     assert rows.row.tolist() == [-1, 1, -1, 3]
@@ -72,13 +72,13 @@ def test_sharing_changes_no_token_and_saves_rows(
     monkeypatch.setattr(Runner, "_step", counting)
     shared = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
     rows = sum(rows for rows, _ in decoded)
-    seats = sum(seats for _, seats in decoded)
-    assert rows == seats if place == "pages" else rows < 0.95 * seats  # pages are shared, rows with pages are not
+    slots = sum(slots for _, slots in decoded)
+    assert rows == slots if place == "pages" else rows < 0.95 * slots  # pages are shared, rows with pages are not
     decoded.clear()
     monkeypatch.setattr(Runner, "shares", False)
     alone = Engine(llama, batch_size=batch_size).generate(ids, 8, params)
     assert same_tokens(shared, alone)
-    assert all(rows == seats for rows, seats in decoded)
+    assert all(rows == slots for rows, slots in decoded)
     apart = sum(rows for rows, _ in decoded)
     assert apart == rows if place == "pages" else apart > rows
     check_records(llama, [shared[i] for i in range(24, 32)], prompt_ids=shared.prompt_ids)

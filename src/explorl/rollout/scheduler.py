@@ -195,7 +195,9 @@ class Scheduler:
 
     def _make_room(self, busy: np.ndarray, steps: int) -> np.ndarray:
         """Gives the seats memory for the next steps; where there is not enough, the youngest gives way and waits."""
-        while not self.memory.ready(busy, self.offsets[busy] + np.minimum(self.steps[busy] + steps, self.limits[busy])):
+        while not self.memory.reserve(
+            busy, self.offsets[busy] + np.minimum(self.steps[busy] + steps, self.limits[busy])
+        ):
             if self._look is not None or self._endings:
                 self.settle()  # somebody may have ended
                 busy = np.flatnonzero(self.owner >= 0)

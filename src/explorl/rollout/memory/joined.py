@@ -1,4 +1,4 @@
-"""A slot cache in which every row has a copy of its prompt, where prompts are short."""
+"""A slot cache in which every row has a copy of its prompt, for short prompts."""
 
 from __future__ import annotations
 
@@ -14,39 +14,41 @@ from explorl.rollout.state import OFFSET, State
 
 SHORT_PROMPT = 32
 """Prompt tokens up to which a copy in every row is faster than reading the prompt once for all rows that share it:
-rows then need not be brought into the order of their prompts, and one product covers prompt and completion."""
+rows then need not be sorted by prompt, and one product covers prompt and completion."""
 
 
 class JoinedCache(SlotCache):
-    """A slot holds its prompt at the end of its first `SHORT_PROMPT` columns, and the completion after them.
+    """Stores the prompt at the end of a row's first `SHORT_PROMPT` columns, and the completion after them.
 
-    Where a prompt stands depends on its own length alone, and how many columns are read on the longest in flight: what
-    the engine did before must not change a bit.
+    The position of a prompt depends only on its length, and the number of columns read on the longest prompt in flight:
+    earlier calls must not change a bit of the result.
     """
 
     def __init__(
         self, layers: Sequence[LayerShape], slots: int, length: int, state: State, prompts: PromptCache
     ) -> None:
         super().__init__(layers, slots, length, state, prompts, prefix=SHORT_PROMPT)
-        self.seen = SHORT_PROMPT
-        """Prompt columns to read: the last of them."""
+        self.visible_prompt = SHORT_PROMPT
+        """How many of the prompt columns are read, the last ones."""
 
     def regroup(self, entries: np.ndarray, lengths: np.ndarray) -> None:
-        self.seen = max(1, int(lengths.max()))
+        self.visible_prompt = max(1, int(lengths.max()))
 
     def start(self, rows: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> None:
-        here, there = torch.from_numpy(entries)[:, None], torch.from_numpy(rows)
-        source = torch.arange(self.prefix) - self.prefix + torch.from_numpy(lengths)[:, None]
-        source = source.clamp(min=0)  # what stands before a prompt is hidden
+        source, target = torch.from_numpy(entries)[:, None], torch.from_numpy(rows)
+        columns = torch.arange(self.prefix) - self.prefix + torch.from_numpy(lengths)[:, None]
+        columns = columns.clamp(min=0)  # those before the prompt are masked
         for block, stored in zip(self.blocks, self.prompts.blocks, strict=True):
-            block[:, there, : self.prefix] = stored[:, here, source]
+            block[:, target, : self.prefix] = stored[:, source, columns]
 
     def prompt_positions(self, offsets: Tensor, columns: int) -> Tensor:
         position = offsets[:, None] - columns + torch.arange(columns, device=offsets.device)
         return torch.where(position >= 0, position, NOWHERE)
 
-    def stretch(self, layer: int, slots: Tensor, entries: Tensor, prompt: int, own: int) -> tuple[Tensor, Tensor]:
-        columns = slice(self.prefix - prompt, self.prefix + own)
+    def read_columns(
+        self, layer: int, slots: Tensor, entries: Tensor, prompt: int, completion: int
+    ) -> tuple[Tensor, Tensor]:
+        columns = slice(self.prefix - prompt, self.prefix + completion)
         first, last = int(slots[0]), int(slots[-1])
         rows: Any = slots
         if bool((slots == torch.arange(first, first + len(slots))).all()):
@@ -57,7 +59,7 @@ class JoinedCache(SlotCache):
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
         rows, heads = query.shape[:2]
-        kv_heads, columns = key.shape[1], slice(self.prefix - self.seen, self.prefix + self.length)
+        kv_heads, columns = key.shape[1], slice(self.prefix - self.visible_prompt, self.prefix + self.length)
         keys, values = self.keys[self._layer][:rows, columns], self.values[self._layer][:rows, columns]
         query = query[:, :, 0]
         one_product = self.one_product(kv_heads, keys.shape[1])
@@ -77,17 +79,19 @@ class JoinedCache(SlotCache):
         return 0
 
     def _prompt_columns(self) -> int:
-        return self.seen
+        return self.visible_prompt
 
     def _hidden_prompt(self) -> Tensor:
         return self._prompt_at() < 0
 
     def _prompt_at(self) -> Tensor:
-        return self._columns[: self.seen] - self.seen + self.ints[OFFSET, :, None]  # negative before the prompt
+        return (
+            self._columns[: self.visible_prompt] - self.visible_prompt + self.ints[OFFSET, :, None]
+        )  # negative before the prompt
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None) -> Tensor:
-    """(rows, m, size) over (rows, n, size)."""
+    """Attend with queries (rows, m, size) to keys and values (rows, n, size)."""
     if cap is None:
         scores = torch.baddbmm(bias, query, keys.mT, alpha=scale)
     else:

@@ -1,9 +1,9 @@
-"""Whose the pages are: `PageMemory`.
+"""`PageMemory` decides which sequence owns which pages.
 
-Pages are counted: samples share their prompt's full pages, and forks those of the row that they come from; only the
-last page, which is written to, is copied. So memory follows the tokens that exist. What nobody decodes at the moment
-(prompts, rows that have ended) keeps its pages until others need them, the longest unused first; where that is not
-enough, the youngest row gives way, and is computed again from its tokens later.
+Pages are reference-counted: the samples of a prompt share its full pages, and forks share those of their origin. Only
+the last page of a sequence, which is still written to, is copied. So memory grows with the number of tokens. Prompts
+and sequences that are not being decoded keep their pages until others need them; the least recently used are reclaimed
+first. If that is not enough, the youngest sequence is evicted and recomputed from its tokens later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from explorl.rollout.sequences import PromptTokens, Sample
 
 
 class RetainedPages:
-    """The pages of a sequence's first tokens, held for somebody who may go on from there."""
+    """The pages of a sequence's first tokens, retained so that the sequence or a fork can resume from them."""
 
     def __init__(self, memory: PageMemory, pages: np.ndarray, length: int) -> None:
         self.memory, self.pages, self.length = memory, pages.copy(), length
@@ -27,54 +27,54 @@ class RetainedPages:
 
     @property
     def bytes(self) -> int:
-        return 0  # they are taken back when others need them
+        return 0  # the memory reclaims them when it needs them
 
     def first(self, length: int, prompt: int) -> RetainedPages:
-        """The pages of the first completion tokens, after a prompt of so many stored tokens."""
+        """Return the pages of the first ``length`` completion tokens after ``prompt`` stored prompt tokens."""
         length = min(self.length, prompt + length)
         return RetainedPages(self.memory, self.pages[: pages_for(length, self.memory.page)], length)
 
     def drop(self) -> None:
-        """Gives the pages back."""
+        """Release the pages."""
         self.memory.release(self.pages)
         self.pages = self.pages[:0]
 
 
 class PageMemory:
-    """Gives samples pages, and computes what they do not hold."""
+    """Allocates pages to samples and computes the keys and values that are not stored yet."""
 
     shares = False
 
     def __init__(self, runner: Any, slots: int) -> None:
         self.runner, self.cache, self.page = runner, runner.cache, runner.cache.page
         self.refs = np.zeros(self.cache.pages, dtype=np.int64)
-        """How many have each page."""
-        self.room = self.cache.pages - RESERVED_PAGES
-        """Free pages."""
+        """Number of owners of each page."""
+        self.free_count = self.cache.pages - RESERVED_PAGES
+        """Number of free pages."""
         self._reset(slots)
         self.prompts: dict[PromptTokens, np.ndarray] = {}
-        """Pages of prompts, the longest unused first."""
+        """Pages of prompts, least recently used first."""
         self.resting: dict[int, Sample] = {}
         self.waiting: Sequence[Sample] = ()
         self.spoiled: set[int] = set()
-        """Pages that may hold NaN, and are zeroed when nobody has them any more."""
+        """Pages that may hold NaN; they are zeroed when they become free."""
 
     def _reset(self, slots: int) -> None:
-        """There are so many seats, and nobody sits there."""
+        """Start with this number of slots, all empty."""
         self.tables = np.full((slots, self.cache.table.shape[1]), BLANK, dtype=np.int32)
-        """Pages of each seat."""
-        self.held = np.zeros(slots, dtype=np.int64)
-        """How many it has."""
+        """Pages of each slot."""
+        self.page_counts = np.zeros(slots, dtype=np.int64)
+        """Number of pages of each slot."""
         self._stale = True
-        """Whether the device knows other tables."""
+        """Whether the tables on the device are out of date."""
 
     @property
     def free(self) -> np.ndarray:
-        """Pages that nobody has, but for those that are nobody's."""
+        """Free pages, without the reserved ones."""
         return np.flatnonzero(self.refs[RESERVED_PAGES:] == 0) + RESERVED_PAGES
 
     def migrate(self, runner: Any, slots: int) -> bool:
-        """Goes on in another runner, where nobody sits yet; False where its pages are others, or fewer."""
+        """Move to another runner whose slots are empty; return False if its pages differ in size or are fewer."""
         old, new = self.cache, runner.cache
         if not runner.plan.pages or new.page != self.page or new.pages < old.pages:
             return False
@@ -82,54 +82,54 @@ class PageMemory:
             for block, before in zip(new.blocks, old.blocks, strict=True):
                 block[:, : old.pages] = before
             self.refs = np.concatenate([self.refs, np.zeros(new.pages - old.pages, dtype=np.int64)])
-            self.room += new.pages - old.pages
+            self.free_count += new.pages - old.pages
         self.runner, self.cache = runner, new
         self._reset(slots)
         return True
 
-    # Counting
+    # Reference counts
 
     def retain(self, pages: np.ndarray) -> None:
-        """One owner more for each of these pages, which somebody has already; some may be named several times."""
+        """Increment the reference counts of pages in use; a page may be listed several times."""
         np.add.at(self.refs, pages, 1)
 
     def release(self, pages: np.ndarray) -> None:
-        """Takes one owner off each page, and back those that have none."""
+        """Decrement reference counts; free pages that reach zero."""
         np.subtract.at(self.refs, pages, 1)
         freed = np.unique(pages[self.refs[pages] == 0])
-        self.room += len(freed)
+        self.free_count += len(freed)
         dirty = sorted(self.spoiled.intersection(freed.tolist())) if self.spoiled else []
         if dirty:
             self.cache.clear(dirty)
             self.spoiled.difference_update(dirty)
 
-    def _new(self, count: int) -> np.ndarray:
-        """Pages with one owner: the first free ones, so that what was done before changes no place."""
+    def _allocate(self, count: int) -> np.ndarray:
+        """Return the first ``count`` free pages, now with one owner; so earlier calls do not change the placement."""
         pages = self.free[:count]
         self.refs[pages] = 1
-        self.room -= count
+        self.free_count -= count
         return pages
 
-    def _grow(self, seats: np.ndarray, counts: np.ndarray) -> None:
-        """So many more pages for each of these seats."""
+    def _grow(self, slots: np.ndarray, counts: np.ndarray) -> None:
+        """Append ``counts`` new pages to the tables of these slots."""
         total = int(counts.sum())
         if total == 0:
             return
         before = np.cumsum(counts) - counts
-        column = np.repeat(self.held[seats] - before, counts) + np.arange(total)
-        self.tables[np.repeat(seats, counts), column] = self._new(total)
-        self.held[seats] += counts
+        column = np.repeat(self.page_counts[slots] - before, counts) + np.arange(total)
+        self.tables[np.repeat(slots, counts), column] = self._allocate(total)
+        self.page_counts[slots] += counts
         self._stale = True
 
-    def _room(self, count: int, sparing: Sequence[Sample] = ()) -> bool:
-        """Whether so many pages are free, after taking back what nobody decodes; not from ``sparing``."""
-        while self.room < count and self._take_back(sparing):
+    def _make_room(self, count: int, protected: Sequence[Sample] = ()) -> bool:
+        """Reclaim pages until ``count`` are free, sparing ``protected`` samples; return whether there are enough."""
+        while self.free_count < count and self._reclaim(protected):
             pass
-        return self.room >= count
+        return self.free_count >= count
 
-    def _take_back(self, sparing: Sequence[Sample]) -> bool:
-        """Gives up the keys and values of one that is not being decoded; False where there is none."""
-        needed = {sample.prompt for sample in sparing if sample.kept is None}
+    def _reclaim(self, protected: Sequence[Sample]) -> bool:
+        """Drop the pages of one prompt or sample that is not being decoded; return False if there is none."""
+        needed = {sample.prompt for sample in protected if sample.kept is None}
         for prompt, pages in self.prompts.items():
             if prompt not in needed:
                 del self.prompts[prompt]
@@ -140,160 +140,162 @@ class PageMemory:
             sample.forget()
             return True
         for sample in reversed(self.waiting):
-            if sample.kept is not None and sample not in sparing:
+            if sample.kept is not None and sample not in protected:
                 sample.forget()
                 return True
         return False
 
-    # Seats
+    # Slots
 
     def admit(self, waiting: Sequence[Sample], most: int) -> list[Sample]:
-        """The first of those who wait that can be seated now, their prompts computed.
+        """Return the first waiting samples that fit into memory now, with their prompts computed.
 
-        A page for every row that is being decoded stays free: else the first page they need would cost somebody a seat.
+        One page per running sequence stays free. Otherwise the next page that one needs would evict another.
         """
         self.waiting = waiting
-        busy = int((self.held > 0).sum())
-        taken: list[Sample] = []
-        need = 0
-        wanted: dict[PromptTokens, None] = {}
+        busy = int((self.page_counts > 0).sum())
+        admitted: list[Sample] = []
+        total = 0
+        new_prompts: dict[PromptTokens, None] = {}
         for sample in waiting[:most]:
-            known = sample.prompt.stored if sample.kept is None else sample.kept.length
-            more = pages_for(sample.prompt.stored + len(sample.tokens) + 1, self.page) - known // self.page
-            fresh = sample.kept is None and sample.prompt not in wanted
-            if fresh and sample.prompt not in self.prompts:
-                more += pages_for(sample.prompt.stored, self.page)
-            spare = busy + len(taken)
-            if need + more + spare > self.room and not self._find(sample, taken, need + more, spare):
+            stored = sample.prompt.stored if sample.kept is None else sample.kept.length
+            needed = pages_for(sample.prompt.stored + len(sample.tokens) + 1, self.page) - stored // self.page
+            from_prompt = sample.kept is None and sample.prompt not in new_prompts
+            if from_prompt and sample.prompt not in self.prompts:
+                needed += pages_for(sample.prompt.stored, self.page)
+            spare = busy + len(admitted)
+            if total + needed + spare > self.free_count and not self._fits(sample, admitted, total + needed, spare):
                 break
-            if fresh:
-                wanted[sample.prompt] = None
-            need += more
-            taken.append(sample)
-        self._prefill(list(wanted))
-        return taken
+            if from_prompt:
+                new_prompts[sample.prompt] = None
+            total += needed
+            admitted.append(sample)
+        self._prefill(list(new_prompts))
+        return admitted
 
-    def _find(self, sample: Sample, taken: Sequence[Sample], need: int, spare: int) -> bool:
-        """Whether there is room for one more beside those taken, after taking back what nobody decodes."""
-        return self._room(need + spare, [*taken, sample]) or (spare == 0 and self._room(need, [sample]))
+    def _fits(self, sample: Sample, admitted: Sequence[Sample], needed: int, spare: int) -> bool:
+        """Reclaim pages until a sample fits beside the admitted ones; return whether it does."""
+        return self._make_room(needed + spare, [*admitted, sample]) or (
+            spare == 0 and self._make_room(needed, [sample])
+        )
 
     def _prefill(self, prompts: Sequence[PromptTokens]) -> None:
         new = [prompt for prompt in prompts if prompt not in self.prompts]
-        for prompt in prompts:  # the latest used stand last
+        for prompt in prompts:  # moves the prompts in use to the end
             pages = self.prompts.pop(prompt, None)
-            self.prompts[prompt] = self._new(pages_for(prompt.stored, self.page)) if pages is None else pages
+            self.prompts[prompt] = self._allocate(pages_for(prompt.stored, self.page)) if pages is None else pages
         if new:
             self.runner.prefill([self.prompts[prompt] for prompt in new], [prompt.tokens for prompt in new])
 
-    def start(self, seats: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
-        """Seats samples that `take` gave."""
-        known = np.zeros(len(seats), dtype=np.int64)
-        self.held[seats] = 0
+    def start(self, slots: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
+        """Put samples that `admit` returned into slots."""
+        stored = np.zeros(len(slots), dtype=np.int64)
+        self.page_counts[slots] = 0
         shared: list[np.ndarray] = []
-        copied = np.full(len(seats), BLANK)
-        """The page that a sample begins with a copy of, after its full ones."""
-        for at, pages, length in _beginnings(samples, self.prompts):
+        copied = np.full(len(slots), BLANK)
+        """The page that each sample copies after its full ones."""
+        for members, pages, length in _stored_beginnings(samples, self.prompts):
             full = length // self.page
-            known[at] = length
-            self.tables[seats[at], :full] = pages[:full]
-            self.held[seats[at]] = full
-            shared += [pages[:full]] * len(at)
+            stored[members] = length
+            self.tables[slots[members], :full] = pages[:full]
+            self.page_counts[slots[members]] = full
+            shared += [pages[:full]] * len(members)
             if length % self.page:
-                copied[at] = pages[full]
+                copied[members] = pages[full]
         if shared:
             self.retain(np.concatenate(shared))
-        wanted = np.array([sample.prompt.stored + len(sample.tokens) for sample in samples])
-        own = self.held[seats]
-        self._grow(seats, pages_for(wanted + 1, self.page) - own)
+        lengths = np.array([sample.prompt.stored + len(sample.tokens) for sample in samples])
+        full_pages = self.page_counts[slots]
+        self._grow(slots, pages_for(lengths + 1, self.page) - full_pages)
         copies = np.flatnonzero(copied != BLANK)
         if len(copies):
-            self.cache.copy(copied[copies], self.tables[seats[copies], own[copies]])
+            self.cache.copy(copied[copies], self.tables[slots[copies], full_pages[copies]])
         for sample in samples:
             sample.forget()
-        todo = np.flatnonzero(known < wanted)
-        if len(todo):
-            ids = [samples[i].ids[known[i] : wanted[i]] for i in todo.tolist()]
-            self.runner.extend([self._pages(seat) for seat in seats[todo]], known[todo].tolist(), ids)
-        return np.zeros(len(seats), dtype=np.int64)
+        incomplete = np.flatnonzero(stored < lengths)
+        if len(incomplete):
+            ids = [samples[i].ids[stored[i] : lengths[i]] for i in incomplete.tolist()]
+            self.runner.extend([self._pages(slot) for slot in slots[incomplete]], stored[incomplete].tolist(), ids)
+        return np.zeros(len(slots), dtype=np.int64)
 
-    def _pages(self, seat: int) -> np.ndarray:
-        """The pages of a seat."""
-        return self.tables[seat, : self.held[seat]]
+    def _pages(self, slot: int) -> np.ndarray:
+        """Return the pages of a slot."""
+        return self.tables[slot, : self.page_counts[slot]]
 
-    def keep(self, seat: int, sample: Sample, tokens: int) -> RetainedPages:
-        """The keys and values of a seat's first completion tokens, to go on from."""
+    def keep(self, slot: int, sample: Sample, tokens: int) -> RetainedPages:
+        """Return the retained keys and values of a slot's first ``tokens`` completion tokens."""
         length = sample.prompt.stored + tokens
-        return RetainedPages(self, self.tables[seat, : pages_for(length, self.page)], length)
+        return RetainedPages(self, self.tables[slot, : pages_for(length, self.page)], length)
 
-    def evict(self, seats: np.ndarray, broken: np.ndarray) -> None:
-        """Frees seats; ``broken`` ones among them may hold NaN."""
-        for seat in broken:
-            self.spoiled.update(self._pages(seat).tolist())
-        mine = np.arange(self.tables.shape[1]) < self.held[seats][:, None]
-        pages = self.tables[seats][mine]
-        self.tables[seats], self.held[seats], self._stale = BLANK, 0, True
+    def evict(self, slots: np.ndarray, broken: np.ndarray) -> None:
+        """Free slots; those among them that are ``broken`` may hold NaN."""
+        for slot in broken:
+            self.spoiled.update(self._pages(slot).tolist())
+        used = np.arange(self.tables.shape[1]) < self.page_counts[slots][:, None]
+        pages = self.tables[slots][used]
+        self.tables[slots], self.page_counts[slots], self._stale = BLANK, 0, True
         self.release(pages)
-        for prompt, held in list(self.prompts.items()) if len(broken) else ():
-            if self.spoiled.intersection(held.tolist()):
+        for prompt, prompt_pages in list(self.prompts.items()) if len(broken) else ():
+            if self.spoiled.intersection(prompt_pages.tolist()):
                 del self.prompts[prompt]
-                self.release(held)
+                self.release(prompt_pages)
 
-    def ready(self, seats: np.ndarray, tokens: np.ndarray) -> bool:
-        """Gives these seats the pages for so many tokens; False where one has to give way first."""
-        need = np.maximum(pages_for(tokens, self.page) - self.held[seats], 0)
-        if not self._room(int(need.sum())):
+    def reserve(self, slots: np.ndarray, tokens: np.ndarray) -> bool:
+        """Allocate pages for ``tokens`` tokens in each slot; return False if a sequence has to be evicted first."""
+        missing = np.maximum(pages_for(tokens, self.page) - self.page_counts[slots], 0)
+        if not self._make_room(int(missing.sum())):
             return False
-        self._grow(seats, need)
+        self._grow(slots, missing)
         return True
 
     def clean(self) -> None:
-        """Gives everything back."""
+        """Release the pages of all prompts."""
         for pages in self.prompts.values():
             self.release(pages)
         self.prompts.clear()
 
     # Decoding
 
-    def length(self, positions: np.ndarray, held: np.ndarray) -> int:
-        """Columns that the rows have filled."""
+    def length(self, positions: np.ndarray, completions: np.ndarray) -> int:
+        """Return the number of columns that the longest sequence has filled."""
         return int(positions.max())
 
-    def layout(self, seats: np.ndarray) -> Layout:
-        """Rows and seats of the next steps."""
-        rows = int(seats[-1]) + 1
+    def layout(self, slots: np.ndarray) -> Layout:
+        """Return the rows and slots of the next steps."""
+        rows = int(slots[-1]) + 1
         return Layout(rows, rows, None, None)
 
     def publish(self) -> None:
-        """Tells the device about tables that have changed."""
+        """Copy changed tables to the device."""
         if self._stale:
             self.cache.put_tables(self.tables)
             self._stale = False
 
     def split(self, steps: int) -> np.ndarray | None:
-        """Every seat has a row of its own."""
+        """Return None: every slot has its own row."""
         return None
 
     def move_slots(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
-        """The requests in these seats sit in others now."""
-        for values, nothing in ((self.tables, BLANK), (self.held, 0)):
+        """Move sequences from ``source`` slots to ``target`` slots."""
+        for values, empty in ((self.tables, BLANK), (self.page_counts, 0)):
             moved = values[source]
-            values[source] = nothing
+            values[source] = empty
             values[target] = moved
         self._stale = True
 
-    def compact(self, steps: int, seats: int) -> None:
-        """There are no gaps but those of the seats."""
+    def compact(self, steps: int, slots: int) -> None:
+        """Do nothing: rows are slots, so there are no gaps between rows to close."""
 
 
-def _beginnings(
+def _stored_beginnings(
     samples: Sequence[Sample], prompts: Mapping[PromptTokens, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Which samples begin with which pages, and how many tokens those hold: what is kept of them, or their prompt."""
-    fresh: dict[PromptTokens, list[int]] = {}
+    """Yield indices of samples, the pages they begin with (retained or of their prompt), and the tokens in these."""
+    by_prompt: dict[PromptTokens, list[int]] = {}
     for i, sample in enumerate(samples):
         if sample.kept is not None:
             yield np.array([i]), sample.kept.pages, sample.kept.length
         else:
-            fresh.setdefault(sample.prompt, []).append(i)
-    for prompt, members in fresh.items():
+            by_prompt.setdefault(sample.prompt, []).append(i)
+    for prompt, members in by_prompt.items():
         yield np.array(members), prompts[prompt], prompt.stored

@@ -1,7 +1,7 @@
-"""Keys and values in pages, on the device: `PageCache`.
+"""`PageCache` stores keys and values in pages on the device.
 
-A page holds a few consecutive tokens of a sequence, in all layers. A row is a list of pages, its *table*, which the
-attention reads on the device. `explorl.rollout.memory.page_memory` says whose the pages are.
+A page holds a few consecutive tokens of a sequence, in all layers. A row has a list of pages, its *table*, which
+attention reads on the device. `explorl.rollout.memory.page_memory` assigns the pages.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from explorl.rollout.state import POSITION, RUNNING, STATUS, State
 from explorl.rollout.transfer import upload
 
 PAGE = {"cuda": 64, "cpu": 16}
-"""Tokens in a page: a multiple of the attention kernel's tiles, so that no tile crosses a page."""
+"""Tokens per page: a multiple of the attention kernel's tile, so that no tile crosses a page."""
 BLANK, TRASH = 0, 1
-"""Pages that are nobody's: one that is only read (where a table has no page), and one that is only written to."""
+"""Reserved pages: one that is only read, where a table has no page, and one that is only written to."""
 RESERVED_PAGES = 2
 COPY_BYTES = 32 << 20
-"""Most of what is copied at once from pages to others, which takes as much memory again."""
+"""Most bytes copied at once between pages; the copy needs as much temporary memory."""
 
 
 def pages_for(tokens: Any, page: int) -> Any:
-    """Pages of so many tokens: a number, or an array of them."""
+    """Return the number of pages for ``tokens`` tokens, a number or an array."""
     return -(-tokens // page)
 
 
 class PageCache(_Base):
-    """Pages, and the table of every row; decodes one token per row, in torch.
+    """Pages and the table of every row; decodes one token per row, in torch.
 
     Args:
-        slots: Rows that have a table.
-        pages: How many there are, with the two that are nobody's.
+        slots: Number of rows with a table.
+        pages: Number of pages, including the reserved ones.
         row_pages: Most pages of a row.
     """
 
@@ -59,7 +59,7 @@ class PageCache(_Base):
         return int(self.table.shape[1]) * self.page
 
     def begin_step(self, ints: Tensor, length: int, even: bool = False) -> None:
-        """Prepares a step of rows with these `State.ints`, which have up to ``length`` tokens with the new one."""
+        """Prepare a step of rows with these `State.ints` and up to ``length`` tokens, including the new one."""
         self.ints, self.rows, self.length = ints, ints.shape[1], min(length, self.capacity)
         self._step.clear()
 
@@ -74,13 +74,13 @@ class PageCache(_Base):
         return key_states, value_states
 
     def write(self, layer: int, places: Tensor, key_states: Tensor, value_states: Tensor) -> None:
-        """Stores keys and values (rows, heads, length, size) at ``places`` (rows · length) of the pages in a line."""
-        for mine, new in ((self.keys[layer], key_states), (self.values[layer], value_states)):
-            width = mine.shape[2] * mine.shape[3]
-            mine.view(-1, width).index_copy_(0, places, new.transpose(1, 2).reshape(-1, width).to(mine.dtype))
+        """Store keys and values (rows, heads, length, size) at ``places`` (rows · length) of the concatenated pages."""
+        for stored, new in ((self.keys[layer], key_states), (self.values[layer], value_states)):
+            width = stored.shape[2] * stored.shape[3]
+            stored.view(-1, width).index_copy_(0, places, new.transpose(1, 2).reshape(-1, width).to(stored.dtype))
 
     def gathered(self, layer: int, table: Tensor) -> list[Tensor]:
-        """Keys and values (rows, kv heads, tokens, size) of these tables."""
+        """Return keys and values (rows, kv heads, tokens, size) of these tables."""
         return [part[layer][table].flatten(1, 2).transpose(1, 2) for part in (self.keys, self.values)]
 
     def attend(
@@ -89,37 +89,37 @@ class PageCache(_Base):
         count = pages_for(self.length, self.page)
         if window not in self._step:
             distance = self.ints[POSITION][:, None] - self._columns[: count * self.page]
-            seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-            self._step[window] = seen[:, None, None]
+            visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+            self._step[window] = visible[:, None, None]
         key, value = self.gathered(self._layer, self.table[: self.rows, :count])
         return masked_attention(query, key, value, self._step[window], scale, cap)
 
     def extension(
         self, tables: Sequence[Sequence[int]], starts: Sequence[int], lengths: Sequence[int]
     ) -> PageExtension:
-        """A pass over several new tokens of rows with these pages; see `Extension`."""
+        """Return the cache for a pass over new tokens of rows with these pages; see `PageExtension`."""
         return PageExtension(self, tables, starts, lengths)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copies pages; none is both source and target."""
-        here, there = upload(np.stack([source, target]).astype(np.int64), self.table.device)
+        """Copy pages; no page is both source and target."""
+        sources, targets = upload(np.stack([source, target]).astype(np.int64), self.table.device)
         for block in self.blocks:
             layer = len(source) * block[0, 0].nbytes
             for part in block.split(max(1, COPY_BYTES // max(1, layer))):
-                part[:, there] = part[:, here]
+                part[:, targets] = part[:, sources]
 
     def put_tables(self, tables: np.ndarray) -> None:
-        """The tables of the first rows."""
+        """Set the tables of the first rows."""
         self.table[: len(tables)].copy_(upload(tables, self.table.device))
 
     def clear(self, pages: Sequence[int]) -> None:
-        """Zeroes pages whose contents may hold NaN."""
+        """Zero pages that may hold NaN."""
         for block in self.blocks:
             block[:, torch.tensor(pages, device=block.device)] = 0
 
 
 class PagePrefill(_Base):
-    """A pass over whole prompts, from their first token on; ``at`` (rows, length) says where each token is stored."""
+    """The cache for a pass over whole prompts; ``at`` (rows, length) says where each token is stored."""
 
     def __init__(self, cache: PageCache) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class PagePrefill(_Base):
         self.at: Tensor = torch.zeros(0, 0, dtype=torch.long)
 
     def places(self, tables: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], length: int) -> Tensor:
-        """Where the tokens of prompts with these pages go, padded to a length."""
+        """Return where the tokens of prompts with these pages are stored, padded to a length."""
         page = self.cache.page
         places = np.full((len(tables), length), TRASH * page, dtype=np.int64)
         for row, table, prompt in zip(places, tables, prompts, strict=True):
@@ -142,12 +142,12 @@ class PagePrefill(_Base):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        # Padding stands on the right, where causality alone keeps it out of sight.
+        # Padding is on the right, where the causal mask hides it.
         return causal_attention(query, key, value, scale, window, cap)
 
 
 class PageExtension(_Base):
-    """A pass over ``lengths[i]`` tokens of each row from position ``starts[i]`` on, which sees all before them."""
+    """The cache for a pass over ``lengths[i]`` new tokens of each row from position ``starts[i]`` on."""
 
     def __init__(
         self, cache: PageCache, tables: Sequence[Sequence[int]], starts: Sequence[int], lengths: Sequence[int]
@@ -161,8 +161,8 @@ class PageExtension(_Base):
             row[: len(table)] = table
         position = np.asarray(starts)[:, None] + np.arange(max(lengths))
         inside = np.arange(max(lengths)) < np.asarray(lengths)[:, None]
-        own = np.take_along_axis(padded, np.where(inside, position // page, 0), 1)
-        places = np.where(inside, own, TRASH) * page + position % page
+        page_of_token = np.take_along_axis(padded, np.where(inside, position // page, 0), 1)
+        places = np.where(inside, page_of_token, TRASH) * page + position % page
         self._table, self._places = upload(padded, device), upload(places, device).flatten()
         self._distance = upload(position, device)[..., None] - torch.arange(width * page, device=device)
 
@@ -174,8 +174,8 @@ class PageExtension(_Base):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        seen = self._distance >= 0
+        visible = self._distance >= 0
         if window is not None:
-            seen &= self._distance < window
+            visible &= self._distance < window
         key, value = (part.to(query.dtype) for part in self.cache.gathered(self._layer, self._table))
-        return masked_attention(query, key, value, seen[:, None], scale, cap)
+        return masked_attention(query, key, value, visible[:, None], scale, cap)

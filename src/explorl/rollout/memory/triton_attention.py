@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
-"""Decode attention as a Triton kernel: one query a row, against the pages of its table.
+"""Decode attention as a Triton kernel: one query per row, against the pages of its table.
 
 One program handles one row and one key/value head for all query heads that share it, so each key and value is read
-once; rows that share pages read the same memory, which the second-level cache then serves. The program also writes the
-row's new key and value into its last page, and can rotate query and key before. Lengths and tables are read on the
-device: one CUDA graph serves all of them.
+once. Rows that share pages read the same memory, which is then in the second-level cache. The program also writes the
+row's new key and value to its last page, and can first rotate query and key. Lengths and tables are read on the device,
+so one CUDA graph works for all of them.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ RUNNING = tl.constexpr(state.RUNNING)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 PROGRAMS = 528
-"""Programs that fill the device (4 for each of 132 multiprocessors): fewer rows are split along their length."""
+"""Programs that fill the device (4 for each of 132 multiprocessors); with fewer rows, rows are split along their
+length."""
 MOST_SPLITS = 16
 
 
 class Launch(NamedTuple):
-    """How the kernel is launched."""
+    """Launch parameters of the kernel."""
 
     block: int
-    """Columns of a tile."""
+    """Columns per tile."""
     warps: int
     stages: int
 
 
 FEW = Launch(64, 4, 3)
-"""Where programs are few, each works with many threads."""
+"""For few programs, each with many threads."""
 MANY, MANY_WIDE = Launch(32, 1, 2), Launch(32, 2, 2)
-"""Where there are many, small ones hide each other's waiting best: on an H200, 512 rows of SmolLM2-135M take 21 µs
-instead of 26. Heads of more than 128 need two warps."""
+"""For many programs; small ones hide each other's latency best: on an H200, 512 rows of SmolLM2-135M take 21 µs instead
+of 26. Heads wider than 128 need two warps."""
 
 
 def launch_for(programs: int, key_size: int) -> Launch:
-    """The fastest of the measured settings."""
+    """Return the fastest of the measured settings."""
     if programs < 2 * PROGRAMS:
         return FEW
     return MANY if key_size <= 128 else MANY_WIDE
 
 
 def fitting(launch: Launch, group: int, key: int, value: int, itemsize: int, most: int) -> Launch:
-    """With tiles that ``most`` bytes of shared memory hold, and threads enough for what they keep in registers.
+    """Return ``launch`` with tiles that fit in ``most`` bytes of shared memory, and with enough threads.
 
     Sizes are the padded ones. The settings were measured on an H200, whose blocks may have 227 KiB (a T4's 64), for
-    small groups and numbers of two bytes: more would not fit into the registers of so few threads.
+    small groups and 2-byte types: larger ones do not fit in the registers of so few threads.
     """
 
-    def needed(block: int) -> int:  # a tile of keys and one of values, the queries, and their weights on the tile
+    def needed(block: int) -> int:  # a tile of keys, one of values, the queries, and their attention weights
         return itemsize * (block * (key + value) + group * (key + block)) * 9 // 8
 
     block = launch.block
@@ -74,7 +75,7 @@ def _tiles(
     KEY: tl.constexpr, VALUE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     BLOCK: tl.constexpr, PAGE: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the positions from low (a multiple of BLOCK) to high, none before first, to a softmax in powers of 2."""
+    """Add the positions from low (a multiple of BLOCK) to high, skipping those before first, to a base-2 softmax."""
     k_size = tl.arange(0, KEY_PAD)
     v_size = tl.arange(0, VALUE_PAD)
     for start in range(low, high, BLOCK):
@@ -107,7 +108,7 @@ def _tiles(
 
 @triton.jit
 def _rotated(x, at, line, cos, sin, inside, HALF: tl.constexpr):
-    """x, whose last axis stands at ``at`` of each line, after the rotary embedding (halves against each other)."""
+    """Apply the rotary embedding (one half rotated against the other) to x, loaded from offsets ``at`` of each line."""
     other = tl.load(line + tl.where(at < HALF, at + HALF, at - HALF), mask=inside, other=0.0).to(tl.float32)
     turned = tl.load(sin + at, mask=at < 2 * HALF, other=0.0).to(tl.float32)
     turned = tl.where(at < HALF, -turned, turned)
@@ -153,7 +154,7 @@ def _decode_kernel(
     total = tl.zeros([GROUP_PAD], tl.float32)
     acc = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
     if split == 0:
-        # The new token comes from its registers, so nobody waits for it to be written.
+        # The new token is read from registers, so that no program waits until it is written.
         line = new_key + row * key_row + head * key_head
         k = tl.load(line + k_size, mask=k_size < KEY, other=0.0)
         if ROTATE:
@@ -169,7 +170,7 @@ def _decode_kernel(
         total += 1.0
         acc += v.to(tl.float32)[None, :]
 
-    # Positions first..position − 1, from the start of a tile on and cut into SPLITS even parts.
+    # Positions first..position − 1, starting with a whole tile, in SPLITS equal parts.
     first = 0
     if WINDOW:
         first = tl.maximum(position - window + 1, 0)
@@ -217,7 +218,7 @@ def _join_kernel(
 
 
 def splits_for(rows: int, kv_heads: int, longest: int) -> int:
-    """Into how many programs a row is split: enough to fill the device, but none with less than two tiles."""
+    """Return the number of programs per row: enough to fill the device, but each with at least two tiles."""
     wanted = max(1, PROGRAMS // (rows * kv_heads))
     return 1 << (min(wanted, MOST_SPLITS, max(1, longest // (2 * FEW.block))).bit_length() - 1)
 
@@ -237,12 +238,12 @@ def decode_attention(
     rotary: tuple[Tensor, Tensor] | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
-    """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size); writes its key and value too.
+    """Attend with one query per row, (rows, heads, 1, size) → (rows, 1, heads, size); store its key and value too.
 
     ``keys`` and ``values`` (pages, page, kv heads, size) are all pages of a layer, ``table`` (slots, pages of a row)
-    says which are whose; ``ints`` is `State.ints`, which says where each row stands. ``rotary`` are cosine and sine
-    by which query and key are rotated first, of each row (rows, 1, size) or of every position (positions, size);
-    without them they are taken as they are.
+    lists those of each row; ``ints`` is `State.ints`, with the position of each row. ``rotary`` is the cosine and sine
+    by which query and key are rotated first, for each row (rows, 1, size) or for all positions (positions, size); None
+    does not rotate.
     """
     rows, heads, _, key_size = query.shape
     page, kv_heads, value_size = keys.shape[1], keys.shape[2], values.shape[-1]
@@ -253,7 +254,7 @@ def decode_attention(
     group_pad, key_pad, value_pad = (max(16, triton.next_power_of_2(size)) for size in (group, key_size, value_size))
     launch = launch._replace(block=min(launch.block, page))
     launch = fitting(launch, group_pad, key_pad, value_pad, query.element_size(), shared_memory(query.device))
-    assert page % launch.block == 0, f"a page of {page} tokens is no multiple of a tile of {launch.block}"
+    assert page % launch.block == 0, f"page size {page} is not a multiple of the tile size {launch.block}"
     query, new_key, new_value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, new_key, new_value))
     assert all(t.is_contiguous() for t in (keys, values, table))
     cos, sin = (query, query) if rotary is None else rotary

@@ -1,8 +1,8 @@
-"""From logits to a token, and what is recorded of it, in the order of the data:
+"""From logits to a token and its statistics, in the order of the data flow.
 
-`params` (what a caller asks for: `SamplingParams`), `constraints` and `tables` (what of it is looked up per request),
-`warpers` (which tokens may be drawn) on `ranking` (where a ranked distribution is cut), `rng` (the number that
-decides), `draw` (the whole step in torch) and `kernel` (the same in Triton).
+`params` (the caller's `SamplingParams`), `constraints` and `tables` (the parts of them that are looked up per request),
+`warpers` (which tokens may be sampled), based on `ranking` (where a ranked distribution is cut), `rng` (the random
+number), `sample` (the whole step in torch) and `kernel` (the same in Triton).
 """
 
 from explorl.rollout.sampling.params import Active, SamplingParams

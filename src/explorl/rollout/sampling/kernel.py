@@ -1,11 +1,11 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
-"""The whole sampling step as one Triton kernel: statistics, warpers, draw, records and the row's next fields.
+"""The whole sampling step as one Triton kernel: statistics, warpers, sampling, recording and the row's next state.
 
 One program handles one row and reads its logits a few times from the second-level cache instead of writing
 vocabulary-sized intermediates. Cuts (top-k, top-p, bottom-p, the branching factor) are found by a search that divides
-the range of the logits by four in each pass: about 6 passes settle bfloat16 logits, 14 float32 ones. A cut is a score
-and a token id, since of tokens with the same score the one with the lower id comes first (`ranking`). The draw uses the
-same random numbers as `sampler.draw`. The two sums that the mixture of bottom-p needs are taken in the pass that draws.
+the range of the logits by four in each pass: bfloat16 logits take about 6 passes, float32 logits 14. A cut is a score
+and a token id, since of tokens with the same score the one with the lower id comes first (`ranking`). The kernel uses
+the same random numbers as `sample.draw`. The two sums that the mixture of bottom-p needs are computed while sampling.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ LOG2E = tl.constexpr(1.4426950408889634)
 SLACK, TINY = tl.constexpr(ranking.SLACK), tl.constexpr(ranking.TINY)
 FLOOR = tl.constexpr(LEAST_SCORE)
 ALL = tl.constexpr(2147483647)
-"""As the token id of a cut: all tokens with its score."""
+"""As the token id of a cut, includes all tokens with its score."""
 BY_VALUE = tl.constexpr(3)
-"""Passes of a search that divide by value."""
+"""Number of first passes of a search that divide the range by value."""
 
 BLOCK = 2048
 WARPS, SEARCH_WARPS = 8, 4
-"""For the plain draw, and where a warper searches its cut too."""
+"""Warps for plain sampling, and for warpers that search for a cut."""
 MASS = 0.95
-"""Mass of the branching factor."""
+"""Mass that defines the branching factor."""
 
 
 @triton.jit
 def _uniform(key, position):
-    """`rng.uniform` of one row."""
+    """Compute `rng.uniform` for one row."""
     z = key + (position + 1) * GOLDEN
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * MIX_1
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * MIX_2
@@ -62,7 +62,7 @@ def _uniform(key, position):
 
 @triton.jit
 def _scores(line, add, seen, penalty, offs, vocab, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr):
-    """Logits of a block, after bias, bans and the repetition penalty where there are some."""
+    """Load the logits of a block and apply bias, bans and the repetition penalty."""
     if EVEN:
         x = tl.load(line + offs).to(tl.float32)
     else:
@@ -77,7 +77,7 @@ def _scores(line, add, seen, penalty, offs, vocab, BIAS: tl.constexpr, REP: tl.c
 
 @triton.jit
 def _ahead(x, offs, score, token):
-    """Whether tokens rank up to this one: a higher score, or the same and an id that is not higher."""
+    """Return whether tokens rank at or before this one: a higher score, or the same score and an id up to this one."""
     return (x > score) | ((x == score) & (offs <= token))
 
 
@@ -86,7 +86,7 @@ def _mass(
     line, add, seen, penalty, vocab, top, rate, low, low_id,
     BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Σ 2^((x − top) · rate) over the tokens that rank up to the low cut."""
+    """Return Σ 2^((x − top) · rate) over the tokens up to the low cut."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
@@ -100,7 +100,7 @@ def _at(
     line, add, seen, penalty, vocab, top, rate, low, low_id, cut,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """What the tokens above a score weigh, of those up to the low cut, and how many have exactly this score."""
+    """Return, among tokens up to the low cut, the weight of those above a score and the number exactly at it."""
     above = tl.zeros([BLOCK], tl.float32)
     equal = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
@@ -118,7 +118,7 @@ def _nth(
     line, add, seen, penalty, vocab, score, n,
     BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """Id of the n-th token, from 1, with exactly this score; −1 where n is 0."""
+    """Return the id of the n-th token, counted from 1, with exactly this score; −1 if n is 0."""
     before = tl.full((), 0, tl.int32)
     found = tl.full((), -1, tl.int32)
     for start in range(0, vocab, BLOCK):
@@ -136,7 +136,7 @@ def _lightest(
     line, add, seen, penalty, vocab, top, rate, low, low_id,
     BLOCK: tl.constexpr, BIAS: tl.constexpr, REP: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """The lowest score of a token with non-zero probability, of those up to the low cut."""
+    """Return the lowest score of the tokens with non-zero probability up to the low cut."""
     least = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, vocab, BLOCK):
         offs = start + tl.arange(0, BLOCK)
@@ -152,11 +152,11 @@ def _search(
     COUNT: tl.constexpr, STRICT: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
     REP: tl.constexpr, EVEN: tl.constexpr, BOUNDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The largest t for which the tokens with t ≤ x, of those up to the low cut, weigh at least (or more than) target.
+    """Return the largest t such that tokens with x ≥ t, up to the low cut, weigh at least (or more than) target.
 
-    The answer is not below ``least``, nor above ``top``. Each pass weighs three thresholds, which divide what is left
-    into four: by value in the first passes (logits are spread over values, not over keys, half of which are next to
-    zero), by keys from then on, until one key is left.
+    The result is between ``least`` and ``top``. Each pass weighs three thresholds that divide the remaining range into
+    four: by value in the first passes (logits are spread over values, not over keys, half of which are near zero), then
+    by keys, until one key is left.
     """
     bottom = key_of(least, SHIFT)
     beyond = key_of(top, SHIFT) + 1
@@ -170,7 +170,7 @@ def _search(
             key_1 = key_of(from_value + quarter, SHIFT)
             key_2 = key_of(from_value + 2 * quarter, SHIFT)
             key_3 = key_of(from_value + 3 * quarter, SHIFT)
-        # Rounding must not lead out of the interval.
+        # Rounding must not leave the interval.
         key_1 = tl.minimum(tl.maximum(key_1, bottom), beyond)
         key_2 = tl.minimum(tl.maximum(key_2, key_1), beyond)
         key_3 = tl.minimum(tl.maximum(key_3, key_2), beyond)
@@ -204,16 +204,16 @@ def _search(
 
 @triton.jit
 def _least(best, lowest, vocab, rate, share):
-    """Below this value lie at most 1 − share of the mass: each token there weighs less than (1 − share) / vocab."""
+    """Return a value below which lies at most 1 − share of the mass: tokens there have < (1 − share) / vocab."""
     outside = tl.maximum(1.0 - share, 1e-30).to(tl.float32)
-    return tl.maximum(lowest, best - (tl.log2(vocab / outside) + 0.1) / rate)  # and a little for rounding
+    return tl.maximum(lowest, best - (tl.log2(vocab / outside) + 0.1) / rate)  # 0.1 is for rounding
 
 
 @triton.jit
 def _branching(
     line, vocab, top, lowest, total, mass, SHIFT: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """Size of the smallest set of top tokens that holds ``mass`` of the total."""
+    """Return the size of the smallest set of top tokens with ``mass`` of the total."""
     target = total * mass
     least = _least(top, lowest, vocab, LOG2E, target / total)
     cut = _search(
@@ -259,7 +259,7 @@ def _sample_kernel(
     rate = LOG2E / tau  # weights are powers of two
     penalty = tl.load(reals + REPETITION * slots + row).to(tl.float32)
 
-    # 1. The policy: largest logit, sum at temperature 1 and at the row's own, entropy, branching factor.
+    # 1. The policy: largest logit, sums at temperature 1 and at the row's temperature, entropy, branching factor.
     tops = tl.full([BLOCK], float("-inf"), tl.float32)
     bottoms = tl.full([BLOCK], float("inf"), tl.float32)
     warped_tops = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -293,12 +293,12 @@ def _sample_kernel(
         policy_total = tl.sum(tempered, 0)
     entropy = tl.log(total) - tl.sum(products, 0) / total
     fine = (total > 0.0) & (total < float("inf"))
-    if fine == 0:  # nothing can be searched among logits that are not numbers
+    if fine == 0:  # no search works on logits that are not finite
         tl.store(ints + STATUS * slots + row, BROKEN)
         return
     branching = _branching(line, vocab, highest, lowest, total, mass, RAW_SHIFT, BLOCK, EVEN)
 
-    # 2. The warpers, as two cuts: tokens up to the low one stay, but for those up to the high one.
+    # 2. The warpers, as two cuts: tokens up to the low cut stay, except those up to the high cut.
     low = tl.full((), float("-inf"), tl.float32)
     low_id = tl.full((), ALL, tl.int32)
     if HAS_K:
@@ -346,7 +346,7 @@ def _sample_kernel(
     if HAS_BOTTOM:
         high_id = tl.full((), -1, tl.int32)
         p = tl.load(reals + BOTTOM_P * slots + row)
-        first: tl.constexpr = not (EDITED or HAS_K or HAS_P or HAS_MIN)  # then nothing is cut yet
+        first: tl.constexpr = not (EDITED or HAS_K or HAS_P or HAS_MIN)  # no earlier cut
         held = policy_total.to(tl.float64)
         if not first:
             held = _mass(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
@@ -357,7 +357,7 @@ def _sample_kernel(
                 line, add, had, penalty, vocab, best, rate, _least(best, worst, vocab, rate, share), low, low_id,
                 target, False, True, SHIFT, BLOCK, BIAS, REP, EVEN, not first, True,
             )  # fmt: skip
-        else:  # all go but the last
+        else:  # remove all but the last
             high = _lightest(line, add, had, penalty, vocab, best, rate, low, low_id, BLOCK, BIAS, REP, EVEN)
         above, ties = _at(line, add, had, penalty, vocab, best, rate, low, low_id, high, False, BLOCK, BIAS, REP, EVEN)
         each = tl.exp2((high - best) * rate).to(tl.float64)
@@ -373,7 +373,7 @@ def _sample_kernel(
             apply = apply & (_uniform(key_of ^ BERNOULLI, at) < frequency)
         applied = tl.where(apply, high, float("inf"))
 
-    # 3. The draw: first the block of the vocabulary, then the token in it.
+    # 3. Sampling: first the block of the vocabulary, then the token in it.
     LOW: tl.constexpr = HAS_K or HAS_P or HAS_MIN
     index = tl.arange(0, BLOCKS)
     blocks = tl.zeros([BLOCKS], tl.float32)
@@ -391,7 +391,7 @@ def _sample_kernel(
         if HAS_BOTTOM:
             drawn = tl.where(_ahead(x, offs, applied, high_id), 0.0, weight)
         blocks = tl.where(index == start // BLOCK, tl.sum(drawn, 0), blocks)
-        if mixed:  # what bottom-p removes and what it leaves, whatever the coin showed
+        if mixed:  # the mass that bottom-p removes and keeps, whichever side of the coin came up
             gone = _ahead(x, offs, high, high_id)
             removed += tl.where(gone, weight, 0.0)
             left += tl.where(gone, 0.0, weight)
@@ -423,7 +423,7 @@ def _sample_kernel(
         token = tl.where(greedy, tl.min(firsts, 0), token)
     token = tl.minimum(token, vocab - 1)
 
-    # 4. The records and the row's next state.
+    # 4. The statistics and the row's next state.
     raw = tl.load(line + token).to(tl.float32)
     if BIAS:
         raw = tl.maximum(raw, FLOOR)
@@ -435,7 +435,7 @@ def _sample_kernel(
         score = tl.where(again, tl.where(score < 0, score * penalty, score / penalty), score)
     logp = (raw - highest) / tau - tl.log(policy_total)
     logq = (score - best) / tau - tl.log(sampled_total.to(tl.float32))
-    if mixed:  # `sampler.Coin.mixture`
+    if mixed:  # as in `sample.Coin.mixture`
         lost, stay = tl.sum(removed, 0).to(tl.float64), tl.sum(left, 0).to(tl.float64)
         change = tl.where(_ahead(score, token, high, high_id), -frequency, frequency * (lost / stay))
         change = tl.where(apply, (frequency - 1.0) * (lost / (lost + stay)), change)
@@ -448,11 +448,11 @@ def _sample_kernel(
     tl.store(out_reals + at, logp)
     tl.store(out_reals + plane + at, logq)
     tl.store(out_reals + 2 * plane + at, entropy)
-    if MIN_P_MASS:  # of the policy itself, before all warpers
+    if MIN_P_MASS:  # of the policy, before all warpers
         floor = highest + tau * log_min_p
         kept = _mass(line, add, had, penalty, vocab, highest, rate, floor, ALL, BLOCK, False, False, EVEN)
         tl.store(out_mass + at, tl.where(raw >= floor, kept / policy_total, 0.0))
-    if TOP > 0:  # one pass for each: the first token after the one before it
+    if TOP > 0:  # one pass per token, which finds the next one by rank
         last = tl.full((), float("inf"), tl.float32)
         last_id = tl.full((), -1, tl.int32)
         for place in range(TOP):
@@ -484,7 +484,7 @@ def _sample_kernel(
 
 
 def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Tensor | None = None) -> None:
-    """`sampler.sample_step` in one kernel."""
+    """Run `sample.sample_step` as one kernel."""
     if row_of is not None:
         logits = logits[row_of]
     rows, vocab = logits.shape

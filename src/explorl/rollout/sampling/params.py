@@ -1,4 +1,4 @@
-"""How tokens are drawn: `SamplingParams`, checked, and which steps of sampling they need: `Active`."""
+"""`SamplingParams`: how to sample, validated. `Active`: which steps of sampling that needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from explorl.rollout.sampling.constraints import (
     freeze_tokens,
     is_per_request,
     is_whole,
-    places,
+    request_indices,
 )
 
 PerRow = float | Sequence[float]
@@ -25,18 +25,18 @@ PerRow = float | Sequence[float]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What to sample and when to stop.
+    """How to sample and when to stop.
 
     Every number may be one value for all requests, or a sequence with one value per prompt or one per request (requests
-    are prompt-major: all samples of the first prompt, then of the second). So may stop strings, stop tokens, bias and
-    bans: then they are a sequence of lists or mappings.
+    are prompt-major: all samples of the first prompt, then of the second). Stop strings, stop tokens, bias and bans may
+    be given per prompt or request too, as a sequence of lists or mappings.
     """
 
     temperature: PerRow = 1.0
-    """0 is greedy: the most likely token, whatever the other settings but bias, bans and the repetition penalty."""
+    """0 is greedy: the most likely token; only bias, bans and the repetition penalty still apply."""
     temperature_by_position: Sequence[Sequence[float]] | None = None
-    """In place of ``temperature``: of the first token, of the second, and so on; the last value holds on. One sequence
-    per prompt or one per request."""
+    """Replaces ``temperature``: that of the first token, of the second, and so on; the last value is used for all later
+    tokens. One sequence per prompt or one per request."""
     top_k: int | Sequence[int] = 0
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: PerRow = 1.0
@@ -46,31 +46,31 @@ class SamplingParams:
     repetition_penalty: PerRow = 1.0
     """Divides positive logits and multiplies negative ones of tokens already in the prompt or the completion."""
     bottom_p: PerRow = 1.0
-    """Remove the most likely tokens while together they hold at most 1 − p; 1 removes none."""
+    """Remove the most likely tokens as long as their total mass is at most 1 − p; 1 removes none."""
     bottom_p_frequency: PerRow = 1.0
-    """Chance with which bottom-p is applied."""
+    """Probability of applying bottom-p."""
     bottom_p_per: Literal["token", "sequence"] = "token"
-    """Whether that chance is drawn for every token or once per sequence."""
+    """Whether to decide about applying bottom-p for every token or once per sequence."""
     max_tokens: int | Sequence[int] = 256
-    """Longest completion."""
+    """Largest number of completion tokens."""
     stop: str | Sequence[str] | Sequence[Sequence[str]] = ()
-    """Strings that end a completion; the string itself stays in it, what its last token adds to it does not."""
+    """Strings that end a completion. The completion keeps the string, but no text that its last token adds after it."""
     stop_token_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None
-    """Tokens that end a completion and stay in it; None is the model's end-of-sequence tokens, () is none."""
+    """Tokens that end a completion and stay in it; None means the model's end-of-sequence tokens, () none."""
     logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None
-    """What is added to the logits of some tokens, before everything else."""
+    """Values to add to the logits of some tokens, before everything else."""
     banned_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
-    """Tokens that are never drawn."""
+    """Tokens that are never sampled."""
     allowed_tokens: Sequence[int] | Sequence[Sequence[int] | None] | None = None
-    """The only tokens that may be drawn; None is all. Name the end-of-sequence token too where it may be."""
+    """The only tokens that may be sampled; None allows all. List the end-of-sequence token if completions may end."""
     logprobs: int | Sequence[int] | None = None
     """How many of the most likely tokens to record at each position, with log π: `Rollout.top_ids`, `top_logps`."""
     prefix: str | Sequence[str] = ""
-    """Text put at the end of every prompt, such as ``<think>``, or one per prompt. It belongs to the prompt."""
+    """Text appended to every prompt, such as ``<think>``, or one text per prompt. It counts as part of the prompt."""
     min_p_mass: float | None = None
     """Record the mass of the tokens that are at least this fraction as likely as the most likely one."""
     seed: int | None = None
-    """Same seed, same tokens. None takes one from torch's global generator."""
+    """The same seed gives the same tokens. None takes a seed from torch's global generator."""
 
     def __post_init__(self) -> None:
         for name, (good, ok) in _RULES.items():
@@ -99,23 +99,23 @@ class SamplingParams:
 
     @property
     def constrained(self) -> bool:
-        """Whether some tokens get a bias or are kept out."""
+        """Whether some tokens are biased or excluded."""
         return bool(self.logit_bias) or bool(self.banned_tokens) or self.allowed_tokens is not None
 
     def rows(self, prompts: int, n: int) -> Mapping[str, np.ndarray]:
-        """Every number as an array with one value per request."""
+        """Return every numeric parameter as an array with one value per request."""
         rows = {name: _spread(name, getattr(self, name), prompts, n) for name in _RULES}
         return rows | {"curve": _spread("temperature_by_position", self._which_curve, prompts, n)}
 
     @property
     def curves(self) -> Sequence[Sequence[float]]:
-        """The different temperatures by position; ``rows`` says which of them a request has."""
+        """The distinct sequences of temperatures by position; ``rows`` has the index for each request."""
         return list(dict.fromkeys(self.temperature_by_position or ()))
 
     @property
     def _which_curve(self) -> int | list[int]:
-        place = {curve: i for i, curve in enumerate(self.curves)}
-        return 0 if self.temperature_by_position is None else [place[c] for c in self.temperature_by_position]
+        index = {curve: i for i, curve in enumerate(self.curves)}
+        return 0 if self.temperature_by_position is None else [index[c] for c in self.temperature_by_position]
 
 
 def _real(value: Any) -> bool:
@@ -123,30 +123,30 @@ def _real(value: Any) -> bool:
 
 
 def _seed(value: Any) -> int:
-    number = value.tolist() if hasattr(value, "tolist") else value  # of numpy and torch
+    number = value.tolist() if hasattr(value, "tolist") else value  # a NumPy or torch scalar
     if not is_whole(number):
-        raise ValueError(f"seed is {value!r}; use a whole number such as 1, or None for torch's generator")
+        raise ValueError(f"seed is {value!r}; use an integer such as 1, or None for torch's generator")
     return int(number)
 
 
-def _curves(given: Any) -> tuple[tuple[float, ...], ...]:
-    """Temperatures by position, checked; a sequence that several rows share is looked at once."""
+def _curves(curves: Any) -> tuple[tuple[float, ...], ...]:
+    """Validate temperatures by position; a sequence that several rows share is checked once."""
     good = "one sequence of temperatures per row, each from 1e-6 to 100, such as [[1.2, 1.1, 1.0], [1.0]]"
-    seen: dict[int, tuple[float, ...]] = {}
-    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray) or len(given) == 0:
-        raise ValueError(f"temperature_by_position is {given!r}; use {good}")
-    given = list(given)  # what is looked up by its id must live on
-    for row, curve in enumerate(given):
-        if id(curve) in seen:
+    checked: dict[int, tuple[float, ...]] = {}
+    if isinstance(curves, str) or not isinstance(curves, Sequence | np.ndarray) or len(curves) == 0:
+        raise ValueError(f"temperature_by_position is {curves!r}; use {good}")
+    curves = list(curves)  # keeps the objects alive while their ids are used
+    for row, curve in enumerate(curves):
+        if id(curve) in checked:
             continue
         if isinstance(curve, str) or not isinstance(curve, Sequence | np.ndarray) or len(curve) == 0:
             raise ValueError(f"temperature_by_position of row {row} is {curve!r}; use {good}")
         values = tuple(np.asarray(curve).tolist())
         for value in values:
             if not _real(value) or not 1e-6 <= value <= 100:
-                raise ValueError(f"temperature_by_position of row {row} holds {value!r}; use {good}")
-        seen[id(curve)] = values
-    return tuple(seen[id(curve)] for curve in given)
+                raise ValueError(f"temperature_by_position of row {row} contains {value!r}; use {good}")
+        checked[id(curve)] = values
+    return tuple(checked[id(curve)] for curve in curves)
 
 
 def _integer(value: float) -> bool:
@@ -155,14 +155,14 @@ def _integer(value: float) -> bool:
 
 _RULES: Mapping[str, tuple[str, Any]] = {
     "temperature": ("a number from 1e-6 to 100 such as 1.0, or 0 for greedy", lambda v: v == 0 or 1e-6 <= v <= 100),
-    "top_k": ("a whole number ≥ 0 such as 50, or 0 for off", lambda v: v >= 0 and _integer(v)),
+    "top_k": ("an integer ≥ 0 such as 50, or 0 to disable it", lambda v: v >= 0 and _integer(v)),
     "top_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
     "min_p": ("a number in [0, 1] such as 0.05", lambda v: 0 <= v <= 1),
     "repetition_penalty": ("a number > 0 such as 1.1", lambda v: v > 0),
     "bottom_p": ("a number in (0, 1] such as 0.9", lambda v: 0 < v <= 1),
     "bottom_p_frequency": ("a number in [0, 1] such as 0.5", lambda v: 0 <= v <= 1),
-    "max_tokens": ("a whole number ≥ 1 such as 256", lambda v: v >= 1 and _integer(v)),
-    "logprobs": ("a whole number ≥ 0 such as 5, or None for none", lambda v: v >= 0 and _integer(v)),
+    "max_tokens": ("an integer ≥ 1 such as 256", lambda v: v >= 1 and _integer(v)),
+    "logprobs": ("an integer ≥ 0 such as 5, or None for none", lambda v: v >= 0 and _integer(v)),
 }
 
 
@@ -175,7 +175,7 @@ def _scalar(value: Any) -> bool:
 
 def _check(name: str, value: Any, good: str, ok: Any) -> None:
     if np.ndim(value) > 1 or np.size(value) == 0:
-        raise ValueError(f"{name} is {value!r}; use {good}, or a flat list of them")
+        raise ValueError(f"{name} is {value!r}; use {good}, or a flat list of such values")
     for v in np.atleast_1d(np.asarray(value)).tolist():
         if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v) or not ok(v):
             raise ValueError(f"{name} is {v!r}; use {good}")
@@ -185,12 +185,12 @@ def _spread(name: str, value: Any, prompts: int, n: int) -> np.ndarray:
     array = np.asarray(0 if value is None else value, dtype=np.int64 if name in _WHOLE else np.float64)
     if array.ndim == 0:
         return np.full(prompts * n, array)
-    return array[places(name, len(array), prompts, n)]
+    return array[request_indices(name, len(array), prompts, n)]
 
 
 @dataclass(frozen=True)
 class Active:
-    """Which steps of sampling these requests need; decided once per call, so that the others cost nothing."""
+    """The steps of sampling that these requests need, decided once per call so that the others cost nothing."""
 
     repetition: bool = False
     temperature: bool = False
@@ -205,9 +205,9 @@ class Active:
     min_p_mass: float = 0.0
     bias: bool = False
     stop_sets: bool = False
-    """Whether requests have stop tokens of their own."""
+    """Whether requests have different stop tokens."""
     logprobs: int = 0
-    """How many of the most likely tokens are recorded."""
+    """How many of the most likely tokens are recorded at each position."""
 
     @classmethod
     def of(cls, params: SamplingParams, rows: Mapping[str, np.ndarray]) -> Active:
@@ -234,7 +234,7 @@ class Active:
 
     @property
     def warps(self) -> bool:
-        """Whether the distribution sampled from is another one than the policy at the row's temperature."""
+        """Whether the distribution sampled from differs from the policy at the row's temperature."""
         return self.bias or self.repetition or self.top_k or self.top_p or self.min_p or self.bottom_p
 
     def __str__(self) -> str:

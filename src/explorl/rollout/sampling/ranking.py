@@ -1,15 +1,15 @@
-"""Where a ranked distribution is cut: the one question behind top-k, top-p, bottom-p and the branching factor.
+"""Find where a ranked distribution is cut, for top-k, top-p, bottom-p and the branching factor.
 
 The rank of a token is the same on every device and for every type of logits:
 
     rank(i) = #{j : x_j > x_i} + #{j < i : x_j = x_i}
 
 so of tokens with the same score the one with the lower id comes first. Scores are compared as they are, before the
-temperature and before any softmax: rounding in those could make different scores equal. The *head* of a row is its
-first tokens by this rank. `count_head` is that of a given size, `mass_head` the one that stops at a given probability
-mass, and `head_mask` marks its tokens. On the CPU a short row is sorted; a long one is dealt into buckets by the first
-bits of its values, and only the bucket with the cut is sorted. Elsewhere a bisection on the bits of the score does the
-same without a vocabulary-sized sort and without host synchronisation; `kernel` follows the same rule.
+temperature and any softmax, whose rounding could make different scores equal. The *head* of a row is its first tokens
+by rank: `count_head` has a given size, `mass_head` a given probability mass, and `head_mask` marks its tokens. On the
+CPU, short rows are sorted; long ones are divided into buckets by the leading bits of their values, and only the bucket
+with the cut is sorted. On other devices, a bisection on the bits of the score gives the same without sorting the
+vocabulary and without host synchronisation; `kernel` follows the same rule.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 BLOCK = 256
-"""Values summed at a time in a large vocabulary."""
+"""Number of values summed at a time in a large vocabulary."""
 SLACK = 1e-6
-"""Relative slack of a cut: float32 logits of 0.5 and 0.5 do not give exactly 0.5."""
+"""Relative slack of a cut: two equal float32 logits do not give exactly 0.5 each."""
 COUNT_SLACK = 1e-12
-"""The same where tokens are only counted: of 20 equal ones, 19 hold 0.95."""
+"""The slack for counting tokens: 19 of 20 equally likely tokens have a mass of 0.95."""
 LONG = 4 * BLOCK
-"""Tokens of a row beyond which it is dealt into buckets."""
+"""Rows with more tokens are divided into buckets."""
 FIRST_BITS = 16
-"""Of a float32 that say which bucket it is in: its sign, its exponent and 7 bits more."""
+"""Leading bits of a float32 that select its bucket: its sign, its exponent and 7 more."""
 FEW_TOP = 1024
-"""So many of the largest are found faster than a row is sorted."""
-FEW_KEPT = 6
-"""A part of the vocabulary smaller than one in so many is picked out faster than it is sorted with the others."""
+"""Up to this many of the largest values are found faster by topk than by sorting the row."""
+FEW_SORTED = 6
+"""If fewer than one in this many tokens is relevant, they are selected before sorting."""
 SURE = 0.99
-"""Leaves room for what a softmax in float32 may sum up to."""
+"""Safety factor for the rounding of a float32 softmax."""
 TINY = 2.0**-126
-"""Weights below this, relative to the likeliest token's, count as none: not every device can tell them from 0."""
+"""Weights below this, relative to that of the likeliest token, count as 0: not every device can tell them apart."""
 
 
 class Head(NamedTuple):
     """The first tokens of each row by falling score."""
 
     threshold: Float[Tensor, " rows"]
-    """Score of the head's last token; +inf where the head is empty."""
+    """Score of the head's last token; +inf if the head is empty."""
     above: Int[Tensor, " rows"]
-    """Tokens with a score above the threshold."""
+    """Number of tokens with a score above the threshold."""
     ties: Int[Tensor, " rows"]
-    """Tokens exactly at the threshold that belong to the head."""
+    """Number of tokens exactly at the threshold that belong to the head."""
     mass: Float64[Tensor, " rows"]
-    """Probability of the head; exactly 0 where it is empty."""
+    """Probability of the head; exactly 0 if it is empty."""
 
     @property
     def size(self) -> Int[Tensor, " rows"]:
@@ -66,10 +66,10 @@ def mass_head(
     slack: float = SLACK,
     rate: Float[Tensor, " rows"] | None = None,
 ) -> Head:
-    """The smallest head whose probability, by softmax(rate · scores), is at least ``mass``; ``rate`` is 1 unless given.
+    """Return the smallest head with a probability, by softmax(rate · scores), of at least ``mass``.
 
-    With ``over=True`` instead the largest head whose probability is at most ``mass``, but never the whole row: the
-    last token with non-zero probability stays outside.
+    With ``over=True``, return the largest head with a probability of at most ``mass``, but never the whole row: the
+    last token with non-zero probability stays outside. ``rate`` defaults to 1.
     """
     scores = comparable(scores).detach()
     if not isinstance(mass, Tensor):
@@ -78,13 +78,13 @@ def mass_head(
     target = target * (1 + slack if over else 1 - slack)
     if scores.device.type != "cpu":
         return search_head(scores, target, over=over, rate=rate)
-    dealt = len(scores) > 0 and scores.shape[-1] > LONG and scores.dtype == torch.float32
-    with np.errstate(over="ignore", invalid="ignore"):  # rows that are not finite
-        return (_dealt_head if dealt else _sorted_head)(scores, target, over=over, rate=rate)
+    bucketed = len(scores) > 0 and scores.shape[-1] > LONG and scores.dtype == torch.float32
+    with np.errstate(over="ignore", invalid="ignore"):  # for rows that are not finite
+        return (_bucketed_head if bucketed else _sorted_head)(scores, target, over=over, rate=rate)
 
 
 def count_head(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> Head:
-    """The head of k tokens, or the whole row where k is 0 or not below the vocabulary; its mass is not computed."""
+    """Return the head of k tokens, or the whole row if k is 0 or at least the vocabulary; its mass is not computed."""
     scores, vocab = comparable(scores), scores.shape[-1]
     size = torch.where((k <= 0) | (k >= vocab), vocab, k).long()
     threshold = kth_largest(scores, k)
@@ -93,7 +93,7 @@ def count_head(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> 
 
 
 def head_mask(scores: Float[Tensor, "rows vocab"], head: Head) -> Bool[Tensor, "rows vocab"]:
-    """True on the tokens of the head."""
+    """Return a mask of the tokens in the head."""
     scores, threshold = comparable(scores), head.threshold[:, None]
     ties = scores == threshold
     if scores.device.type == "cpu" and not bool((ties.sum(-1) > head.ties).any()):
@@ -102,7 +102,7 @@ def head_mask(scores: Float[Tensor, "rows vocab"], head: Head) -> Bool[Tensor, "
 
 
 def kth_largest(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-    """The k-th largest score of each row; −inf where k is 0 or beyond the vocabulary."""
+    """Return the k-th largest score of each row; −inf if k is 0 or at least the vocabulary."""
     scores, vocab = comparable(scores), scores.shape[-1]
     off = (k <= 0) | (k >= vocab)
     if len(scores) == 0:
@@ -120,48 +120,48 @@ def kth_largest(scores: Float[Tensor, "rows vocab"], k: Int[Tensor, " rows"]) ->
 
 
 def first_tokens(scores: Float[Tensor, "rows vocab"], k: int) -> Int[Tensor, "rows k"]:
-    """The k tokens of lowest rank, in its order."""
+    """Return the first k tokens by rank."""
     keys = _sortable(scores.float() + 0.0).long() << 32  # the sum turns −0 into 0
     return (keys - torch.arange(scores.shape[-1], device=scores.device)).topk(k, dim=-1).indices
 
 
 def comparable(scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Scores in float32, which holds every value of the shorter types, or in float64 where they are."""
+    """Return float64 scores as they are, and others in float32, which has every value of the shorter types."""
     return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def branching_count(
     scores: Float[Tensor, "rows vocab"], probs: Float[Tensor, "rows vocab"], mass: float = 0.95
 ) -> Int[Tensor, " rows"]:
-    """Size of the smallest set of top tokens whose mass is at least ``mass``; ``probs`` is softmax(``scores``)."""
+    """Return the size of the smallest set of top tokens with at least ``mass``; ``probs`` is softmax(``scores``)."""
     if probs.device.type != "cpu":
         return mass_head(scores, mass, slack=COUNT_SLACK).size
-    # From the small end, tokens outside the set come first.
+    # In increasing order, tokens outside the set come first.
     vocab, outside = probs.shape[-1], 1 - mass * (1 - COUNT_SLACK)
     if vocab <= LONG:
         cumulative = torch.from_numpy(np.sort(probs.numpy(), axis=-1)).double().cumsum(-1)
         return vocab - (cumulative <= outside * cumulative[:, -1:]).sum(-1)
-    return torch.tensor([vocab - _smallest(row, outside) for row in probs.numpy()], dtype=torch.int64)
+    return torch.tensor([vocab - _count_smallest(row, outside) for row in probs.numpy()], dtype=torch.int64)
 
 
-def _smallest(probs: np.ndarray, share: float) -> int:
-    """How many of the smallest probabilities together hold at most this share of their sum.
+def _count_smallest(probs: np.ndarray, share: float) -> int:
+    """Return how many of the smallest probabilities have at most this share of the total.
 
-    All those below share / n are among them: even n of these hold less. Where that leaves few others, as in the
-    distributions of a trained policy, only they are sorted.
+    All those below share / n are among them, since even n of these sum to less. If few are left, as in the
+    distributions of a trained policy, only these are sorted.
     """
-    kept = probs >= np.float32(SURE * share / len(probs))
-    few = int(np.count_nonzero(kept))
-    if FEW_KEPT * few >= len(probs):
-        return _smallest_dealt(probs, share)
-    rest = probs[kept]
+    large = probs >= np.float32(SURE * share / len(probs))
+    large_count = int(np.count_nonzero(large))
+    if FEW_SORTED * large_count >= len(probs):
+        return _count_smallest_bucketed(probs, share)
+    rest = probs[large]
     rest.sort()
     total, ends = float(probs.sum(dtype=np.float64)), np.cumsum(rest, dtype=np.float64)
     missing = total - float(rest.sum(dtype=np.float64))
-    return len(probs) - few + int(np.searchsorted(ends, share * total - missing, side="right"))
+    return len(probs) - large_count + int(np.searchsorted(ends, share * total - missing, side="right"))
 
 
-def _smallest_dealt(probs: np.ndarray, share: float) -> int:
+def _count_smallest_bucketed(probs: np.ndarray, share: float) -> int:
     bucket = _buckets(probs)
     bucket -= bucket.min()
     ends = np.cumsum(np.bincount(bucket, weights=probs))
@@ -173,23 +173,25 @@ def _smallest_dealt(probs: np.ndarray, share: float) -> int:
 
 
 def _buckets(values: np.ndarray) -> np.ndarray:
-    """The bucket of each float32 by its size without sign: the bits of a positive number are in its order."""
+    """Return the bucket of each float32 by its absolute value: the bits of positive floats sort like the floats."""
     bits: np.ndarray = (values.view(np.int32) & 0x7FFFFFFF) >> (32 - FIRST_BITS)
     return bits
 
 
-def _dealt_head(scores: Tensor, target: Tensor, *, over: bool, rate: Tensor | None = None) -> Head:
-    """`_sorted_head` in a fifth of the time for a vocabulary of 49,152."""
+def _bucketed_head(scores: Tensor, target: Tensor, *, over: bool, rate: Tensor | None = None) -> Head:
+    """Compute `_sorted_head` with buckets: in a fifth of the time for a vocabulary of 49,152."""
     rates = [None] * len(scores) if rate is None else rate.numpy().astype(np.float32)
-    found = []
-    for index, (row, share, own) in enumerate(zip(scores.numpy(), target.tolist(), rates, strict=True)):
-        head = _dealt_row(row, share, over, own)
+    heads = []
+    for index, (row, share, row_rate) in enumerate(zip(scores.numpy(), target.tolist(), rates, strict=True)):
+        head = _bucketed_row(row, share, over, row_rate)
         if head is None:
-            only = slice(index, index + 1)
-            each = _sorted_head(scores[only], target[only], over=over, rate=None if rate is None else rate[only])
+            row_slice = slice(index, index + 1)
+            each = _sorted_head(
+                scores[row_slice], target[row_slice], over=over, rate=None if rate is None else rate[row_slice]
+            )
             head = tuple(part.item() for part in each)
-        found.append(head)
-    threshold, above, ties, mass = zip(*found, strict=True)
+        heads.append(head)
+    threshold, above, ties, mass = zip(*heads, strict=True)
     return Head(
         torch.tensor(threshold, dtype=scores.dtype),
         torch.tensor(above),
@@ -198,11 +200,11 @@ def _dealt_head(scores: Tensor, target: Tensor, *, over: bool, rate: Tensor | No
     )
 
 
-def _dealt_row(row: np.ndarray, share: float, over: bool, rate: np.float32 | None) -> tuple[float, ...] | None:
-    """`Head` of one row; None where it has to be sorted: it is not finite, or its last token must stay outside."""
+def _bucketed_row(row: np.ndarray, share: float, over: bool, rate: np.float32 | None) -> tuple[float, ...] | None:
+    """Return the `Head` of one row; None if it has to be sorted: it is not finite, or its last token stays outside."""
     distance = row - row.max()
     weights = np.exp(distance if rate is None else distance * rate)
-    bucket = _buckets(distance)  # those of the highest scores come first
+    bucket = _buckets(distance)  # the highest scores are in the first buckets
     ends = np.cumsum(np.bincount(bucket, weights=weights))
     limit = share * ends[-1]
     at = int(np.searchsorted(ends, limit, side="right" if over else "left"))
@@ -238,12 +240,12 @@ def _sorted_head(scores: Tensor, target: Tensor, *, over: bool, rate: Tensor | N
         count = np.minimum((cumulative < limit).sum(-1) + 1, ranked.shape[-1])
     threshold = np.where(count > 0, np.take_along_axis(ranked, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], np.inf)
     above = (ranked > threshold[:, None]).sum(-1)
-    held = np.where(count > 0, np.take_along_axis(cumulative, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], 0.0)
+    head_mass = np.where(count > 0, np.take_along_axis(cumulative, np.maximum(count, 1)[:, None] - 1, -1)[:, 0], 0.0)
     return Head(
         torch.from_numpy(threshold.astype(ranked.dtype)),
         torch.from_numpy(above),
         torch.from_numpy(count - above),
-        torch.from_numpy(held / cumulative[:, -1]),
+        torch.from_numpy(head_mass / cumulative[:, -1]),
     )
 
 
@@ -254,36 +256,36 @@ def search_head(
     over: bool = False,
     rate: Float[Tensor, " rows"] | None = None,
 ) -> Head:
-    """`mass_head` by bisection: a pass over the row for each bit of a score, no sort and no host synchronisation."""
+    """Compute `mass_head` by bisection: one pass over the row per bit of a score, no sort and no synchronisation."""
     scores = comparable(scores)
     distance = scores - scores.amax(-1, keepdim=True)
     weights = torch.exp(distance if rate is None else distance * rate.to(scores.dtype)[:, None])
     total = weights.sum(-1, dtype=torch.float64)
     limit = target * total
     threshold = _bisect(scores, weights, limit, strict=over)
-    if over:  # where the whole row weighs no more than that, all go but the last
+    if over:  # if the whole row weighs no more than the limit, all but the last token are in the head
         last = torch.where(weights >= TINY, scores, torch.inf).amin(-1)
         threshold = torch.where(limit >= total, last, threshold)
     higher, equal = scores > threshold[:, None], scores == threshold[:, None]
     above, at = higher.sum(-1), equal.sum(-1)
-    held = torch.where(higher, weights, 0.0).sum(-1, dtype=torch.float64)
-    short = limit - held
+    mass_above = torch.where(higher, weights, 0.0).sum(-1, dtype=torch.float64)
+    short = limit - mass_above
     each = torch.where(equal, weights, 0.0).sum(-1, dtype=torch.float64) / at
     if over:
         ties = torch.minimum((short / each).floor(), at.double()).long().clamp(min=0)
         ties = torch.minimum(ties, (weights >= TINY).sum(-1) - 1 - above)
     else:
         ties = torch.minimum((short / each).ceil(), at.double()).long().clamp(min=1)
-    return Head(threshold, above, ties, (held + ties * each) / total)
+    return Head(threshold, above, ties, (mass_above + ties * each) / total)
 
 
 def _bisect(scores: Tensor, weights: Tensor, limit: Tensor, *, strict: bool) -> Tensor:
-    """The largest score t of each row with Σ weights[scores ≥ t] ≥ limit (or > limit)."""
+    """Return the largest score t of each row with Σ weights[scores ≥ t] ≥ limit (> limit if ``strict``)."""
     keys = _sortable(scores)
     low = keys.amin(-1).long()
     high = keys.amax(-1).long()
     for _ in range(8 * scores.element_size()):
-        middle = (low | high) - ((low ^ high) >> 1)  # their mean, rounded up; a sum could overflow
+        middle = (low | high) - ((low ^ high) >> 1)  # the mean, rounded up, without the overflow of a sum
         mass = torch.where(keys >= middle[:, None], weights, 0.0).sum(-1, dtype=torch.float64)
         enough = mass > limit if strict else mass >= limit
         low = torch.where(enough, middle, low)
@@ -292,7 +294,7 @@ def _bisect(scores: Tensor, weights: Tensor, limit: Tensor, *, strict: bool) -> 
 
 
 def _sortable(values: Tensor) -> Int[Tensor, ...]:
-    """float32 as int32, or float64 as int64, in the same order; its own inverse on the bits."""
+    """Map float32 to int32, or float64 to int64, in the same order; on the bits the map is its own inverse."""
     whole, bits = (torch.int64, 64) if values.dtype == torch.float64 else (torch.int32, 32)
     pattern = values.contiguous().view(whole)
     return pattern ^ ((pattern >> (bits - 1)) & ((1 << (bits - 1)) - 1))

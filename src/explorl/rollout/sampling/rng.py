@@ -1,9 +1,9 @@
-"""Counter-based random numbers: a draw depends on (seed, request, position) alone.
+"""Counter-based random numbers that depend only on (seed, request, position).
 
-Each request owns a SplitMix64 stream (Steele, Lea and Flood 2014) that starts at a key hashed from the seed and the
-request's index; the number at a position is read directly, without the ones before it. So the batch size, the other
-requests in flight and the order in which rows are refilled change no draw. Everything is integer arithmetic modulo
-2^64, which torch does in int64 on every device, and which runs inside a CUDA graph.
+Each request has a SplitMix64 stream (Steele, Lea and Flood 2014) that starts at a key hashed from the seed and the
+request's index; the number at a position is computed without the ones before it. So the numbers do not depend on the
+batch size, the other requests in flight or the order in which slots are refilled. Everything is integer arithmetic
+modulo 2^64, which torch does in int64 on every device, and which runs inside a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 BERNOULLI = 0x6A09E667F3BCC909
-"""Salt of the stream that decides whether bottom-p is applied."""
+"""Salt of the stream that decides whether to apply bottom-p."""
 FORK = 0xBB67AE8584CAA73B
 """Salt of the keys of forks."""
 
@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 
 
 def signed(value: int) -> int:
-    """The int64 with the same bits as this 64-bit number."""
+    """Return the int64 with the same bits as this 64-bit number."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
@@ -39,25 +39,25 @@ def _mix(value: int) -> int:
 
 
 def request_keys(seed: int, requests: Sequence[int]) -> np.ndarray:
-    """The stream keys (int64) of these requests."""
+    """Return the stream keys (int64) of these requests."""
     start = _mix((seed & _MASK) ^ GOLDEN)
     return np.array([signed(_mix(start + (request + 1) * GOLDEN & _MASK)) for request in requests], dtype=np.int64)
 
 
 def fork_key(key: int, fork: int) -> int:
-    """The stream key (int64) of a row's fork number ``fork``: a draw depends on (seed, request, forks, position)."""
+    """Return the stream key (int64) of a sequence's fork number ``fork``."""
     start = _mix((key & _MASK) ^ FORK)
     return signed(_mix(start + (fork + 1) * GOLDEN & _MASK))
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64."""
+    """Shift int64 right logically."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def uniform(keys: Int64[Tensor, " rows"], positions: Int64[Tensor, " rows"], salt: int = 0) -> Float64[Tensor, " rows"]:
-    """One number in [0, 1) a row, with 53 random bits."""
-    if keys.device.type == "cpu":  # where NumPy has the same in a quarter of the time
+    """Return one number in [0, 1) per row, with 53 random bits."""
+    if keys.device.type == "cpu":  # NumPy takes a quarter of torch's time
         return torch.from_numpy(_on_host(keys.numpy().view(np.uint64), positions.numpy().view(np.uint64), salt))
     return _on_device(keys, positions, salt)
 

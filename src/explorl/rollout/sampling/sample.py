@@ -1,7 +1,7 @@
-"""One sampling step: from logits to tokens, with everything that is recorded about them.
+"""One sampling step: from logits to tokens and their statistics.
 
-A token is drawn by inverting the cumulative distribution at one counter-based random number per row. The sum runs over
-blocks of the vocabulary and then inside one block, in float64, so the far tail is sampled correctly at any size.
+A token is sampled by inverting the cumulative distribution at one counter-based random number per slot. The sum runs
+over blocks of the vocabulary and then inside one block, in float64, so the far tail is sampled correctly at any size.
 """
 
 from __future__ import annotations
@@ -53,76 +53,76 @@ BLOCK = 256
 """Tokens in one block of the cumulative sum."""
 BOTTOM_P_ALONE = Active(bottom_p=True)
 FLOOR = -1e30
-"""Stands for −inf, whose product with a probability of 0 would be NaN."""
+"""Replaces −inf, whose product with a probability of 0 would be NaN."""
 
 
 class Scratch:
-    """Memory for the distributions of a step, kept from one step to the next.
+    """Memory for the distributions of a step, reused from step to step.
 
-    Taking it anew costs a CPU several milliseconds with a large vocabulary: the system hands out pages one by one, and
-    takes them back at the end of the step.
+    With a large vocabulary, allocating it in every step costs a CPU several milliseconds, because the system maps the
+    pages one by one and unmaps them at the end of the step.
     """
 
     def __init__(self) -> None:
-        self._held = torch.empty(0, dtype=torch.float32)
+        self._buffer = torch.empty(0, dtype=torch.float32)
 
     def __call__(self, like: Float[Tensor, "rows vocab"]) -> Sequence[Any]:
-        """Room for three tensors like this one; none where the device has an allocator that keeps what it took."""
+        """Return three tensors of this shape; None on devices whose allocator reuses memory itself."""
         if like.device.type != "cpu":
             return None, None, None
-        if self._held.numel() < 3 * like.numel():
-            self._held = torch.empty(3 * like.numel(), dtype=torch.float32)
-        return self._held[: 3 * like.numel()].view(3, *like.shape).unbind()
+        if self._buffer.numel() < 3 * like.numel():
+            self._buffer = torch.empty(3 * like.numel(), dtype=torch.float32)
+        return self._buffer[: 3 * like.numel()].view(3, *like.shape).unbind()
 
 
 class SampledToken(NamedTuple):
-    """One token a row and what is recorded about it."""
+    """One token per slot, and its statistics."""
 
     token: Int[Tensor, " rows"]
     logp: Float[Tensor, " rows"]
-    """log π at the row's temperature (1 where it is greedy), over the whole vocabulary."""
+    """log π at the slot's temperature (1 if it is greedy), over the whole vocabulary."""
     logq: Float[Tensor, " rows"]
-    """log q of the distribution sampled from, after all warpers; 0 where it is greedy.
+    """log q of the distribution sampled from, after all warpers; 0 if the slot is greedy.
 
-    Where a coin decides about bottom-p for every token, this is the mixture over both sides of the coin,
-    f · q_bottom + (1 − f) · q_rest; where it decides once per sequence, the side that the sequence is on.
+    If a coin decides about bottom-p for every token, this is the mixture over both sides of the coin,
+    f · q_bottom + (1 − f) · q_rest; if it decides once per sequence, log q of the side that came up.
     """
     entropy: Float[Tensor, " rows"]
     """H(π) in nats at temperature 1."""
     branching: Int[Tensor, " rows"]
     """Size of the smallest set of top tokens with mass ≥ 0.95, at temperature 1."""
     broken: Bool[Tensor, " rows"]
-    """True where the logits hold NaN or +inf."""
+    """Whether the logits contain NaN or +inf."""
     min_p_mass: Float[Tensor, " rows"] | None = None
-    """Mass of the min-p set, 0 where the token is not in it; None where it is not asked for."""
+    """Mass of the min-p set, 0 if the token is not in it; None if it is not recorded."""
 
 
 class Coin(NamedTuple):
-    """The coin that decided, for this token alone, whether bottom-p is applied."""
+    """The coin that decided whether to apply bottom-p to this token."""
 
     frequency: Float64[Tensor, " rows"]
     applied: Bool[Tensor, " rows"]
     cut: Bool[Tensor, "rows vocab"]
-    """The tokens that bottom-p removes where it is applied."""
+    """The tokens that bottom-p removes when applied."""
     mass: Float64[Tensor, " rows"]
-    """Their probability together where it is not."""
+    """Their total probability when it is not applied."""
 
     def mixture(self, logq: Float[Tensor, " rows"], token: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """log(f · q_bottom + (1 − f) · q_rest) of a token, given its log q on the side that the coin showed.
+        """Return log(f · q_bottom + (1 − f) · q_rest) of a token, given its log q on the side that came up.
 
-        A token that bottom-p leaves has q_bottom = q_rest / (1 − mass), so one follows from the other.
+        For a token that bottom-p keeps, q_bottom = q_rest / (1 − mass), so each follows from the other.
         """
         f, mass = self.frequency, self.mass
-        gone = self.cut.gather(-1, token[:, None])[:, 0]
-        stays = torch.maximum(1.0 - mass, logq.double().exp())  # at least the token itself, however it was rounded
-        change = torch.where(self.applied, (f - 1.0) * mass, torch.where(gone, -f, f * mass / stays))
+        removed = self.cut.gather(-1, token[:, None])[:, 0]
+        remaining = torch.maximum(1.0 - mass, logq.double().exp())  # at least the token itself, despite rounding
+        change = torch.where(self.applied, (f - 1.0) * mass, torch.where(removed, -f, f * mass / remaining))
         return (logq + torch.log1p(change)).to(logq.dtype)
 
 
 def pick(
-    weights: Float[Tensor, "rows vocab"], u: Float64[Tensor, " seats"], row_of: Int[Tensor, " seats"] | None = None
-) -> Int[Tensor, " seats"]:
-    """The token at which the running sum of a seat's row of weights first exceeds u times its total."""
+    weights: Float[Tensor, "rows vocab"], u: Float64[Tensor, " slots"], row_of: Int[Tensor, " slots"] | None = None
+) -> Int[Tensor, " slots"]:
+    """Return the token at which the running sum of each slot's row of weights first exceeds u times its total."""
     rows, vocab = weights.shape
     if vocab <= 4 * BLOCK:
         ends = weights.double().cumsum(-1)
@@ -143,7 +143,7 @@ def pick(
 
 
 def _invert_on_host(ends: Tensor, u: Tensor, row_of: Tensor | None) -> Tensor:
-    """`_invert` on a CPU, where NumPy has smaller calls."""
+    """Compute `_invert` on a CPU, where NumPy's calls cost less."""
     sums = ends.numpy() if row_of is None else ends.numpy()[row_of.numpy()]
     index = np.count_nonzero(sums <= (u.numpy() * sums[:, -1])[:, None], axis=-1)
     return torch.from_numpy(np.minimum(index, sums.shape[-1] - 1))
@@ -160,19 +160,19 @@ def draw(
     logits: Float[Tensor, "rows vocab"],
     state: State,
     active: Active,
-    row_of: Int[Tensor, " seats"] | None = None,
+    row_of: Int[Tensor, " slots"] | None = None,
     scratch: Scratch | None = None,
 ) -> SampledToken:
-    """Samples for the state's first seats; ``row_of`` is the row of each in the logits, where several share one."""
-    seats = logits.shape[0] if row_of is None else len(row_of)
-    ints, reals = state.ints[:, :seats], state.reals[:, :seats]
+    """Sample for the state's first slots; ``row_of`` is each slot's row in the logits if several slots share rows."""
+    slots = logits.shape[0] if row_of is None else len(row_of)
+    ints, reals = state.ints[:, :slots], state.reals[:, :slots]
     scores, policy, weights, entropy = _policy(logits.float(), scratch or Scratch())
     branching = branching_count(policy, weights)
     if row_of is not None:
         entropy, branching = entropy[row_of], branching[row_of]
     if active == BOTTOM_P_ALONE and scores.device.type == "cpu" and not _cuts(weights, reals[BOTTOM_P], row_of):
         active = Active()
-    if row_of is not None and (active.temperature or active.warps):  # each seat warps its row in its own way
+    if row_of is not None and (active.temperature or active.warps):  # slots have different warpers
         scores, policy, row_of = scores[row_of], policy[row_of], None
     broken = ~torch.isfinite(entropy)
 
@@ -180,7 +180,7 @@ def draw(
         policy = torch.log_softmax(warp_temperature(scores, reals[TEMPERATURE]), -1)
     sampled, coin = policy, None
     if active.warps:
-        warped, coin = _warp(scores, policy, state, seats, active)
+        warped, coin = _apply_warpers(scores, policy, state, slots, active)
         sampled = torch.log_softmax(warped, -1)
     if active.temperature or active.warps:
         weights = torch.exp(sampled)
@@ -188,11 +188,11 @@ def draw(
     token = pick(weights, rng.uniform(ints[KEY], ints[STEP]), row_of)
     if active.greedy:
         greedy = reals[TEMPERATURE] == 0
-        best = _edited(scores, state, seats, active)
+        best = _with_penalties(scores, state, slots, active)
         likeliest = best.argmax(-1) if row_of is None else best.argmax(-1)[row_of]
         token = torch.where(greedy, likeliest, token)
     token = torch.where(broken, 0, token)
-    row = torch.arange(seats, device=token.device) if row_of is None else row_of
+    row = torch.arange(slots, device=token.device) if row_of is None else row_of
     logp = policy[row, token]
     logq = sampled[row, token] if active.warps else logp
     if coin is not None:
@@ -204,38 +204,38 @@ def draw(
 
 
 def _policy(scores: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores without −inf, their log π and π at temperature 1, and its entropy."""
+    """Return scores without −inf, their log π and π at temperature 1, and its entropy."""
     if scores.device.type != "cpu":
         scores = scores.clamp(min=FLOOR)
     policy, weights, entropy = _distribution(scores, scratch)
     if scores.device.type == "cpu" and not bool(torch.isfinite(entropy).all()):
-        scores = scores.clamp(min=FLOOR)  # few models have −inf, and here a look costs less than a pass
+        scores = scores.clamp(min=FLOOR)  # few models give −inf, and on a CPU the check costs less than clamping
         policy, weights, entropy = _distribution(scores, scratch)
     return scores, policy, weights, entropy
 
 
 def _distribution(scores: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
-    rooms = scratch(scores)
-    policy = torch.log_softmax(scores, -1, out=rooms[0])
-    weights = torch.exp(policy, out=rooms[1])
-    return policy, weights, torch.mul(weights, policy, out=rooms[2]).sum(-1).neg_()
+    buffers = scratch(scores)
+    policy = torch.log_softmax(scores, -1, out=buffers[0])
+    weights = torch.exp(policy, out=buffers[1])
+    return policy, weights, torch.mul(weights, policy, out=buffers[2]).sum(-1).neg_()
 
 
 def _min_p_mass(policy: Tensor, row: Tensor, token: Tensor, share: float) -> Tensor:
-    """Mass of the tokens at least ``share`` times as likely as the likeliest one; 0 where the token is none of them."""
-    kept = policy >= policy.amax(-1, keepdim=True) + math.log(share)
-    mass = torch.where(kept, policy.exp(), 0.0).sum(-1)
-    return torch.where(kept[row, token], mass[row], 0.0)
+    """Return the mass of the tokens at least ``share`` times as likely as the likeliest; 0 if the token is not one."""
+    in_set = policy >= policy.amax(-1, keepdim=True) + math.log(share)
+    mass = torch.where(in_set, policy.exp(), 0.0).sum(-1)
+    return torch.where(in_set[row, token], mass[row], 0.0)
 
 
 def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
-    """Whether bottom-p removes a token anywhere: not where the likeliest one alone holds more than 1 − p."""
+    """Return whether bottom-p removes any token: it does not if the likeliest one alone has more than 1 − p."""
     top = weights.amax(-1) if row_of is None else weights.amax(-1)[row_of]
     return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
-def _edited(scores: Tensor, state: State, rows: int, active: Active) -> Tensor:
-    """Scores after what also acts on the greedy choice: bias, bans and the repetition penalty."""
+def _with_penalties(scores: Tensor, state: State, rows: int, active: Active) -> Tensor:
+    """Apply bias, bans and the repetition penalty, which also affect the greedy choice, to scores."""
     if active.bias:
         assert state.bias is not None
         scores = scores + state.bias[state.ints[BIAS_SET, :rows]]
@@ -245,12 +245,14 @@ def _edited(scores: Tensor, state: State, rows: int, active: Active) -> Tensor:
     return scores
 
 
-def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> tuple[Tensor, Coin | None]:
-    """Scores after all warpers, and the coin where one is thrown for this token."""
+def _apply_warpers(
+    scores: Tensor, policy: Tensor, state: State, rows: int, active: Active
+) -> tuple[Tensor, Coin | None]:
+    """Apply all warpers to scores; also return the coin if one is tossed for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
-    ranked, warped, rate = scores, policy, None  # cuts look at scores before the temperature
+    ranked, warped, rate = scores, policy, None  # cuts compare scores before the temperature
     if active.bias or active.repetition:
-        ranked = warped = _edited(scores, state, rows, active)
+        ranked = warped = _with_penalties(scores, state, rows, active)
         if active.temperature:
             warped = warp_temperature(warped, reals[TEMPERATURE])
     if active.temperature:
@@ -275,9 +277,9 @@ def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Activ
 
 
 def alternatives(
-    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " seats"] | None = None
-) -> tuple[Int[Tensor, "seats k"], Float[Tensor, "seats k"]]:
-    """The k most likely tokens of each seat and their log π, as in `SampledToken.logp`."""
+    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " slots"] | None = None
+) -> tuple[Int[Tensor, "slots k"], Float[Tensor, "slots k"]]:
+    """Return the k most likely tokens of each slot and their log π, as in `SampledToken.logp`."""
     scores = logits.float().clamp(min=FLOOR)
     ids = first_tokens(scores, active.logprobs)
     if row_of is not None:
@@ -291,10 +293,10 @@ def sample_step(
     logits: Float[Tensor, "rows vocab"],
     state: State,
     active: Active,
-    row_of: Int[Tensor, " seats"] | None = None,
+    row_of: Int[Tensor, " slots"] | None = None,
     scratch: Scratch | None = None,
 ) -> None:
-    """Draws a token for each of the first seats, records it, and moves those that go on to their next token."""
+    """Sample a token for each of the first slots, record it, and advance the slots that are still running."""
     rows = logits.shape[0] if row_of is None else len(row_of)
     ints = state.ints[:, :rows]
     result = draw(logits, state, active, row_of, scratch)
@@ -316,11 +318,11 @@ def sample_step(
         token = result.token[:, None]
         seen.scatter_(1, token, seen.gather(1, token) | good[:, None])
 
-    (_go_on_on_host if ints.device.type == "cpu" else _go_on)(state, ints, result, active, running, good)
+    (_advance_on_host if ints.device.type == "cpu" else _advance)(state, ints, result, active, running, good)
 
 
-def _go_on(state: State, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor) -> None:
-    """Counts the tokens that were drawn, and says which seats have ended with them."""
+def _advance(state: State, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor) -> None:
+    """Count the sampled tokens, and set the status of the slots that end with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
     stops = state.stops[ints[STOP_SET]] if active.stop_sets else state.stops[:1]
@@ -332,24 +334,24 @@ def _go_on(state: State, ints: Tensor, result: SampledToken, active: Active, run
     ints[POSITION] += onward
 
 
-def _go_on_on_host(
+def _advance_on_host(
     state: State, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
 ) -> None:
-    """`_go_on` on a CPU, where NumPy has smaller calls."""
-    held, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
-    held[STEP] += good.numpy()
-    status = np.where(held[STEP] >= held[LIMIT], LENGTH, RUNNING)
-    stops = stops[held[STOP_SET]] if active.stop_sets else stops[:1]
+    """Compute `_advance` on a CPU, where NumPy's calls cost less."""
+    fields, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
+    fields[STEP] += good.numpy()
+    status = np.where(fields[STEP] >= fields[LIMIT], LENGTH, RUNNING)
+    stops = stops[fields[STOP_SET]] if active.stop_sets else stops[:1]
     status[(token[:, None] == stops).any(-1)] = STOPPED
     status[result.broken.numpy()] = BROKEN
-    held[STATUS] = np.where(running.numpy(), status, held[STATUS])
-    onward = held[STATUS] == RUNNING
-    held[TOKEN] = np.where(onward, token, held[TOKEN])
-    held[POSITION] += onward
+    fields[STATUS] = np.where(running.numpy(), status, fields[STATUS])
+    onward = fields[STATUS] == RUNNING
+    fields[TOKEN] = np.where(onward, token, fields[TOKEN])
+    fields[POSITION] += onward
 
 
 def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
-    """Writes (fields, rows) values at each row's step, leaving the other rows alone."""
+    """Write (fields, rows) values at each row's step, only ``where`` it is true."""
     if out.device.type == "cpu":
         at = np.flatnonzero(where.numpy())
         out.numpy()[:, at, step.numpy()[at, 0]] = values.numpy()[:, at]
@@ -360,7 +362,7 @@ def _record(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
 
 
 def _record_many(out: Tensor, step: Tensor, values: Tensor, where: Tensor) -> None:
-    """The same for (rows, k) values and an ``out`` of (rows, tokens, k)."""
+    """Write (rows, k) values at each row's step of ``out`` (rows, tokens, k), only ``where`` it is true."""
     index = step[..., None].expand(-1, -1, out.shape[-1])
     old = out.gather(1, index)
     out.scatter_(1, index, torch.where(where[:, None, None], values[:, None].to(out.dtype), old))

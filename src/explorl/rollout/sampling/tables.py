@@ -1,6 +1,6 @@
-"""What rows of a session have in common and the device looks up: stop tokens, bias and bans, temperatures by position.
+"""Tables that sequences of a session share and the device looks up: stop tokens, bias, temperatures by position.
 
-A row has a place in each table. Tables only grow, so that a place stays what it is while others join the session.
+A sequence has an index into each table. Tables only grow, so an index stays valid when others join the session.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ class Tables:
 
     def __init__(self) -> None:
         self.stops: list[tuple[int, ...]] = []
-        """The different sets of stop tokens."""
+        """The distinct sets of stop tokens."""
         self.curves: list[Sequence[float]] = []
         """Temperatures by position."""
         self._curves: dict[Sequence[float], int] = {}
-        """Their places."""
+        """Index of each sequence of temperatures."""
         self.bias: np.ndarray | None = None
-        """What is added to the logits (sets, vocab), the first being nothing; None where no row has any."""
+        """Values to add to the logits (sets, vocab), the first row zero; None if no sequence has any."""
         self._rows: dict[bytes, int] = {}
-        """Which row of ``bias`` has this digest."""
-        self._known: tuple[object, ...] = ()
+        """Row of ``bias`` by digest."""
+        self._published: tuple[object, ...] = ()
 
     @property
     def bytes(self) -> int:
         return 0 if self.bias is None else self.bias.nbytes
 
     def add(self, requests: Requests) -> Mapping[str, np.ndarray]:
-        """Takes in what these requests have; the place of each in every table, by the name that `Sample` has for it."""
+        """Add the entries of these requests; return the index of each request in every table, by field of `Sample`."""
         self.stops += [ids for ids in requests.stop_sets if ids not in self.stops]
         stop_set = np.array([self.stops.index(ids) for ids in requests.stop_sets])[requests.stop_set]
         curve = np.zeros(len(requests), dtype=np.int64)
         if requests.curves:
-            places = [self._curves.setdefault(values, len(self._curves)) for values in requests.curves]
-            curve, self.curves = np.array(places)[requests.rows["curve"]], [*self._curves]
+            indices = [self._curves.setdefault(values, len(self._curves)) for values in requests.curves]
+            curve, self.curves = np.array(indices)[requests.rows["curve"]], [*self._curves]
         bias_set = np.zeros(len(requests), dtype=np.int64)
         if requests.bias is not None:
             bias_set = self._add_bias(requests.bias)[requests.bias_set]
         return {"stop_set": stop_set, "curve": curve, "bias_set": bias_set}
 
     def _add_bias(self, rows: np.ndarray) -> np.ndarray:
-        """The place of each of these rows."""
+        """Add rows of bias that are new; return the index of each row."""
         if self.bias is None:
             self.bias = np.zeros_like(rows[:1])
             self._rows = {_digest(self.bias[0]): 0}
-        places, new = [], [self.bias]
+        indices, new = [], [self.bias]
         for row in rows:
-            place = self._rows.setdefault(_digest(row), len(self._rows))
-            if place == len(self.bias) + len(new) - 1:
+            index = self._rows.setdefault(_digest(row), len(self._rows))
+            if index == len(self.bias) + len(new) - 1:
                 new.append(row[None])
-            places.append(place)
+            indices.append(index)
         self.bias = np.concatenate(new)
-        return np.array(places)
+        return np.array(indices)
 
     def put(self, runner: Runner, active: Active) -> None:
-        """Makes the tables known to the device, and room for what is recorded."""
+        """Copy changed tables to the device, and allocate memory for the statistics to record."""
         state = runner.state
-        known = (
+        current = (
             state,
             len(self.stops),
             len(self.curves),
@@ -75,7 +75,7 @@ class Tables:
             active.min_p_mass,
             active.repetition,
         )
-        if known == self._known:
+        if current == self._published:
             return
         bias = None if self.bias is None else torch.from_numpy(self.bias)
         moved = [state.set_stops(self.stops), state.set_bias(bias), state.set_curves(self.curves)]
@@ -85,7 +85,7 @@ class Tables:
             state.keep_mass()
         if active.repetition:
             state.keep_seen()
-        self._known = known
+        self._published = current
 
 
 def _digest(row: np.ndarray) -> bytes:

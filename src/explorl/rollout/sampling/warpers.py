@@ -1,4 +1,4 @@
-"""Warpers: what turns logits into the distribution to sample from.
+"""Warpers: functions that turn logits into the distribution to sample from.
 
 Order: bias and bans → repetition penalty → temperature → top-k → top-p → min-p → bottom-p. A warper takes (rows, vocab)
 logits and one value per row, and returns logits with −inf where a token is removed; none of them waits for the device
@@ -26,31 +26,31 @@ def _column(value: PerRow, logits: Logits) -> Tensor:
 
 
 def warp_repetition(logits: Logits, seen: Bool[Tensor, "rows vocab"], penalty: PerRow) -> Logits:
-    """Makes tokens of the prompt and the completion so far less likely (Keskar et al. 2019)."""
+    """Make tokens of the prompt and the completion so far less likely (Keskar et al. 2019)."""
     factor = _column(penalty, logits).to(logits.dtype)
     return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
 
 
 def warp_temperature(logits: Logits, temperature: PerRow) -> Logits:
-    """logits / τ; rows at τ = 0 (greedy) stay as they are."""
+    """Divide logits by τ; rows at τ = 0 (greedy) stay as they are."""
     tau = _column(temperature, logits).to(logits.dtype)
     return logits / torch.where(tau == 0, 1.0, tau)
 
 
 def warp_top_k(logits: Logits, k: Int[Tensor, " rows"] | int) -> Logits:
-    """Keeps the k most likely tokens; 0 keeps all."""
+    """Keep the k most likely tokens; 0 keeps all."""
     return logits.masked_fill(~head_mask(logits, count_head(logits, _column(k, logits)[:, 0])), -torch.inf)
 
 
 def warp_top_p(logits: Logits, p: PerRow, rate: Float[Tensor, " rows"] | None = None) -> Logits:
-    """Keeps the smallest set of most likely tokens whose mass is at least p (Holtzman et al. 2020)."""
+    """Keep the smallest set of most likely tokens whose mass is at least p (Holtzman et al. 2020)."""
     mass = _column(p, logits)[:, 0].double()
     head = mass_head(logits, mass, rate=rate)
     return logits.masked_fill(~head_mask(logits, head) & (mass < 1)[:, None], -torch.inf)
 
 
 def warp_min_p(logits: Logits, p: PerRow, rate: Float[Tensor, " rows"] | None = None) -> Logits:
-    """Keeps tokens whose probability is at least p times the largest (Nguyen et al. 2024).
+    """Keep tokens whose probability is at least p times the largest (Nguyen et al. 2024).
 
     In logits: x ≥ max x + log(p) / rate, rounded once, to the precision in which scores are compared.
     """
@@ -63,7 +63,7 @@ def warp_min_p(logits: Logits, p: PerRow, rate: Float[Tensor, " rows"] | None = 
 
 
 def warp_bottom_p(logits: Logits, p: PerRow, apply: Bool[Tensor, " rows"] | None = None) -> Logits:
-    """Removes the most likely tokens while their cumulative probability is at most 1 − p (Mecklenburg, §5.2).
+    """Remove the most likely tokens while their cumulative probability is at most 1 − p (Mecklenburg, §5.2).
 
     The logits are those that the earlier warpers left. The least likely token with non-zero probability always stays.
     ``apply`` says for which rows it is done at all.
@@ -77,6 +77,6 @@ def warp_bottom_p(logits: Logits, p: PerRow, apply: Bool[Tensor, " rows"] | None
 def bottom_p_cut(
     logits: Logits, p: PerRow, rate: Float[Tensor, " rows"] | None = None
 ) -> tuple[Bool[Tensor, "rows vocab"], Float64[Tensor, " rows"]]:
-    """The tokens that bottom-p removes, and their probability together."""
+    """Return the tokens that bottom-p removes, and their total probability."""
     head = mass_head(logits, 1.0 - _column(p, logits)[:, 0].double(), over=True, rate=rate)
     return head_mask(logits, head), head.mass
