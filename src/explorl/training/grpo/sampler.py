@@ -222,7 +222,7 @@ class SamplingTrainer(GRPOAdapter):
     def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
         """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
         if rows is not None:
-            return None if self._conversation is None else self._conversation[0].go_on(rows, prompt_ids)
+            return None if self._conversation is None else self._conversation[0].continue_rows(rows, prompt_ids)
         self._conversation = None
         if self._vllm is not None:
             return self._sampled_by_vllm(self._vllm, prompt_ids)
@@ -243,7 +243,7 @@ class SamplingTrainer(GRPOAdapter):
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
         options = {**sampling_options(self._generation(), self.eos_token_ids), "stop": self.stop_strings}
         draw = SamplingPlan(options, strategies, texts, self.now, self.has_interpreter)
-        draw.spread(len(prompt_ids), self.temperature)
+        draw.set_default_temperature(len(prompt_ids), self.temperature)
         longest = self._everywhere_longest(prompt_ids)
         context = getattr(text_config(self.model), "max_position_embeddings", None)
         if context is not None and longest >= context and not per_row:
@@ -264,7 +264,7 @@ class SamplingTrainer(GRPOAdapter):
             conversation = Conversation(self._engine, prompt_ids, draw.params)
             self._conversation = conversation, draw
             return [self.ended(rollout) for rollout in conversation.rollouts()]
-        rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
+        rollouts = self._sample_with_engine(self._engine, prompt_ids, draw).check()
         if self._interpreter is not None:
             self.transcripts = [ToolTranscript.of(rollout) for rollout in rollouts]
         self._store_rollouts(rollouts, draw)
@@ -276,13 +276,13 @@ class SamplingTrainer(GRPOAdapter):
             return None
         texts = [prompt_text(prompt) for prompt in self._prompts]
         draw = SamplingPlan(vllm_rows.options(self), self.strategies, texts, self.now, self.has_interpreter)
-        draw.spread(len(prompt_ids), self.temperature)
+        draw.set_default_temperature(len(prompt_ids), self.temperature)
         self.load_vllm_weights()
         rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
         self._store_rollouts(rollouts, draw)
         return [self.ended(rollout) for rollout in rollouts]
 
-    def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: SamplingPlan) -> Rollouts:
+    def _sample_with_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: SamplingPlan) -> Rollouts:
         tools = self._interpreter
         if draw.branching is not None:
             uses = None if tools is None else draw.calls

@@ -47,18 +47,18 @@ from trl.trainer.utils import (
 
 from explorl.modeling.proof import inner_model
 from explorl.rollout import Rollout
-from explorl.training.grpo.conversations import RowTokens, rows_of
+from explorl.training.grpo.conversations import RowTokens, row_numbers
 from explorl.training.grpo.logged_columns import prompt_text
 from explorl.training.grpo.loss import OVER_TOKENS
 from explorl.training.grpo.rewards import check_finite, checked_function
 from explorl.training.grpo.stopping import (
-    Stopped,
+    StoppedTokens,
     cut_at_stops,
-    marked_at_stops,
-    plain,
-    stops_of,
-    without_own_stops,
-    without_stops,
+    mark_stopped,
+    plain_lists,
+    stop_strings_of,
+    without_model_stops,
+    without_stop_keys,
 )
 from explorl.training.grpo.tool_transcripts import ToolTranscript
 from explorl.training.sharding import gathered_weights, has_sharded_weights
@@ -280,28 +280,28 @@ class GRPOAdapter(GRPOTrainer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
         if images is None and not multimodal_fields:
-            rows, ids = rows_of(prompt_ids), [list(ids) for ids in prompt_ids]
+            rows, ids = row_numbers(prompt_ids), [list(ids) for ids in prompt_ids]
             self.sampled_logps = None
             completion_ids = self.sample(ids) if rows is None else self.sample(ids, rows)
             if completion_ids is not None:
                 return completion_ids, self.sampled_logps
-        with without_own_stops(inner_model(self.model)):
+        with without_model_stops(inner_model(self.model)):
             completion_ids, logps = super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, *more, **options
             )
         if self.stop_strings:
-            fewest = int(self.generation_kwargs.get("min_tokens") or 0)  # vLLM looks for no string in them
+            min_tokens = int(self.generation_kwargs.get("min_tokens") or 0)  # vLLM looks for no string in them
             how = (self.stop_strings, self._tokenizer, self.end_token)
-            completion_ids = cut_at_stops(completion_ids, *how, fewest=fewest)
+            completion_ids = cut_at_stops(completion_ids, *how, min_tokens=min_tokens)
             if logps is not None:
                 logps = [values[: len(ids)] for ids, values in zip(completion_ids, logps, strict=True)]
         return completion_ids, logps
 
     def _take_stop_strings(self) -> None:
         """Keeps the strings that end an answer from `model.generate`, which TRL calls without a tokenizer."""
-        self.stop_strings = stops_of(self.args.generation_kwargs, inner_model(self.model))
-        if not self.use_vllm and without_stops(self.generation_kwargs) != self.generation_kwargs:
-            self.generation_kwargs = without_stops(self.generation_kwargs)
+        self.stop_strings = stop_strings_of(self.args.generation_kwargs, inner_model(self.model))
+        if not self.use_vllm and without_stop_keys(self.generation_kwargs) != self.generation_kwargs:
+            self.generation_kwargs = without_stop_keys(self.generation_kwargs)
             self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
 
     @property
@@ -313,7 +313,7 @@ class GRPOAdapter(GRPOTrainer):
         """The tokens of an answer; TRL knows of no stop string, nor of an ``eos_token_id`` in `generation_kwargs`."""
         ids = list(rollout.token_ids)
         known = bool(ids) and ids[-1] in (*self.eos_token_ids, self._tokenizer.pad_token_id)
-        return Stopped(ids, self.end_token) if rollout.finish_reason == "stop" and not known else ids
+        return StoppedTokens(ids, self.end_token) if rollout.finish_reason == "stop" and not known else ids
 
     @property
     def has_interpreter(self) -> bool:
@@ -354,7 +354,7 @@ class GRPOAdapter(GRPOTrainer):
         output = dict(rollout(prompts, trainer))
         if "completion_ids" in output:
             rows = output["completion_ids"]
-            output["completion_ids"] = marked_at_stops(rows, self.stop_strings, self._tokenizer, self.end_token)
+            output["completion_ids"] = mark_stopped(rows, self.stop_strings, self._tokenizer, self.end_token)
         return output
 
     def _rolled_out(self, prompts: list[Any], _: Any) -> dict[str, Any]:
@@ -420,8 +420,8 @@ class GRPOAdapter(GRPOTrainer):
 
         def kept(inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **options: Any) -> Tensor:
             known, completions = self.known_rewards(), self.judged(completions)
-            self.stopped = [isinstance(one, Stopped) for one in ids]
-            ids = plain(ids)
+            self.stopped = [isinstance(one, StoppedTokens) for one in ids]
+            ids = plain_lists(ids)
             if known is None:
                 parts = rewards(inputs, prompts, completions, ids, *more, **options)
                 self.reward_parts = check_finite(parts, self.reward_func_names)
