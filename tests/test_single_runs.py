@@ -547,7 +547,7 @@ def test_what_scores_cannot_use(given: dict[str, Any], error: str) -> None:
 @pytest.mark.parametrize("given", [None, ["right"]])
 def test_a_reward_that_is_no_number_is_named(given: Any) -> None:
     task = PassAtK(HELD_OUT, lambda completions, **columns: given).task
-    with pytest.raises(TypeError, match=r"the reward function .* gave .*; give a list with one finite number"):
+    with pytest.raises(TypeError, match=r"the reward function .* returned .*; return a list with one finite number"):
         task.verify_many(["1"], task.problems("holdout")[:1])
 
 

@@ -376,7 +376,7 @@ def test_a_wrong_answer_in_the_right_form_is_wrong(make_trainer: Callable[..., A
             train_dataset=Dataset.from_dict({"prompt": PROMPTS}), strategies=["negative_reinforcement"], **given,
         )  # fmt: skip
 
-    with pytest.warns(UserWarning, match="taken to be correct where the reward function 'accuracy' gives at least 1"):
+    with pytest.warns(UserWarning, match="count as correct if the reward function 'accuracy' returns at least 1"):
         guessed = make()
     batch = batch_of(guessed)
     assert batch.rewards.min() == 1.0
@@ -405,7 +405,7 @@ def test_kl_cov_does_not_act_on_rounding(make_trainer: Callable[..., Any]) -> No
         assert norms["kl_cov", reuse] == pytest.approx(norms["none", reuse], rel=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:an answer is taken to be correct")
+@pytest.mark.filterwarnings("ignore:completions count as correct")
 def test_memory_does_not_pass_from_one_trainer_to_the_next(make_trainer: Callable[..., Any]) -> None:
     strategy = xs.ElementWiseTemperature(source="running")
     first = make_trainer(ExplorationTrainer, options={"strategies": [strategy]})

@@ -114,14 +114,14 @@ def test_overdraw_asks_for_what_will_be_enough_on_average() -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "words"),
     [
-        (DynamicSampling, {"max_rounds": 0}, r"max_rounds is 0; use the number of further rounds .* such as 3"),
+        (DynamicSampling, {"max_rounds": 0}, r"max_rounds is 0; use the maximum number of further rounds .* such as 3"),
         (DynamicSampling, {"max_rounds": True}, "max_rounds is True"),
         (DynamicSampling, {"max_rounds": 2.5}, r"max_rounds is 2\.5"),
         (DynamicSampling, {"by": "acc"}, "by is 'acc'; use 'reward' or 'correct'"),
         (DynamicSampling, {"overdraw": 2}, "overdraw is 2; use True or False"),
         (DynamicSampling, {"rounds": 2}, "has no setting 'rounds'; it has max_rounds, by, overdraw"),
         (DynamicSampling, "yes", r"is 'yes'; use True, False, DynamicSampling\(\.\.\.\) or a mapping"),
-        (SkipSolved, {"visits": 0}, "visits is 0; use a whole number from 1 on, such as 2"),
+        (SkipSolved, {"visits": 0}, "visits is 0; use a whole number of 1 or more, such as 2"),
         (SkipSolved, {"floor": 0}, r"floor is 0; use a probability above 0 .* such as 0\.1"),
         (SkipSolved, {"floor": NAN}, "floor is nan"),
         (SkipSolved, {"floor": True}, "floor is True"),

@@ -201,7 +201,7 @@ def test_a_cache_above_the_length_limit_is_refused_at_once(make_trainer: Callabl
 
 
 def test_who_asks_for_answers_must_have_them(make_trainer: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"outcome_exploration looks at what each answer says, .* ExplorationTr"):
+    with pytest.raises(ValueError, match=r"outcome_exploration needs the answer of each completion; .* ExplorationTr"):
         make_trainer(ExplorationTrainer, options={"strategies": ["outcome_exploration"]})
     with pytest.raises(TypeError, match="answers is '42'; give a function"):
         make_trainer(ExplorationTrainer, options={"answers": "42"})
@@ -241,10 +241,10 @@ def test_nobody_is_asked_where_nobody_wants_to_know(make_trainer: Callable[..., 
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (["1"], "answers gave 1 for 2 completions; give one per completion"),
-        ("12", "answers gave str; give a list of 2: a text or None per completion"),
-        (None, "answers gave NoneType"),
-        (["1", 2], "answers gave 2 for completion 1; give a text such as '42', or None"),
+        (["1"], "answers returned 1 for 2 completions; return one per completion"),
+        ("12", "answers returned str; return a list of 2: a text or None per completion"),
+        (None, "answers returned NoneType"),
+        (["1", 2], "answers returned 2 for completion 1; return a text such as '42', or None"),
     ],
 )
 def test_answers_that_cannot_be(found: Any, message: str) -> None:

@@ -116,5 +116,5 @@ def test_groups_that_dynamic_sampling_exchanges_were_visited(train: Make) -> Non
 
 
 def test_what_is_correct_is_asked_for(train: Make) -> None:
-    with pytest.warns(UserWarning, match="an answer is taken to be correct where the reward function 'easy'"):
+    with pytest.warns(UserWarning, match="completions count as correct if the reward function 'easy'"):
         train(max_steps=1, options={"correct": None})

@@ -20,7 +20,7 @@ from explorl.models import load_policy, tiny_tokenizer
 from explorl.strategies import Batch, Strategy
 from explorl.tasks import get_task
 from explorl.training.grpo.run import grpo_config
-from explorl.training.grpo.stopping import Stopped, cut_at_stops, strings_in
+from explorl.training.grpo.stopping import StoppedTokens, configured_stop_strings, cut_at_stops
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.run_recorder import PassAtK
 from tests.training.conftest import PROMPTS
@@ -167,7 +167,7 @@ def test_settings_serve_a_second_trainer(small_policy: Path, tmp_path: Path) -> 
     ("given", "words"),
     [
         ({"stop_strings": ["a", ""]}, r"\['stop_strings'\] holds an empty string"),
-        ({"stop": [["a"], ["b"]]}, r"\['stop'\] is .*; all answers end at the same strings"),
+        ({"stop": [["a"], ["b"]]}, r"\['stop'\] is .*; all completions share the same strings"),
         ({"stop": 5}, r"\['stop'\] is 5"),
         ({"stop": "a", "stop_strings": "b"}, "'stop_strings' and 'stop', which mean the same"),
         ({"stop": ""}, r"\['stop'\] holds an empty string"),
@@ -301,18 +301,18 @@ def test_in_conversations_with_tools(engine: str, make_with_tools: Callable[...,
 
 
 def test_tokens_of_an_answer_that_was_stopped() -> None:
-    row = Stopped([5, 6, 7], end=2)
+    row = StoppedTokens([5, 6, 7], end=2)
     assert row[-1] == 2
     assert (row[2], row[-2], row[1:], list(row), len(row)) == (7, 6, [6, 7], [5, 6, 7], 3)
     assert torch.tensor(row).tolist() == [5, 6, 7]
     assert tiny_tokenizer().batch_decode([row]) == tiny_tokenizer().batch_decode([[5, 6, 7]])
     later, earlier = [1, 2] + row, row + [1, 2]  # noqa: RUF005 (as TRL does)
-    assert isinstance(later, Stopped)
+    assert isinstance(later, StoppedTokens)
     assert (list(later), later[-1]) == ([1, 2, 5, 6, 7], 2)
     assert type(earlier) is list
     assert earlier == [5, 6, 7, 1, 2]
     again = pickle.loads(pickle.dumps(row))  # on its way to another process
-    assert isinstance(again, Stopped)
+    assert isinstance(again, StoppedTokens)
     assert (list(again), again[-1]) == ([5, 6, 7], 2)
 
 
@@ -321,10 +321,10 @@ def test_the_first_string_to_be_complete_counts() -> None:
     texts = ["12+34=", "1234", "12", "", "34"]
     rows = cut_at_stops([tokenizer.encode(text) for text in texts], ["34", "+3"], tokenizer, end=9)
     assert tokenizer.batch_decode(rows) == ["12+3", "1234", "12", "", "34"]
-    assert [isinstance(row, Stopped) for row in rows] == [True, True, False, False, True]
-    (late,) = cut_at_stops([tokenizer.encode("34+34")], ["34"], tokenizer, end=9, fewest=2)
+    assert [isinstance(row, StoppedTokens) for row in rows] == [True, True, False, False, True]
+    (late,) = cut_at_stops([tokenizer.encode("34+34")], ["34"], tokenizer, end=9, min_tokens=2)
     assert tokenizer.decode(late) == "34+34"
-    assert strings_in(None) == strings_in({"top_k": 3, "stop": None}) == ()
+    assert configured_stop_strings(None) == configured_stop_strings({"top_k": 3, "stop": None}) == ()
 
 
 # ---------------------------------------------------------------- configurations

@@ -209,8 +209,8 @@ def test_temperature_zero_is_refused_in_words(make_trainer: Callable[..., Any]) 
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        ({"temprature": [1.0]}, r"hot\.sampling gives 'temprature'; it may give temperature, top_p"),
-        ({"temperature": [1.0]}, r"hot\.sampling gives 1 values of 'temperature' for 2 rows"),
+        ({"temprature": [1.0]}, r"hot\.sampling returns 'temprature'; it may return temperature, top_p"),
+        ({"temperature": [1.0]}, r"hot\.sampling returns 1 values of 'temperature' for 2 rows"),
     ],
 )
 def test_what_a_strategy_says_of_sampling_is_checked(said: Any, error: str) -> None:
@@ -220,7 +220,7 @@ def test_what_a_strategy_says_of_sampling_is_checked(said: Any, error: str) -> N
 
 def test_calls_of_a_tool_that_is_not_there_are_refused(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(ExplorationTrainer, options={"strategies": [hot({"tool_calls": 2})]})
-    with pytest.raises(ValueError, match=r"hot\.sampling gives 'tool_calls', and there is no tool to call"):
+    with pytest.raises(ValueError, match=r"hot\.sampling returns 'tool_calls', but there is no tool to call"):
         trainer.train()
 
 

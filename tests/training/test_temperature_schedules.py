@@ -134,9 +134,9 @@ class Wrong(Strategy):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([1.0] * 8, "wrong.sampling gives one number as a row's 'temperature_by_position'; give each row a sequence"),
-        (1.0, "wrong.sampling gives one number as a row's"),
-        ([[1.0]], "wrong.sampling gives 1 values of 'temperature_by_position' for 8 rows"),
+        ([1.0] * 8, "wrong.sampling returns a single number as a row's 'temperature_by_position'"),
+        (1.0, "wrong.sampling returns a single number as a row's"),
+        ([[1.0]], "wrong.sampling returns 1 values of 'temperature_by_position' for 8 rows"),
         ([[0.0]] * 8, r"temperature_by_position of row 0 holds 0\.0"),
         ([[]] * 8, r"temperature_by_position of row 0 is \[\]"),
     ],

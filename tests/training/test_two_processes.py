@@ -279,7 +279,7 @@ def direct(trainer: Any, case: Case) -> None:
 
     trainer._engine.generate = directed
     if any(overrides(strategy, "branching") for strategy in trainer.strategies):
-        trainer._drawn_by_engine = directed_branches
+        trainer._sample_with_engine = directed_branches
 
 
 def cut_off(rollout: Rollout, ends: Sequence[int], most: int = LENGTH) -> Rollout:

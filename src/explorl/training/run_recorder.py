@@ -29,9 +29,9 @@ from explorl.training.grpo.activity import Activity
 from explorl.training.grpo.construction import check_prompts
 from explorl.training.grpo.logged_columns import logged_columns
 from explorl.training.grpo.rewards import checked_rewards
-from explorl.training.grpo.stopping import stops_of
+from explorl.training.grpo.stopping import stop_strings_of
 from explorl.training.grpo.trainer import ExplorationTrainer
-from explorl.training.grpo.trl_adapter import logs_of, prompt_seen
+from explorl.training.grpo.trl_adapter import logs_of, rendered_prompt
 from explorl.training.tracking import calling_handler, log_scores
 
 Reward = Callable[..., Sequence[float | None]]
@@ -108,7 +108,7 @@ class PassAtK(TrainerCallback):
         if step in self.history or not state.is_world_process_zero:
             return
         longest = self.max_tokens or getattr(args, "max_completion_length", None) or 256
-        stop = stops_of(getattr(args, "generation_kwargs", None), model) if self.stop is None else self.stop
+        stop = stop_strings_of(getattr(args, "generation_kwargs", None), model) if self.stop is None else self.stop
         sampling = SamplingParams(temperature=self.temperature, max_tokens=longest, stop=stop)
         how = Protocol(self.samples, sampling, "PassAtK")
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
@@ -220,7 +220,7 @@ class RunRecorder(TrainerCallback):
         if self._logged() is self._latest:  # a batch is learnt again, and an evaluation may have logged its own since
             return
         batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
-        self._keep(state.global_step, logged_columns(logs, batch, partial(prompt_seen, self._trainer)))
+        self._keep(state.global_step, logged_columns(logs, batch, partial(rendered_prompt, self._trainer)))
 
     def _logged(self) -> Any:
         """The last answer's advantage that a trainer has logged, an object of its own for each answer."""

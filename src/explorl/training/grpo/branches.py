@@ -1,4 +1,4 @@
-"""Answers that branch off each other, sampled for a trainer: what strategies ask for, and what is logged of it."""
+"""Branching completions in a trainer: what strategies request, and what is logged."""
 
 from __future__ import annotations
 
@@ -11,47 +11,48 @@ from explorl.strategies.base import overrides
 
 
 def branching_of(strategies: Sequence[Strategy], step: int) -> Branching | None:
-    """How answers are to branch at this step, by the last strategy that says so; None where none does."""
-    found = None
+    """Return how completions branch at this step, by the last strategy that sets it; None if no strategy does."""
+    branching = None
     for strategy in strategies:
-        given = strategy.branching(step) if overrides(strategy, "branching") else None
-        if given is None:
+        settings = strategy.branching(step) if overrides(strategy, "branching") else None
+        if settings is None:
             continue
         try:
-            found = Branching(**given)
+            branching = Branching(**settings)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{title(strategy)}.branching: {error}") from None
-    return found
+    return branching
 
 
 def sets_row_sampling(strategy: Strategy) -> bool:
-    """Whether a strategy says how rows are sampled, which `model.generate` cannot do."""
+    """Tell whether a strategy sets how individual rows are sampled, which `model.generate` cannot do."""
     return overrides(strategy, "sampling") or overrides(strategy, "branching")
 
 
 BranchRecord = tuple[int, list[tuple[Branch, float]]]
-"""Of a call: the places at which it was decided, and where it branched, with the part of the answer before it."""
+"""Of one call: the number of candidate positions, and each branch with its relative position in its parent."""
 
 
 def branch_record(rollouts: BranchedRollouts) -> BranchRecord:
-    """What is to be known of the branches of a call."""
-    return rollouts.places, [(one, one.place / max(len(rollouts[one.parent]), 1)) for one in rollouts.branches]
+    """Return what the metrics need to know of the branches of a call."""
+    branches = [(branch, branch.place / max(len(rollouts[branch.parent]), 1)) for branch in rollouts.branches]
+    return rollouts.places, branches
 
 
 def branch_metrics(calls: Sequence[BranchRecord]) -> dict[str, float]:
-    """What is logged of the branches of all processes: how often, where, and with what entropy."""
-    places = sum(places for places, _ in calls)
+    """Return the metrics of the branches of all processes: how often, where, and with what entropy."""
+    places = sum(candidates for candidates, _ in calls)
     branches = [branch for _, branches in calls for branch in branches]
     numbers = {
         "branches": float(len(branches)),
         "places": float(places),
-        "forks": float(sum(one.copies for one, _ in branches)),
+        "forks": float(sum(branch.copies for branch, _ in branches)),
         "frequency": len(branches) / max(places, 1),
     }
     if branches:
         numbers["relative_place"] = sum(relative for _, relative in branches) / len(branches)
         for name in ("place", "entropy", "initial_entropy", "probability"):
-            numbers[name] = sum(float(getattr(one, name)) for one, _ in branches) / len(branches)
-    for marker in sorted({one.marker for one, _ in branches}):
-        numbers[f"at/{marker}"] = float(sum(one.marker == marker for one, _ in branches))
+            numbers[name] = sum(float(getattr(branch, name)) for branch, _ in branches) / len(branches)
+    for marker in sorted({branch.marker for branch, _ in branches}):
+        numbers[f"at/{marker}"] = float(sum(branch.marker == marker for branch, _ in branches))
     return {f"branching/{name}": value for name, value in numbers.items()}

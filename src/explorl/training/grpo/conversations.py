@@ -1,7 +1,7 @@
-"""Answers in several turns, as TRL's tool loop asks for them, in one session of the engine.
+"""Completions in several turns, as TRL's tool loop requests them, in one session of the engine.
 
-A row keeps its sampling parameters, its random numbers and what was computed of it from turn to turn; what a tool said
-is put in between and carries no record.
+A row keeps its sampling parameters, its random numbers and its cache from turn to turn; the tool's outputs are inserted
+between turns and have no token statistics.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
 
 RECORDS = ("logps", "sampling_logps", "entropy", "branching", "sampled", "min_p_mass", "top_ids", "top_logps")
-"""What a rollout has for each token."""
+"""Fields of a rollout with one value per token."""
 
 
 class RowTokens(list[int]):
-    """Tokens that know which row of the generation batch they begin; so does what is added to them."""
+    """Tokens that carry the number of their row in the generation batch, also when tokens are appended."""
 
     def __init__(self, tokens: Sequence[int], row: int) -> None:
         super().__init__(tokens)
@@ -27,9 +27,9 @@ class RowTokens(list[int]):
         return RowTokens([*self, *more], self.row)
 
 
-def rows_of(tokens: Sequence[Sequence[int]]) -> list[int] | None:
-    """The rows that these are of; None where they do not know."""
-    rows = [one.row for one in tokens if isinstance(one, RowTokens)]
+def row_numbers(tokens: Sequence[Sequence[int]]) -> list[int] | None:
+    """Return the row number of each sequence of tokens; None unless all carry one."""
+    rows = [sequence.row for sequence in tokens if isinstance(sequence, RowTokens)]
     return rows if rows and len(rows) == len(tokens) else None
 
 
@@ -43,18 +43,18 @@ class Conversation:
         self._session.run()
 
     def rollouts(self) -> Rollouts:
-        """All rows as they stand."""
+        """Return all rows as sampled so far."""
         rows = [self._session.rollout(row) for row in range(len(self._prompts))]
         return Rollouts(rows, self._prompts, 1, 0).check()
 
-    def go_on(self, rows: Sequence[int], contexts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """What these rows say next, after prompts and completions so far with what tools said to them."""
+    def continue_rows(self, rows: Sequence[int], contexts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Sample the next turn of these rows, given the prompts and completions so far with the tools' outputs."""
         for row, context in zip(rows, contexts, strict=True):
             length = len(context) - len(self._prompts[row])
-            said = self._session.rollout(row)
-            # A strategy may allow a row fewer tokens than TRL allows a conversation: then nothing follows.
+            rollout = self._session.rollout(row)
+            # A strategy may allow a row fewer tokens than TRL allows a conversation: then nothing more is sampled.
             limit = max(self._limits[row], length)
-            self._session.extend(row, context[len(self._prompts[row]) + len(said) :], limit)
+            self._session.extend(row, context[len(self._prompts[row]) + len(rollout) :], limit)
         self._session.run()
         self.rollouts()
         return [
@@ -63,16 +63,16 @@ class Conversation:
         ]
 
     def close(self, completion_ids: Sequence[Sequence[int]]) -> Rollouts | None:
-        """All rows, as far as the completions that TRL made of them go; None where those say something else."""
+        """Close the session and return all rows, cut to TRL's completions; None if those have other tokens."""
         rollouts = self.rollouts()
         self._session.close()
-        rows = [_first(rollout, len(ids)) for rollout, ids in zip(rollouts, completion_ids, strict=True)]
+        rows = [_truncated(rollout, len(ids)) for rollout, ids in zip(rollouts, completion_ids, strict=True)]
         same = all(row.token_ids == list(ids) for row, ids in zip(rows, completion_ids, strict=True))
         return Rollouts(rows, self._prompts, 1, 0) if same else None
 
 
-def _first(rollout: Rollout, length: int) -> Rollout:
-    """A rollout's first tokens."""
+def _truncated(rollout: Rollout, length: int) -> Rollout:
+    """Return a rollout with its first ``length`` tokens."""
     if length >= len(rollout):
         return rollout
     records = {name: getattr(rollout, name) for name in RECORDS}

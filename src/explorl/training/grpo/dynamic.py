@@ -1,14 +1,14 @@
-"""Dynamic sampling: a group whose rewards are all equal is exchanged for the group of a fresh prompt.
+"""Dynamic sampling: replace a group whose rewards are all equal by the group of a fresh prompt.
 
-    0 < |{o_i right}| < G        DAPO, Yu et al. 2025 (arXiv:2503.14476), Eq. 11 and Algorithm 1
+    0 < |{o_i correct}| < G        DAPO, Yu et al. 2025 (arXiv:2503.14476), Eq. 11 and Algorithm 1
 
-All rewards of such a group equal their mean, so its advantages are 0 and its rollouts teach nothing. DAPO samples whole
-batches until enough groups are left over. Here a further round draws only as many groups as are missing, for at most
-`max_rounds` rounds; what is still missing then stays in the batch without variance, as in plain GRPO.
+All rewards of such a group equal their mean, so its advantages are 0 and its rollouts contribute no gradient. DAPO
+samples whole batches until enough groups remain. Here a further round samples only as many groups as are missing, for
+at most `max_rounds` rounds; groups that are still missing then stay in the batch without variance, as in plain GRPO.
 
-Where the sources disagree: the paper asks which answers are right, and so does the authors' configuration
-(``filter_groups.metric: acc``); TRL users mean the total reward, of which correctness is often only a part. ``by`` says
-which of the two is looked at. The authors' code stops with an error when its bound is reached; this one goes on.
+The sources disagree: the paper and the authors' configuration (``filter_groups.metric: acc``) look at which completions
+are correct; TRL users mean the total reward, of which correctness is often only a part. ``by`` selects one of the two.
+The authors' code stops with an error when its bound is reached; this one continues.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ SLACK = 1e-6
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Exchange groups whose rewards are all equal."""
+    """Replace groups whose rewards are all equal."""
 
     max_rounds: int = 3
-    """Further rounds of sampling for one batch, at most."""
+    """Maximum number of further rounds of sampling for one batch."""
     by: By = "reward"
-    """What has to differ within a group: the total reward, or which answers are correct, as in the paper."""
+    """What has to differ within a group: the total reward, or which completions are correct, as in the paper."""
     overdraw: bool = False
-    """A further round draws so many groups that about as many as are missing will have variance, and no more than a
-    batch has: fewer rounds, more rollouts."""
+    """Sample so many groups in a further round that the expected number with variance is the number missing, at most a
+    whole batch: fewer rounds, more rollouts."""
 
     def __post_init__(self) -> None:
         if isinstance(self.max_rounds, bool) or not isinstance(self.max_rounds, int) or self.max_rounds < 1:
             raise ValueError(
-                f"dynamic_sampling: max_rounds is {self.max_rounds!r}; use the number of further rounds that a batch "
-                "may take, 1 or more, such as 3"
+                f"dynamic_sampling: max_rounds is {self.max_rounds!r}; use the maximum number of further rounds of "
+                "sampling per batch, 1 or more, such as 3"
             )
         if self.by not in get_args(By):
             raise ValueError(f"dynamic_sampling: by is {self.by!r}; use 'reward' or 'correct'")
@@ -51,10 +51,10 @@ class DynamicSampling:
             raise ValueError(f"dynamic_sampling: overdraw is {self.overdraw!r}; use True or False")
 
     def groups(self, missing: int, *, batch: int, drawn: int, varied: int) -> int:
-        """How many groups the next round draws, after so many were drawn and so many of them had variance.
+        """Return how many groups to sample in the next round, when ``varied`` of the ``drawn`` groups had variance.
 
-        With overdraw that is missing/q, the mean number of draws until so many groups have variance, with
-        q = (varied + 1)/(drawn + 2), Laplace's estimate of how often one has.
+        With overdraw that is missing/q, the mean number of draws until that many groups have variance, with
+        q = (varied + 1)/(drawn + 2), Laplace's estimate of how often a group has variance.
         """
         if not self.overdraw:
             return missing
@@ -62,7 +62,7 @@ class DynamicSampling:
 
 
 def as_option(kind: type[Option], value: Any, name: str) -> Option | None:
-    """An option of the trainer: None and False are none, True is the defaults, a mapping sets some of them."""
+    """Build an option of the trainer: None and False mean off, True means defaults, a mapping sets some fields."""
     if value is None or value is False:
         return None
     if value is True:
@@ -71,42 +71,42 @@ def as_option(kind: type[Option], value: Any, name: str) -> Option | None:
         return value
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {value!r}; use True, False, {kind.__name__}(...) or a mapping of its settings")
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    wrong = [key for key in value if key not in known]
-    if wrong:
-        raise ValueError(f"{name} has no setting {wrong[0]!r}; it has {', '.join(known)}")
+    settings = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    unknown = [key for key in value if key not in settings]
+    if unknown:
+        raise ValueError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(settings)}")
     return kind(**value)
 
 
-def varies(values: Float[Tensor, "rows what"], generations: int) -> Bool[Tensor, " groups"]:
-    """Whether any of the values differs within a group of rows. NaN, a row that was not scored, is left out of it."""
+def varies(values: Float[Tensor, "rows values"], generations: int) -> Bool[Tensor, " groups"]:
+    """Tell for each group of rows whether a value differs within it; NaN, a row without a score, is ignored."""
     grouped = values.reshape(-1, generations, values.size(1))
-    unknown = grouped.isnan()
-    highest = grouped.masked_fill(unknown, -math.inf).amax(1)
-    lowest = grouped.masked_fill(unknown, math.inf).amin(1)
+    unscored = grouped.isnan()
+    highest = grouped.masked_fill(unscored, -math.inf).amax(1)
+    lowest = grouped.masked_fill(unscored, math.inf).amin(1)
     return (highest - lowest > SLACK * highest.abs().clamp(min=1.0)).any(1)
 
 
-class Cost(NamedTuple):
-    """What dynamic sampling takes for one batch, on average."""
+class SamplingCost(NamedTuple):
+    """Expected cost of dynamic sampling for one batch."""
 
     groups: float
-    """Drawn, the first round's included."""
+    """Groups sampled, including the first round."""
     rounds: float
-    """After the first one."""
+    """Rounds after the first one."""
     without_variance: float
-    """Groups of the batch that have none when the bound is reached."""
+    """Groups left without variance when the bound is reached."""
 
 
 def keep_rate(solve_rate: float, generations: int) -> float:
-    """q = 1 − pᴳ − (1 − p)ᴳ: how often a group of G right or wrong answers has variance."""
+    """Return q = 1 − pᴳ − (1 − p)ᴳ: how often a group of G correct or wrong completions has variance."""
     return 1.0 - solve_rate**generations - (1.0 - solve_rate) ** generations
 
 
-def expected_cost(groups: int, rate: float, max_rounds: int) -> Cost:
-    """Cost where each group has variance with probability q, and a round draws as many groups as are missing.
+def expected_cost(groups: int, rate: float, max_rounds: int) -> SamplingCost:
+    """Return the expected cost if each group has variance with probability q, without overdraw.
 
-    Each place of the batch is filled after a geometric number of draws, cut off at R + 1, for itself:
+    Each slot of the batch is filled independently after a geometric number of draws, cut off at R + 1:
 
         groups = P·(1 − (1 − q)^(R+1))/q      rounds = Σ_{r=1..R} 1 − (1 − (1 − q)^r)^P      left = P·(1 − q)^(R+1)
 
@@ -115,6 +115,6 @@ def expected_cost(groups: int, rate: float, max_rounds: int) -> Cost:
     if not 0 < rate <= 1:
         raise ValueError(f"rate is {rate}; use the share of groups that have variance, above 0 and at most 1")
     fail = 1.0 - rate
-    rounds = sum(1.0 - (1.0 - fail**one) ** groups for one in range(1, max_rounds + 1))
+    rounds = sum(1.0 - (1.0 - fail**number) ** groups for number in range(1, max_rounds + 1))
     left = groups * fail ** (max_rounds + 1)
-    return Cost((groups - left) / rate, rounds, left)
+    return SamplingCost((groups - left) / rate, rounds, left)

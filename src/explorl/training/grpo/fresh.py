@@ -1,6 +1,6 @@
-"""Fresh prompts for a generation batch: an order of the data set that follows from the seed and the batch's number.
+"""Fresh prompts for a generation batch: a random order of the data set, given by the seed and the batch's number.
 
-Nothing is remembered from batch to batch, so that a resumed run and every process find the same prompts.
+Nothing is carried over from batch to batch, so a resumed run and every process get the same prompts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class FreshPrompt(NamedTuple):
 
 
 def row_key(row: Mapping[str, Any]) -> str:
-    """What tells a row of the data set from others: a digest of its prompt and of all else in it that JSON can hold."""
+    """Return a key that identifies a row of the data set: a digest of everything in it that JSON can represent."""
     text = json.dumps(row, skipkeys=True, default=lambda _: None)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def keyed_seed(*parts: object) -> int:
-    """A seed that follows from these values alone."""
+    """Return a seed that depends on these values alone."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1  # below 2^63, as torch asks
+    return int.from_bytes(digest[:8], "big") >> 1  # torch needs a seed below 2^63
 
 
 def keyed_uniform(*parts: object) -> float:
-    """A number from 0 to 1 that follows from these values alone."""
+    """Return a number from 0 to 1 that depends on these values alone."""
     return keyed_seed(*parts) / 2**63
 
 
@@ -46,15 +46,17 @@ def fresh_rows(
     taken: Iterable[str],
     skips: Callable[[str], bool] = lambda key: False,
 ) -> Iterator[FreshPrompt]:
-    """Rows of a data set of this size in random order, each at most once, without those that are taken.
+    """Yield rows of a data set of this size in random order, each at most once, except those in ``taken``.
 
-    number: of the generation batch.
+    Args:
+        number: Number of the generation batch.
+        skips: Tells whether a prompt is skipped, given its key.
     """
-    seen = set(taken)
+    used = set(taken)
     order = torch.randperm(size, generator=torch.Generator().manual_seed(keyed_seed("fresh", seed, number)))
-    for place in order.tolist():
-        row = dict(row_at(place))
+    for index in order.tolist():
+        row = dict(row_at(index))
         key = row_key(row)
-        if key not in seen and not skips(key):
-            seen.add(key)
+        if key not in used and not skips(key):
+            used.add(key)
             yield FreshPrompt(key, row)

@@ -55,7 +55,7 @@ from explorl.training.grpo.logprobs import widened
 from explorl.training.grpo.objective import ObjectiveTrainer
 from explorl.training.grpo.rollout_columns import token_columns
 from explorl.training.grpo.tool_transcripts import ToolTranscript
-from explorl.training.grpo.trl_adapter import IMAGES, prompt_seen
+from explorl.training.grpo.trl_adapter import IMAGES, rendered_prompt
 
 RolloutListener = Callable[[int, dict[str, list[Any]]], None]
 """Gets the step that a generation batch is for, and the batch's columns."""
@@ -126,12 +126,12 @@ class InspectingTrainer(ObjectiveTrainer):
         columns = self._columns(output, recorded, sampled, records) if told else {}
         columns |= tool_call_columns(said) if said and told else {}
         for listener in self._listeners:
-            listener(self.now + 1, columns)
+            listener(self.current_step + 1, columns)
         if view is not None and sampled is not None and records is not None:
             view = _filled(view, sampled, records)
         if view is not None or sampled is not None:
             until = self.micro_step + self._micro_batches_of_batch
-            self._looks.append(PendingInspection(self.now + 1, view, sampled, columns, inputs, until))
+            self._looks.append(PendingInspection(self.current_step + 1, view, sampled, columns, inputs, until))
 
     @property
     def _micro_batches_of_batch(self) -> int:
@@ -170,7 +170,7 @@ class InspectingTrainer(ObjectiveTrainer):
         assert parts is not None
         logged = logged_columns(self.logs, len(rewards))
         return StepView(
-            step=self.now + 1,
+            step=self.current_step + 1,
             token_ids=told(output["completion_ids"]),
             mask=told(mask),
             logps=told(None if recorded is None else recorded.logps),
@@ -254,7 +254,7 @@ class InspectingTrainer(ObjectiveTrainer):
         """The latest generation batch as TRL logged it, with token records of some answers of this process."""
         parts = self.reward_parts
         assert parts is not None
-        columns = logged_columns(self.logs, len(parts), partial(prompt_seen, self))
+        columns = logged_columns(self.logs, len(parts), partial(rendered_prompt, self))
         if not self.correct.guessed:
             marks, unscored = self.correct.marks(parts).tolist(), self.correct.rewards(parts).isnan().tolist()
             columns["correct"] = [None if no else mark for mark, no in zip(marks, unscored, strict=True)]
@@ -348,7 +348,7 @@ class _Watching(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Steps may be counted anew: a batch that an earlier call of `train` has left was made at none of them."""
-        for part in self.trainer.waiting or []:
+        for part in self.trainer.buffered_batches or []:
             part["made_at"] = torch.tensor(-1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -77,7 +77,7 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             mask=mask,
             advantages=advantages,
             temperature=self.temperature,
-            step=self.now,
+            step=self.current_step,
         ):
             token_loss = token_loss + penalty
             self.activity.penalty(strategy, penalty, mask)
@@ -95,10 +95,10 @@ class ObjectiveTrainer(LogProbabilityTrainer):
     def _old(self, batch: dict[str, Any], logps: Tensor) -> Tensor:
         """log π_old. Until the policy has moved that is log π, without the rounding between two passes."""
         old: Tensor | None = batch.get("old_per_token_logps")
-        unmoved = self.mode == "train" and "made_at" in batch and int(batch["made_at"]) == self.now
+        unmoved = self.mode == "train" and "made_at" in batch and int(batch["made_at"]) == self.current_step
         if old is None or unmoved:
             old = logps.detach()
-            if self.mode == "train" and self.asked_for_old:
+            if self.mode == "train" and self.needs_old_logps:
                 batch["old_per_token_logps"] = old  # for when this micro-batch comes again
         return old
 

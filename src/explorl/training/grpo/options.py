@@ -17,7 +17,7 @@ from explorl.strategies import Strategy
 from explorl.strategies._lib.validate import title
 from explorl.strategies.base import overrides
 from explorl.training.grpo.loss import LOSSES
-from explorl.training.grpo.stopping import strings_in
+from explorl.training.grpo.stopping import configured_stop_strings
 
 ARGUMENTS: Mapping[str, str] = {
     "model": "honoured; a name of ours, such as smollm2-135m, is one as well",
@@ -297,7 +297,7 @@ def refuse(args: Any) -> None:
     """What cannot be honoured is an error before anything is loaded, with what to use instead."""
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
-    strings_in(args.generation_kwargs)
+    configured_stop_strings(args.generation_kwargs)
     given = args.generation_kwargs or {}
     own = None if args.use_vllm or given.get("do_sample") is False else given.get("temperature")
     for name, value in (("temperature", args.temperature), ("generation_kwargs['temperature']", own)):

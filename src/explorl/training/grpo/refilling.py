@@ -1,13 +1,13 @@
-"""Which prompts a generation batch is made of: solved ones give way before it is sampled, dull groups after it.
+"""Choose the prompts of a generation batch: replace solved prompts before sampling, and groups without variance after.
 
     rows of the loader ─► skip_solved ─► sample, reward ─► dynamic_sampling ─► the batch
                                ▲                              │        ▲
                                └─────── fresh prompts ◄───────┘        └── sample, reward ◄── fresh prompts
 
-Whatever is exchanged, every process holds as many rows as before and makes as many calls as the others: all that is
-decided follows from rewards, prompts and states that all of them have. A batch that was sampled and rewarded here is
-then handed to TRL as if TRL had sampled it. So everything that comes after (logs, strategies, listeners, the loss) sees
-the rows that are trained on, and no log-probability is computed of the others.
+Every process keeps its number of rows and makes the same number of collective calls: all decisions depend only on
+rewards, prompts and states that all processes have. A batch that was sampled and rewarded here is then passed to TRL as
+if TRL had sampled it. So everything that follows (logs, strategies, listeners, the loss) sees the rows that are trained
+on, and no log-probabilities are computed for the others.
 """
 
 from __future__ import annotations
@@ -38,50 +38,50 @@ from explorl.training.grpo.solved import SkipSolved, SolveStreaks, solve_rates
 from explorl.training.grpo.trl_adapter import RewardedRows
 
 REFUSED = {
-    "tools": "a conversation is sampled turn by turn; leave out the tools",
-    "environment_factory": "an environment is reset for each rollout; leave out the environments",
-    "rollout_func": "a function of yours samples; exchange groups there, or leave out rollout_func",
+    "tools": "a conversation is sampled turn by turn; remove the tools",
+    "environment_factory": "an environment is reset for each rollout; remove the environments",
+    "rollout_func": "your function samples; replace groups there, or remove rollout_func",
 }
-"""Arguments of TRL's trainer that dynamic sampling does not go with, and why."""
-_RECORDS = [one.name for one in fields(PaddedRollouts)]
+"""Arguments of TRL's trainer that cannot be combined with dynamic sampling, and why."""
+_RECORDS = [field.name for field in fields(PaddedRollouts)]
 
 
 def refuse(
-    dynamic: DynamicSampling | None, skip: SkipSolved | None, *, args: Any, dataset: Any, given: Mapping[str, Any]
+    dynamic: DynamicSampling | None, skip: SkipSolved | None, *, args: Any, dataset: Any, arguments: Mapping[str, Any]
 ) -> None:
-    """What exchanging prompts cannot work with is an error before anything is loaded, with what to do instead."""
+    """Raise for options that replacing prompts does not work with, before anything is loaded."""
     names = [name for name, spec in (("dynamic_sampling", dynamic), ("skip_solved", skip)) if spec is not None]
     if names and dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ValueError(
-            f"{names[0]} takes fresh prompts from any place of the data set, and {type(dataset).__name__} is a stream; "
-            "give a datasets.Dataset"
+            f"{names[0]} takes fresh prompts from anywhere in the data set, but {type(dataset).__name__} is a stream; "
+            "use a datasets.Dataset"
         )
     if dynamic is None:
         return
     for name, why in REFUSED.items():
-        if given.get(name):
-            raise ValueError(f"dynamic_sampling does not go with {name}: {why}, or dynamic_sampling")
+        if arguments.get(name):
+            raise ValueError(f"dynamic_sampling cannot be combined with {name}: {why}, or remove dynamic_sampling")
     if args.use_vllm:
-        raise ValueError("dynamic_sampling has not been tried with vLLM; set use_vllm=False, or leave it out")
+        raise ValueError("dynamic_sampling is untested with vLLM; set use_vllm=False, or remove it")
     prompts = args.generation_batch_size // args.num_generations
     if dataset is not None and len(dataset) <= prompts:
         raise ValueError(
-            f"dynamic_sampling needs prompts beside those of a batch: the data set has {len(dataset)}, and a batch "
-            f"takes {prompts}; give more prompts, or leave it out"
+            f"dynamic_sampling needs more prompts than a batch has: the data set has {len(dataset)}, and a batch takes "
+            f"{prompts}; add prompts, or remove it"
         )
 
 
 class RefillingTrainer(InspectingTrainer):
-    """Exchanges prompts that teach nothing for fresh ones."""
+    """Replaces prompts that give no gradient by fresh ones."""
 
     dynamic_sampling: DynamicSampling | None
     skip_solved: SkipSolved | None
-    _settled: SampledGroups | None = None
-    """A generation batch that is sampled and rewarded, and that TRL has not seen yet."""
+    _prepared: SampledGroups | None = None
+    """A generation batch that is sampled and rewarded but not yet passed to TRL."""
 
-    def _begin_refilling(self, dynamic_sampling: DynamicSampling | None, skip_solved: SkipSolved | None) -> None:
+    def _init_refilling(self, dynamic_sampling: DynamicSampling | None, skip_solved: SkipSolved | None) -> None:
         if dynamic_sampling is not None and self.sees_images:
-            raise ValueError("dynamic_sampling cannot move images between processes; leave it out, or use a text model")
+            raise ValueError("dynamic_sampling cannot move images between processes; remove it, or use a text model")
         self.dynamic_sampling, self.skip_solved = dynamic_sampling, skip_solved
         self._streaks = None if skip_solved is None else SolveStreaks(skip_solved, self.args.seed)
         self._group_keys: list[str] = []
@@ -89,7 +89,7 @@ class RefillingTrainer(InspectingTrainer):
     # ---------------------------------------------------------------- a generation batch
 
     def refill(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows to train on; with dynamic sampling they are sampled and rewarded already."""
+        """Return the rows to train on; with dynamic sampling they are already sampled and rewarded."""
         if self.dynamic_sampling is None and self._streaks is None:
             return inputs
         self._group_keys = gather_object([row_key(row) for row in inputs])[:: self.num_generations]
@@ -99,144 +99,145 @@ class RefillingTrainer(InspectingTrainer):
             seed=self.args.seed,
             number=self._batch_number,
             taken=self._group_keys,
-            skips=self._passes_over,
+            skips=self._skips,
         )
         if self._streaks is not None:
             inputs = self._without_solved(inputs, fresh)
         return inputs if self.dynamic_sampling is None else self._with_variance(inputs, fresh)
 
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Of rows that are sampled and rewarded already, TRL makes the rest."""
-        sampled = self.tokens_seen
+        """Have TRL score the batch; rows that are already sampled and rewarded are not sampled again."""
+        tokens = self.tokens_seen
         try:
             output = super().scored(inputs)
-            if self._settled is not None:
-                self.tokens_seen = sampled  # they were counted when they were sampled
+            if self._prepared is not None:
+                self.tokens_seen = tokens  # they were counted when they were sampled
             elif self.mode == "train" and self._streaks is not None:
                 assert self.reward_parts is not None
-                self._take_down(self._group_keys, self.reward_parts)
+                self._record_visits(self._group_keys, self.reward_parts)
             return output
         finally:
-            self._settled = None
+            self._prepared = None
 
     def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
-        if self._settled is None:
+        if self._prepared is None:
             return super().sample(prompt_ids, rows)
-        recorded = self._settled.records
-        if recorded:
-            sampling = recorded.get(SAMPLING_TEMPERATURE)
-            records = PaddedRollouts(**{name: recorded.get(name) for name in _RECORDS})  # type: ignore[arg-type]
-            self._keep(
-                self._settled.rewarded.completion_ids, records, sampling, recorded.get(TRAINING_TEMPERATURE, sampling)
+        tensors = self._prepared.records
+        if tensors:
+            sampling = tensors.get(SAMPLING_TEMPERATURE)
+            records = PaddedRollouts(**{name: tensors.get(name) for name in _RECORDS})  # type: ignore[arg-type]
+            self._store_records(
+                self._prepared.rewarded.completion_ids, records, sampling, tensors.get(TRAINING_TEMPERATURE, sampling)
             )
-        self.transcripts = self._settled.rewarded.transcripts
-        return self._settled.rewarded.completion_ids
+        self.transcripts = self._prepared.rewarded.transcripts
+        return self._prepared.rewarded.completion_ids
 
     def known_rewards(self) -> RewardedRows | None:
-        return None if self._settled is None else self._settled.rewarded
+        return None if self._prepared is None else self._prepared.rewarded
 
     @property
     def _batch_number(self) -> int:
-        """Generation batches before this one."""
+        """Number of generation batches before this one."""
         return self.micro_step // self._micro_batches_of_batch
 
-    def _slot(self, place: int, rows: int) -> int:
-        """Group of a row of this process, where every process has so many."""
-        return int(self.accelerator.process_index * rows + place) // int(self.num_generations)
+    def _group_of(self, row: int, rows: int) -> int:
+        """Return the group of a row of this process, if every process has ``rows`` rows."""
+        return int(self.accelerator.process_index * rows + row) // int(self.num_generations)
 
     # ---------------------------------------------------------------- before sampling
 
-    def _passes_over(self, key: str) -> bool:
+    def _skips(self, key: str) -> bool:
         return self._streaks is not None and self._streaks.skips(key, self._batch_number)
 
     def _without_solved(self, inputs: list[dict[str, Any]], fresh: Iterator[FreshPrompt]) -> list[dict[str, Any]]:
-        """Puts fresh prompts in the place of those that are passed over, as long as there are some."""
+        """Replace skipped prompts by fresh ones, as long as there are fresh ones."""
         assert self._streaks is not None
-        passed = [slot for slot, key in enumerate(self._group_keys) if self._passes_over(key)]
-        exchanged = dict(zip(passed, islice(fresh, len(passed)), strict=False))
-        for slot, one in exchanged.items():
-            self._group_keys[slot] = one.key
-        self.record_metric("skip_solved/skipped", float(len(exchanged)))
+        skipped = [group for group, key in enumerate(self._group_keys) if self._skips(key)]
+        replacements = dict(zip(skipped, islice(fresh, len(skipped)), strict=False))
+        for group, prompt in replacements.items():
+            self._group_keys[group] = prompt.key
+        self.record_metric("skip_solved/skipped", float(len(replacements)))
         self.record_metric("skip_solved/solved", float(self._streaks.solved))
-        slots = [self._slot(place, len(inputs)) for place in range(len(inputs))]
+        groups = [self._group_of(row, len(inputs)) for row in range(len(inputs))]
         return [
-            dict(exchanged[slot].row) if slot in exchanged else row for slot, row in zip(slots, inputs, strict=True)
+            dict(replacements[group].row) if group in replacements else row
+            for group, row in zip(groups, inputs, strict=True)
         ]
 
-    def _take_down(self, keys: Sequence[str], parts: Tensor) -> None:
-        """Takes down which prompts were solved, whether or not their groups are trained on."""
+    def _record_visits(self, keys: Sequence[str], parts: Tensor) -> None:
+        """Record which prompts were solved, whether or not their groups are trained on."""
         if self._streaks is not None:
-            right = self.correct.threshold - SLACK
-            self._streaks.record(keys, solve_rates(self.correct.rewards(parts), right, self.num_generations))
+            threshold = self.correct.threshold - SLACK
+            self._streaks.record(keys, solve_rates(self.correct.rewards(parts), threshold, self.num_generations))
 
     # ---------------------------------------------------------------- after sampling
 
     def _with_variance(self, inputs: list[dict[str, Any]], fresh: Iterator[FreshPrompt]) -> list[dict[str, Any]]:
-        """Samples and rewards the batch, and exchanges groups without variance for those of fresh prompts."""
+        """Sample and reward the batch, and replace groups without variance by those of fresh prompts."""
         spec = self.dynamic_sampling
         assert spec is not None
-        batch = self._drawn(list(inputs), self._group_keys)
+        batch = self._sample_groups(list(inputs), self._group_keys)
         reward = self._totals(batch.rewarded.reward_parts).nanmean().item()
         varied = self._varied_groups(batch)
-        missing = [slot for slot, good in enumerate(varied) if not good]
+        missing = [group for group, has_variance in enumerate(varied) if not has_variance]
         size = drawn = len(varied)
-        good_ones, rounds = size - len(missing), 0
+        total_varied, rounds = size - len(missing), 0
         while missing and rounds < spec.max_rounds:
-            wanted = spec.groups(len(missing), batch=size, drawn=drawn, varied=good_ones)
-            found = self._in_equal_shares(fresh, wanted)
-            if not found:
+            wanted = spec.groups(len(missing), batch=size, drawn=drawn, varied=total_varied)
+            prompts = self._take_equal_shares(fresh, wanted)
+            if not prompts:
                 break
             rounds += 1
-            further = self._drawn(self._own_rows(found), [one.key for one in found])
-            good = [place for place, good in enumerate(self._varied_groups(further)) if good]
-            drawn, good_ones = drawn + len(found), good_ones + len(good)
-            moved = dict(zip(missing, good, strict=False))
-            self._exchange(batch, further, moved, found)
+            further = self._sample_groups(self._local_rows(prompts), [prompt.key for prompt in prompts])
+            usable = [group for group, has_variance in enumerate(self._varied_groups(further)) if has_variance]
+            drawn, total_varied = drawn + len(prompts), total_varied + len(usable)
+            moved = dict(zip(missing, usable, strict=False))
+            self._replace_groups(batch, further, moved, prompts)
             missing = missing[len(moved) :]
-        self._settled = batch.merged()
-        kept = size - len(missing)
+        self._prepared = batch.merged()
+        trained = size - len(missing)
         for name, value in {
             "drawn": drawn * self.num_generations,
-            "kept": kept * self.num_generations,
-            "wasted": (drawn - kept) * self.num_generations,
+            "kept": trained * self.num_generations,
+            "wasted": (drawn - trained) * self.num_generations,
             "rounds": rounds,
             "without_variance": len(missing),
-            "keep_rate": good_ones / drawn,
+            "keep_rate": total_varied / drawn,
             "reward": reward,
         }.items():
             self.record_metric(f"dynamic_sampling/{name}", float(value))
         return batch.inputs
 
-    def _drawn(self, inputs: list[dict[str, Any]], keys: Sequence[str]) -> SampledGroups:
-        self._forget_rollout()
+    def _sample_groups(self, inputs: list[dict[str, Any]], keys: Sequence[str]) -> SampledGroups:
+        """Sample and reward the rows of this process, and record which of the prompts were solved."""
+        self._clear_rollout()
         self._prompts = [row["prompt"] for row in inputs]
-        answered = self.sample_and_reward(inputs)
-        self._take_down(keys, answered.reward_parts)
-        recorded: EngineRecords = {}
+        rewarded = self.sample_and_reward(inputs)
+        self._record_visits(keys, rewarded.reward_parts)
+        records: EngineRecords = {}
         if self._records is not None:
-            every = {name: getattr(self._records, name) for name in _RECORDS}
-            recorded = {name: value for name, value in every.items() if value is not None}
+            tensors = {name: getattr(self._records, name) for name in _RECORDS}
+            records = {name: value for name, value in tensors.items() if value is not None}
             if self._sampling_temperature is not None:
-                recorded[SAMPLING_TEMPERATURE] = self._sampling_temperature
+                records[SAMPLING_TEMPERATURE] = self._sampling_temperature
             if self._row_temperature is not self._sampling_temperature:
-                own = self._row_temperature
-                usual = torch.full((len(inputs),), float(self.temperature), device=self.accelerator.device)
-                recorded[TRAINING_TEMPERATURE] = usual if own is None else own
-        return SampledGroups(inputs, answered, recorded)
+                default = torch.full((len(inputs),), float(self.temperature), device=self.accelerator.device)
+                records[TRAINING_TEMPERATURE] = default if self._row_temperature is None else self._row_temperature
+        return SampledGroups(inputs, rewarded, records)
 
     def _totals(self, parts: Tensor) -> Tensor:
-        """Weighted sum of the rewards of each row; NaN where no reward function scored it."""
+        """Return the weighted sum of the rewards of each row; NaN if no reward function scored it."""
         rewards = (parts * self.reward_weights.to(parts.device)).nansum(dim=1)
         return torch.where(parts.isnan().all(dim=1), torch.nan, rewards)
 
-    def _varied_groups(self, draw: SampledGroups) -> list[bool]:
-        """Whether each group has what `DynamicSampling.by` asks for; the same on every process."""
+    def _varied_groups(self, groups: SampledGroups) -> list[bool]:
+        """Tell for each group whether the values that `DynamicSampling.by` names vary; equal on every process."""
         assert self.dynamic_sampling is not None
-        parts = draw.rewarded.reward_parts
+        parts = groups.rewarded.reward_parts
         if self.dynamic_sampling.by == "correct":
             marks = self.correct.marks(parts).to(parts.dtype)
             values = torch.where(self.correct.rewards(parts).isnan(), torch.nan, marks).unsqueeze(1)
-        elif self.multi_objective_aggregation == "normalize_then_sum":  # each reward has a baseline of its own
+        elif self.multi_objective_aggregation == "normalize_then_sum":  # each reward has its own baseline
             values = parts[:, self.reward_weights.to(parts.device) != 0]
         else:
             values = self._totals(parts).unsqueeze(1)
@@ -244,38 +245,41 @@ class RefillingTrainer(InspectingTrainer):
 
     # ---------------------------------------------------------------- several processes
 
-    def _in_equal_shares(self, fresh: Iterator[FreshPrompt], groups: int) -> list[FreshPrompt]:
-        """So many fresh prompts that all processes get as many rows of them: rounded up, or down where they run out."""
-        processes = int(self.accelerator.num_processes)
-        at_once = processes // math.gcd(processes, self.num_generations)
-        found = list(islice(fresh, -(-groups // at_once) * at_once))
-        return found[: len(found) // at_once * at_once]
+    def _take_equal_shares(self, fresh: Iterator[FreshPrompt], groups: int) -> list[FreshPrompt]:
+        """Take fresh prompts for ``groups`` groups, rounded so that every process gets equally many rows.
 
-    def _own_rows(self, found: Sequence[FreshPrompt]) -> list[dict[str, Any]]:
-        """This process's share of the rows of these prompts."""
-        rows = [one.row for one in found for _ in range(self.num_generations)]
+        Rounded up, or down if the fresh prompts run out.
+        """
+        processes = int(self.accelerator.num_processes)
+        multiple = processes // math.gcd(processes, self.num_generations)
+        prompts = list(islice(fresh, -(-groups // multiple) * multiple))
+        return prompts[: len(prompts) // multiple * multiple]
+
+    def _local_rows(self, prompts: Sequence[FreshPrompt]) -> list[dict[str, Any]]:
+        """Return this process's share of the rows of these prompts."""
+        rows = [prompt.row for prompt in prompts for _ in range(self.num_generations)]
         share = len(rows) // self.accelerator.num_processes
         first = self.accelerator.process_index * share
         return [dict(row) for row in rows[first : first + share]]
 
-    def _exchange(
-        self, batch: SampledGroups, further: SampledGroups, moved: Mapping[int, int], found: Sequence[FreshPrompt]
+    def _replace_groups(
+        self, batch: SampledGroups, further: SampledGroups, moved: Mapping[int, int], prompts: Sequence[FreshPrompt]
     ) -> None:
-        """Puts groups of a further round into the batch: ``moved`` is the group there by the group here."""
+        """Move groups of a further round into the batch; ``moved`` maps a group of the batch to one of the round."""
         if not moved:
             return
-        size, share, own = self.num_generations, len(further.inputs), len(batch.inputs)
+        size, share, batch_rows = self.num_generations, len(further.inputs), len(batch.inputs)
         sources = set(moved.values())
-        here = [place for place in range(share) if self._slot(place, share) in sources]
-        gathered = gather_object([further.row(place) for place in here])  # in the order of all rows
+        local = [row for row in range(share) if self._group_of(row, share) in sources]
+        gathered = gather_object([further.row(row) for row in local])  # in the order of the rows of all processes
         batch.drop_partial_records(gathered)
         rows = iter(gathered)
-        for slot, source in moved.items():
+        for target, source in moved.items():
             for number in range(size):
-                row, place = next(rows), slot * size + number
-                batch.replace_rewards(place, further.rewarded.reward_parts[source * size + number])
-                if place // own == self.accelerator.process_index:
-                    batch.replace_row(place % own, dict(found[source].row), row)
+                row, index = next(rows), target * size + number
+                batch.replace_rewards(index, further.rewarded.reward_parts[source * size + number])
+                if index // batch_rows == self.accelerator.process_index:
+                    batch.replace_row(index % batch_rows, dict(prompts[source].row), row)
 
     # ---------------------------------------------------------------- checkpoints
 

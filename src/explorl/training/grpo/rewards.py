@@ -8,17 +8,17 @@ from typing import Any
 from torch import Tensor, nn
 from trl.trainer.utils import is_async_callable
 
-GOOD = "give a list with one finite number for each completion, or None where it does not apply"
+GOOD = "return a list with one finite number for each completion, or None if it does not apply"
 
 
 def checked_rewards(name: str, rewards: Any) -> list[Any]:
-    """Return what a reward function gave as a list of numbers and None, as TRL takes them; raise if it is none."""
+    """Return the rewards of a function as the list of numbers and None that TRL expects; raise if they are not."""
     if isinstance(rewards, str | bytes | Mapping) or not isinstance(rewards, Iterable) or _is_scalar(rewards):
-        raise TypeError(f"the reward function {name!r} gave {rewards!r:.80}; {GOOD}")
+        raise TypeError(f"the reward function {name!r} returned {rewards!r:.80}; {GOOD}")
     values = list(rewards)
     for row, value in enumerate(values):
         if value is not None and not _is_number(value):
-            raise TypeError(f"the reward function {name!r} gave {value!r:.80} for completion {row}; {GOOD}")
+            raise TypeError(f"the reward function {name!r} returned {value!r:.80} for completion {row}; {GOOD}")
     return values
 
 
@@ -54,10 +54,12 @@ def checked_function(function: Any, name: str) -> Any:
 
 
 def check_finite(parts: Tensor, names: Sequence[str]) -> Tensor:
-    """Return the rewards of all rows, (rows, reward functions); raise where one is infinite. NaN means not scored."""
+    """Return the rewards of all rows, (rows, reward functions); raise if one is infinite. NaN means not scored."""
     infinite = parts.isinf()
     if infinite.any():
         row, column = infinite.nonzero()[0].tolist()
         name = names[column] if column < len(names) else f"number {column}"
-        raise ValueError(f"the reward function {name!r} gave {float(parts[row, column])} for completion {row}; {GOOD}")
+        raise ValueError(
+            f"the reward function {name!r} returned {float(parts[row, column])} for completion {row}; {GOOD}"
+        )
     return parts

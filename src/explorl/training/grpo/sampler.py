@@ -1,4 +1,4 @@
-"""Sampling through the engine: where that is possible, by what, and what it records."""
+"""Sampling through the engine: when that is possible, with which options, and what it records."""
 
 from __future__ import annotations
 
@@ -37,48 +37,51 @@ from explorl.training.grpo.trl_adapter import GRPOAdapter
 from explorl.training.sharding import fsdp_modules, spread_devices, why_not_gathered, zero_stage
 
 ENGINE_OPTIONS = ("batch_size", "memory_budget")
-"""Arguments of `Engine` that a trainer takes in ``engine_options``."""
+"""Arguments of `Engine` that ``engine_options`` may contain."""
 
 _GENERATE = GenerationMixin.generate
 
 
 def _has_own_generate(model: Any) -> bool:
-    """Whether somebody has written another `generate` for this model, which the engine would pass by."""
+    """Tell whether the model overrides `generate`, which the engine would bypass."""
     inner = inner_model(model)
-    if fsdp_modules(inner):  # transformers registers it with FSDP2, which puts it into the instance
+    if fsdp_modules(inner):  # transformers registers generate with FSDP2, which sets it on the instance
         return getattr(type(inner), "generate", None) is not _GENERATE
     return "generate" in inner.__dict__ or getattr(type(inner), "generate", None) is not _GENERATE
 
 
 class SamplingTrainer(GRPOAdapter):
-    """Samples through the engine where that computes what the model computes, and keeps what it recorded."""
+    """Samples through the engine if that computes what the model computes, and keeps its token statistics."""
 
     strategies: list[Strategy]
     activity: Activity
     _engine: Engine | None = None
     _records: PaddedRollouts | None
-    """What the engine recorded of this process's latest generation batch."""
+    """Token statistics of this process's latest generation batch, None if the engine did not sample it."""
     _recorded_ids: list[list[int]]
-    """The tokens of these rows."""
+    """The tokens of the rows in `_records`."""
     _old_logps: Tensor | None
-    """log π_old for TRL, where the records have it."""
+    """log π_old for TRL if the records have it."""
     _sampling_temperature: Tensor | None
-    """One per row, or one per position of each, where a strategy sets it."""
+    """Temperature of each row, or of each position of it, if a strategy sets it."""
     _row_temperature: Tensor | None
-    """That at which the loss looks at each row, or at each of its tokens."""
+    """Temperature of each row, or of each of its tokens, in the loss."""
     _prompts: list[Any]
     _vllm: vllm_rows.VllmRows | None = None
-    """Where vLLM samples and a strategy says how each row is."""
+    """Set if vLLM samples and a strategy sets how each row is sampled."""
     _interpreter: ToolUse | None = None
-    """The tool that answers may call in text."""
+    """The tool that completions may call in text."""
     _conversation: tuple[Conversation, SamplingPlan] | None = None
-    """With TRL's tools: what is being sampled turn by turn."""
+    """With TRL's tools: the conversations that are being sampled turn by turn."""
 
     def _engine_for(self, engine: str | None, options: Mapping[str, Any]) -> Engine | None:
-        """The engine, tried out on this model; None where TRL samples. ``options`` are arguments of `Engine`."""
+        """Return the engine after a trial on this model, or None if TRL samples.
+
+        ``options`` are arguments of `Engine`.
+        """
         unknown = sorted(set(options) - set(ENGINE_OPTIONS))
         if unknown:
-            raise ValueError(f"engine_options has {unknown[0]!r}; it may have {', '.join(ENGINE_OPTIONS)}")
+            raise ValueError(f"engine_options has {unknown[0]!r}; it may contain {', '.join(ENGINE_OPTIONS)}")
         needing = [title(strategy) for strategy in self.strategies if sets_row_sampling(strategy)]
         self._check_recorded(engine)
         self._check_interpreter(engine)
@@ -91,23 +94,24 @@ class SamplingTrainer(GRPOAdapter):
         if engine == "explorl" and why:
             raise ValueError(f"engine='explorl' cannot sample here: {why}; use engine=None")
         if engine in (None, "explorl") and not why:
-            # In the type that the training pass computes in; if the model does not take that, as its weights are.
+            # Try the type that the training pass computes in first, then that of the weights.
             for dtype in dict.fromkeys((self._engine_dtype(), None)):
-                found = Engine(self.model, self.tokenizer, dtype=dtype, **options)
+                candidate = Engine(self.model, self.tokenizer, dtype=dtype, **options)
                 try:
                     with self.whole_weights() if self.sharded else nullcontext():
-                        found.check(int(self._generation()["max_new_tokens"]))
+                        candidate.check(int(self._generation()["max_new_tokens"]))
                 except UnsupportedModel as error:
                     why = error.reason
                 else:
-                    return found
+                    return candidate
             if engine == "explorl" or self.has_interpreter:
                 raise ValueError(f"engine='explorl' would not sample as this model does ({why}); use engine=None")
         if needing:
             chosen = "vLLM" if self.use_vllm else "model.generate"
             reason, offer = (why, "") if why else (f"engine={engine!r}", "use engine=None, or ")
             raise ValueError(
-                f"{needing[0]} sets how each row is sampled, which {chosen} cannot do ({reason}); {offer}leave it out"
+                f"{needing[0]} sets how each row is sampled, which {chosen} does not support ({reason}); "
+                f"{offer}remove it"
             )
         if why and not self.use_vllm and self.rollout_func is None and not self.use_transformers_continuous_batching:
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {why}")
@@ -118,21 +122,21 @@ class SamplingTrainer(GRPOAdapter):
         return self._interpreter is not None
 
     def _check_interpreter(self, engine: str | None) -> None:
-        """That answers can call their tool, and that strategies that speak of one have it."""
+        """Check that completions can call the interpreter, and that it is set if a strategy needs it."""
         for strategy in self.strategies:
             if strategy.needs_interpreter and self._interpreter is None:
                 raise ValueError(
-                    f"{title(strategy)} says how often answers may call a tool, and there is none; give "
-                    "interpreter='python' (rollout.tools in a configuration), or leave it out"
+                    f"{title(strategy)} sets how often completions may call a tool, but there is none; set "
+                    "interpreter='python' (rollout.tools in a configuration), or remove it"
                 )
             if overrides(strategy, "branching") and (self.tools or self.environment_factories):
                 raise ValueError(
-                    f"{title(strategy)} lets answers branch, and a conversation with TRL's tools is sampled turn by "
-                    "turn; use interpreter='python' in their place, or leave it out"
+                    f"{title(strategy)} lets completions branch, but conversations with TRL's tools are sampled turn "
+                    "by turn; use interpreter='python' instead of tools, or remove it"
                 )
         branching = branching_of(self.strategies, 0)
         if branching is not None and branching.at == ("output",) and self._interpreter is None:
-            self.warn_once("answers will not branch: they do so behind outputs of a tool, and there is none")
+            self.warn_once("completions will not branch: they branch after outputs of a tool, and there is none")
         if self._interpreter is None:
             return
         for strategy in self.strategies:
@@ -141,38 +145,38 @@ class SamplingTrainer(GRPOAdapter):
         if why:
             raise ValueError(
                 f"interpreter={self._interpreter.tool.name!r} needs Explorl's engine, which does not sample here "
-                f"({why}); use engine='explorl', or leave out the interpreter"
+                f"({why}); use engine='explorl', or remove the interpreter"
             )
         name = inner_model(self.model).config._name_or_path or "this model"
         self._interpreter.check(self.tokenizer, name, self.stop_strings)
-        with self._interpreter.pool():  # refused where nothing would isolate what the model writes
+        with self._interpreter.pool():  # raises if programs cannot be isolated on this machine
             pass
 
     def _check_recorded(self, engine: str | None) -> None:
-        """That what strategies need to know of sampling will be recorded."""
+        """Check that the token statistics that strategies need will be recorded."""
         for strategy in self.strategies:
             if strategy.needs_min_p_mass is not None:
                 why = "vLLM samples" if self.use_vllm else self._why_not_engine() if engine != "generate" else ""
                 if why or engine == "generate":
                     raise ValueError(
-                        f"{title(strategy)} needs to know how likely other tokens were, which only Explorl's engine "
-                        f"records ({why or 'model.generate samples'}); use engine='explorl', or leave it out"
+                        f"{title(strategy)} needs the probabilities of other tokens, which only Explorl's engine "
+                        f"records ({why or 'model.generate samples'}); use engine='explorl', or remove it"
                     )
             if not strategy.needs_sampling_logps:
                 continue
             if self.use_vllm and self.vllm_importance_sampling_correction:
                 raise ValueError(
-                    f"{strategy.name} would correct once more what vllm_importance_sampling_correction corrects; "
-                    "leave out one of them"
+                    f"{strategy.name} would repeat the correction of vllm_importance_sampling_correction; "
+                    "remove one of them"
                 )
             if not self.use_vllm and (engine == "generate" or self._why_not_engine()):
                 raise ValueError(
-                    f"{strategy.name} needs the log-probabilities that were sampled from, which model.generate does "
-                    "not record; use engine='explorl'"
+                    f"{strategy.name} needs the log-probabilities of the sampling distribution, which model.generate "
+                    "does not record; use engine='explorl'"
                 )
 
     def _why_not_engine(self) -> str:
-        """What stands against the engine, before it is tried; empty where nothing does."""
+        """Return why the engine can't be used, or ""; the trial on the model comes later."""
         if self.use_vllm:
             return "use_vllm is set"
         if self.use_transformers_continuous_batching:
@@ -184,45 +188,45 @@ class SamplingTrainer(GRPOAdapter):
         if devices := spread_devices(self.model):
             return f"its weights are spread over {', '.join(devices)} (device_map)"
         if self.sees_images:
-            return "it sees images"
+            return "the model takes images"
         if _has_own_generate(self.model):
-            return f"{type(inner_model(self.model)).__name__} has a generate of its own"
+            return f"{type(inner_model(self.model)).__name__} overrides generate"
         return self._why_not_options()
 
     def _why_not_options(self) -> str:
-        """What the engine does not have of all that `generate` is asked for; empty where it has everything."""
-        given = self._generation()
-        if given["max_new_tokens"] is None:
+        """Return which options of `generate` the engine does not support, or ""."""
+        options = self._generation()
+        if options["max_new_tokens"] is None:
             return "max_completion_length is None"
-        beyond = unsupported_options(given, self.model.generation_config)
-        named = ", ".join(f"{name}={value!r}" for name, value in beyond.items())
-        return named and f"the engine has no {named}"
+        unsupported = unsupported_options(options, self.model.generation_config)
+        listed = ", ".join(f"{name}={value!r}" for name, value in unsupported.items())
+        return listed and f"the engine has no {listed}"
 
     def _generation(self) -> dict[str, Any]:
-        """Options of `generate` as they stand: a callback may have changed TRL's `generation_config`."""
+        """Return the current options of `generate`: a callback may have changed TRL's `generation_config`."""
         config = self.generation_config
         return config.to_diff_dict() | {name: getattr(config, name, None) for name in KNOWN - {"stop_strings"}}
 
     def _why_not_whole(self) -> str:
-        """What keeps sharded weights from being gathered for sampling; empty where nothing does."""
+        """Return why sharded weights can't be gathered for sampling, or ""."""
         if zero_stage(self.accelerator) == 3 and not self.args.ds3_gather_for_generation:
             return "weights are sharded by ZeRO-3 and ds3_gather_for_generation is False"
         return why_not_gathered(self.model, self.accelerator)
 
     @property
-    def samples_whole(self) -> bool:
+    def samples_with_whole_weights(self) -> bool:
         return self._engine is not None and self.sharded
 
     def _engine_dtype(self) -> torch.dtype | None:
-        """Half precision where the run computes in it and the device can; else that of the weights."""
+        """Return half precision if the run and the device compute in it, or None for the type of the weights."""
         dtype = self.compute_dtype
         mixed = dtype is not None and weights_dtype(self.model) == torch.float32
         return dtype if mixed and dtype is not None and has_arithmetic(self.accelerator.device, dtype) else None
 
     def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
-        """Through the engine; TRL calls it with the tokens of each prompt once for every sample."""
+        """Sample through the engine; TRL repeats each prompt once per completion."""
         if rows is not None:
-            return None if self._conversation is None else self._conversation[0].go_on(rows, prompt_ids)
+            return None if self._conversation is None else self._conversation[0].continue_rows(rows, prompt_ids)
         self._conversation = None
         if self._vllm is not None:
             return self._sampled_by_vllm(self._vllm, prompt_ids)
@@ -232,19 +236,19 @@ class SamplingTrainer(GRPOAdapter):
             sets_row_sampling(strategy) or strategy.needs_min_p_mass is not None for strategy in self.strategies
         )
         per_row = per_row or self.has_interpreter
-        if _has_own_generate(self.model) and not per_row:  # it came after the trainer was built
+        if _has_own_generate(self.model) and not per_row:  # set after the trainer was built
             return None
-        if why := self._why_not_options():  # of late
+        if why := self._why_not_options():  # changed since the trainer was built
             if per_row:
-                raise ValueError(f"rows are sampled each by itself, which model.generate cannot do ({why})")
+                raise ValueError(f"rows have individual options, which model.generate does not support ({why})")
             self.warn_once(f"a batch is sampled by model.generate, which is slower than Explorl's engine: {why}")
             return None
         strategies = self.strategies if self.mode == "train" and len(prompt_ids) == len(self._prompts) else []
         texts = [prompt_text(prompt) for prompt in self._prompts] if strategies else []
         options = {**sampling_options(self._generation(), self.eos_token_ids), "stop": self.stop_strings}
-        draw = SamplingPlan(options, strategies, texts, self.now, self.has_interpreter)
-        draw.spread(len(prompt_ids), self.temperature)
-        longest = self._everywhere_longest(prompt_ids)
+        plan = SamplingPlan(options, strategies, texts, self.current_step, self.has_interpreter)
+        plan.set_default_temperature(len(prompt_ids), self.temperature)
+        longest = self._longest_prompt(prompt_ids)
         context = getattr(text_config(self.model), "max_position_embeddings", None)
         if context is not None and longest >= context and not per_row:
             self.warn_once(
@@ -254,88 +258,93 @@ class SamplingTrainer(GRPOAdapter):
             return None
         try:
             self._engine.check(longest + options["max_tokens"])
-        except UnsupportedModel as error:  # prompts are longer than what it was tried with
+        except UnsupportedModel as error:  # these prompts are longer than those of the trial
             if per_row:
                 raise
             self.warn_once(f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}")
             self._engine = None
             return None
         if self.tools:
-            conversation = Conversation(self._engine, prompt_ids, draw.params)
-            self._conversation = conversation, draw
-            return [self.ended(rollout) for rollout in conversation.rollouts()]
-        rollouts = self._drawn_by_engine(self._engine, prompt_ids, draw).check()
+            conversation = Conversation(self._engine, prompt_ids, plan.params)
+            self._conversation = conversation, plan
+            return [self.completion_tokens(rollout) for rollout in conversation.rollouts()]
+        rollouts = self._sample_with_engine(self._engine, prompt_ids, plan).check()
         if self._interpreter is not None:
             self.transcripts = [ToolTranscript.of(rollout) for rollout in rollouts]
-        self._store_rollouts(rollouts, draw)
-        return [self.ended(rollout) for rollout in rollouts]
+        self._store_rollouts(rollouts, plan)
+        return [self.completion_tokens(rollout) for rollout in rollouts]
 
     def _sampled_by_vllm(self, rows: vllm_rows.VllmRows, prompt_ids: list[list[int]]) -> list[list[int]] | None:
-        """As strategies say; an evaluation is sampled as TRL does it."""
+        """Sample through vLLM with the strategies' settings; leave evaluation batches to TRL."""
         if self.mode != "train" or len(prompt_ids) != len(self._prompts):
             return None
         texts = [prompt_text(prompt) for prompt in self._prompts]
-        draw = SamplingPlan(vllm_rows.options(self), self.strategies, texts, self.now, self.has_interpreter)
-        draw.spread(len(prompt_ids), self.temperature)
+        plan = SamplingPlan(
+            vllm_rows.trl_sampling_options(self), self.strategies, texts, self.current_step, self.has_interpreter
+        )
+        plan.set_default_temperature(len(prompt_ids), self.temperature)
         self.load_vllm_weights()
-        rollouts, self.sampled_logps = rows.draw(prompt_ids, draw.params)
-        self._store_rollouts(rollouts, draw)
-        return [self.ended(rollout) for rollout in rollouts]
+        rollouts, self.sampled_logps = rows.sample(prompt_ids, plan.params)
+        self._store_rollouts(rollouts, plan)
+        return [self.completion_tokens(rollout) for rollout in rollouts]
 
-    def _drawn_by_engine(self, engine: Engine, prompt_ids: list[list[int]], draw: SamplingPlan) -> Rollouts:
+    def _sample_with_engine(self, engine: Engine, prompt_ids: list[list[int]], plan: SamplingPlan) -> Rollouts:
         tools = self._interpreter
-        if draw.branching is not None:
-            uses = None if tools is None else draw.calls
+        if plan.branching is not None:
+            uses = None if tools is None else plan.calls
             first = self.accelerator.process_index * len(prompt_ids)
             group = [(first + row) // self.num_generations for row in range(len(prompt_ids))]
-            branched = branch_rows(engine, prompt_ids, draw.params, draw.branching, group=group, tools=tools, uses=uses)
-            draw.reorder(branched.settings)
+            branched = branch_rows(engine, prompt_ids, plan.params, plan.branching, group=group, tools=tools, uses=uses)
+            plan.reorder(branched.settings)
             numbers = branch_metrics(gather_object([branch_record(branched)]))
             self.activity.branching(numbers)
             for name, value in numbers.items():
                 self.record_metric(name, value)
             return branched
         if tools is not None:
-            return generate_with_tools(engine, prompt_ids, 1, draw.params, tools, uses=draw.calls)
-        return engine.generate(prompt_ids, 1, draw.params)
+            return generate_with_tools(engine, prompt_ids, 1, plan.params, tools, uses=plan.calls)
+        return engine.generate(prompt_ids, 1, plan.params)
 
     def finish_conversations(self, completion_ids: list[list[int]]) -> None:
         if self._conversation is None:
             return
-        (conversation, draw), self._conversation = self._conversation, None
+        (conversation, plan), self._conversation = self._conversation, None
         rollouts = conversation.close(completion_ids)
         if rollouts is not None:
-            completion_ids[:] = [self.ended(rollout) for rollout in rollouts]
-            self._store_rollouts(rollouts, draw)
+            completion_ids[:] = [self.completion_tokens(rollout) for rollout in rollouts]
+            self._store_rollouts(rollouts, plan)
             return
-        self._say_changed("a conversation is not what Explorl's engine sampled: somebody has changed its tokens")
+        self._report_changed_tokens("the tokens of a conversation were changed after Explorl's engine sampled them")
 
-    def generated(self, completion_ids: list[list[int]]) -> None:
-        """What was recorded is of the answers that were sampled; a subclass may have made others of them. Where that is
-        so on one process, nothing counts as recorded on any."""
-        known = self._records is not None and [list(ids) for ids in completion_ids] == self._recorded_ids
-        known = all(gather_object([known])) if self.accelerator.num_processes > 1 else known
-        if self._records is not None and not known:
-            self._say_changed("an answer is not what Explorl's engine sampled: somebody has changed its tokens")
+    def check_completions(self, completion_ids: list[list[int]]) -> None:
+        """Drop the records if a subclass has changed the completions, on any process."""
+        unchanged = self._records is not None and [list(ids) for ids in completion_ids] == self._recorded_ids
+        unchanged = all(gather_object([unchanged])) if self.accelerator.num_processes > 1 else unchanged
+        if self._records is not None and not unchanged:
+            self._report_changed_tokens("the tokens of a completion were changed after Explorl's engine sampled them")
             if self._old_logps is self._records.logps:
                 self._old_logps = None
             self._records = self._row_temperature = self._sampling_temperature = None
 
-    def _say_changed(self, said: str) -> None:
-        needs = (sets_row_sampling(one) or one.needs_min_p_mass is not None for one in self.strategies)
-        if any(needs) or any(one.needs_sampling_logps for one in self.strategies):
-            raise RuntimeError(f"{said}, and how each row was sampled is not known any more; leave them as they are")
-        self.warn_once(f"{said}; what was recorded of them is computed again")
+    def _report_changed_tokens(self, problem: str) -> None:
+        needs_records = any(
+            sets_row_sampling(strategy) or strategy.needs_min_p_mass is not None or strategy.needs_sampling_logps
+            for strategy in self.strategies
+        )
+        if needs_records:
+            raise RuntimeError(f"{problem}, so it is unknown how each row was sampled; leave the tokens unchanged")
+        self.warn_once(f"{problem}; their log-probabilities are computed again")
 
-    def _everywhere_longest(self, prompt_ids: list[list[int]]) -> int:
-        """The longest prompt of all processes, so that they agree on what samples."""
+    def _longest_prompt(self, prompt_ids: list[list[int]]) -> int:
+        """Return the length of the longest prompt of all processes, so that they agree on what samples."""
         longest = max(len(ids) for ids in prompt_ids)
         if self.accelerator.num_processes == 1:
             return longest
-        here = torch.tensor(longest, device=self.accelerator.device)
-        return int(self.accelerator.gather(here).max().item())
+        local = torch.tensor(longest, device=self.accelerator.device)
+        return int(self.accelerator.gather(local).max().item())
 
-    def _store_rollouts(self, rollouts: Rollouts, draw: SamplingPlan) -> None:
+    def _store_rollouts(self, rollouts: Rollouts, plan: SamplingPlan) -> None:
+        """Store the token statistics of this process's rollouts and the temperatures of its rows."""
         if self._engine is not None:
             self._engine.rest()  # the backward pass needs memory too
         records = rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device)
@@ -345,38 +354,38 @@ class SamplingTrainer(GRPOAdapter):
                 values = pad_schedules(values, records.logps.size(1))
             return None if values is None else torch.tensor(values, dtype=torch.float32, device=records.logps.device)
 
-        sampling = rows(draw.sampling_temperature)
-        same = draw.training_temperature is draw.sampling_temperature
+        sampling = rows(plan.sampling_temperature)
+        same = plan.training_temperature is plan.sampling_temperature
         ids = [rollout.token_ids for rollout in rollouts]
-        self._keep(ids, records, sampling, sampling if same else rows(draw.training_temperature))
+        self._store_records(ids, records, sampling, sampling if same else rows(plan.training_temperature))
 
-    def _keep(
+    def _store_records(
         self, ids: list[list[int]], records: PaddedRollouts, sampling: Tensor | None, training: Tensor | None
     ) -> None:
-        """Takes down what was recorded of this process's rows, and their temperatures in sampling and in the loss."""
-        self._recorded_ids = [list(row) for row in ids]  # copies: a subclass may change what it is given
+        """Store the token statistics of this process's rows and their temperatures in sampling and in the loss."""
+        self._recorded_ids = [list(row) for row in ids]  # copies: a subclass may change the originals
         self._records, self._sampling_temperature, self._row_temperature = records, sampling, training
         same = training is sampling
-        # Where TRL asks for log π_old, what was recorded in float32 is just that; but a penalty may act on the
-        # difference of two log-probabilities, which then have to come from one and the same pass.
+        # Log-probabilities recorded in float32 can serve as TRL's log π_old. Not with a penalty: it may depend on the
+        # difference of two log-probabilities, which then have to come from the same kind of pass.
         exact = self.compute_dtype is None and weights_dtype(self.model) == torch.float32 and not self.has_own_loss
-        if self._old_logps is None and self.asked_for_old and exact and same and not self.has_penalties:
+        if self._old_logps is None and self.needs_old_logps and exact and same and not self.has_penalties:
             self._old_logps = records.logps
 
-    def _forget_rollout(self) -> None:
+    def _clear_rollout(self) -> None:
         self._records = self._old_logps = self._row_temperature = self._sampling_temperature = None
         self._prompts = []
         self.transcripts = None
 
     @property
-    def asked_for_old(self) -> bool:
-        """Whether TRL asks for log π_old: where a batch outlives an optimizer step."""
+    def needs_old_logps(self) -> bool:
+        """True if TRL computes log π_old: if a generation batch serves more than one optimizer step."""
         every = self.args.steps_per_generation * self.num_iterations
         return self.mode == "train" and self.args.gradient_accumulation_steps % every != 0
 
     @property
     def old_is_first_pass(self) -> bool:
-        """Whether every micro-batch is seen before the policy moves: then log π_old is what its first pass gives."""
+        """True if every micro-batch is seen before the policy changes: then its first pass gives log π_old."""
         whole = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
         return whole and not self.use_vllm and not self.has_own_loss
 

@@ -1,4 +1,4 @@
-"""How one call of the engine is sampled: TRL's options in the engine's words, and what strategies say of each row."""
+"""How one call of the engine samples: TRL's options as `SamplingParams`, and the strategies' settings of each row."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ IRRELEVANT_OPTIONS = {
     "_from_model_config",
     "trust_remote_code",
 }
-"""Options of `generate` that change no token that an engine with a cache of its own samples (TRL gives
-`max_new_tokens`, beside which `max_length` does not count)."""
+"""Options of `generate` that change no token sampled by an engine with its own cache (`max_length` has no effect beside
+the `max_new_tokens` that TRL sets)."""
 
 ROW_OPTIONS = (
     "temperature",
@@ -63,28 +63,37 @@ ROW_OPTIONS = (
 
 
 def unsupported_options(given: Mapping[str, Any], declared: GenerationConfig | None) -> dict[str, Any]:
-    """Options of TRL's call of `generate`, or of the model's own generation config, that the engine does not have."""
+    """Return the options of TRL's call of `generate`, or of the model's generation config, that the engine lacks."""
     defaults = GenerationConfig()
-    asked = declared.to_diff_dict() if declared is not None else {}
-    asked |= {name: value for name, value in given.items() if value is not None}
+    options = declared.to_diff_dict() if declared is not None else {}
+    options |= {name: value for name, value in given.items() if value is not None}
     return {
         name: value
-        for name, value in asked.items()
-        if name not in KNOWN | IRRELEVANT_OPTIONS and value != getattr(defaults, name, None) and not _off(name, value)
+        for name, value in options.items()
+        if name not in KNOWN | IRRELEVANT_OPTIONS
+        and value != getattr(defaults, name, None)
+        and not _is_disabled(name, value)
     }
 
 
-def _off(name: str, value: Any) -> bool:
-    """Whether a value leaves `generate` as it is."""
-    ones = {"num_beams", "num_return_sequences", "num_beam_groups", "length_penalty", "typical_p", "guidance_scale"}
-    return value is None or value is False or value == [] or (name in ones and value == 1)
+def _is_disabled(name: str, value: Any) -> bool:
+    """Tell whether an option with this value has no effect on `generate`."""
+    no_effect_at_one = {
+        "num_beams",
+        "num_return_sequences",
+        "num_beam_groups",
+        "length_penalty",
+        "typical_p",
+        "guidance_scale",
+    }
+    return value is None or value is False or value == [] or (name in no_effect_at_one and value == 1)
 
 
 def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, Any]:
-    """TRL's options of `generate` as arguments of `SamplingParams`."""
+    """Convert TRL's options of `generate` to arguments of `SamplingParams`."""
     greedy = given.get("do_sample") is False
-    ends = given.get("eos_token_id")
-    ends = eos if ends is None else [ends] if isinstance(ends, int) else ends
+    stop_tokens = given.get("eos_token_id")
+    stop_tokens = eos if stop_tokens is None else [stop_tokens] if isinstance(stop_tokens, int) else stop_tokens
 
     def number(name: str, off: float) -> Any:
         value = given.get(name)
@@ -97,36 +106,37 @@ def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, 
         "min_p": number("min_p", 0.0),
         "repetition_penalty": number("repetition_penalty", 1.0),
         "max_tokens": int(given["max_new_tokens"]),
-        "stop_token_ids": list(ends),
+        "stop_token_ids": list(stop_tokens),
     }
 
 
-def _checked_row_values(strategy: Strategy, given: Any, rows: int) -> dict[str, Any]:
-    """What a strategy says of sampling, one value per row; one number for all rows is spread over them."""
-    said = dict(given or {})
-    for key, value in said.items():
+def _checked_row_settings(strategy: Strategy, settings: Any, rows: int) -> dict[str, Any]:
+    """Return a strategy's sampling settings, one value per row; a single number applies to all rows."""
+    settings = dict(settings or {})
+    for key, value in settings.items():
         if key not in ROW_OPTIONS:
-            raise ValueError(f"{title(strategy)}.sampling gives {key!r}; it may give {', '.join(ROW_OPTIONS)}")
+            raise ValueError(f"{title(strategy)}.sampling returns {key!r}; it may return {', '.join(ROW_OPTIONS)}")
         value = value.tolist() if isinstance(value, Tensor) else value
-        said[key] = [value] * rows if isinstance(value, Real) else list(value)
-        if key == "temperature_by_position" and any(isinstance(one, Real) for one in said[key]):
+        settings[key] = [value] * rows if isinstance(value, Real) else list(value)
+        if key == "temperature_by_position" and any(isinstance(schedule, Real) for schedule in settings[key]):
             raise ValueError(
-                f"{title(strategy)}.sampling gives one number as a row's {key!r}; give each row a sequence, such as "
-                "[1.2, 1.1, 1.0]"
+                f"{title(strategy)}.sampling returns a single number as a row's {key!r}; return a sequence for each "
+                "row, such as [1.2, 1.1, 1.0]"
             )
-        if len(said[key]) != rows:
+        if len(settings[key]) != rows:
             raise ValueError(
-                f"{title(strategy)}.sampling gives {len(said[key])} values of {key!r} for {rows} rows; give one per row"
+                f"{title(strategy)}.sampling returns {len(settings[key])} values of {key!r} for {rows} rows; return "
+                "one per row"
             )
-    return said
+    return settings
 
 
 _EXCLUSIVE = {"temperature": "temperature_by_position", "temperature_by_position": "temperature"}
-"""What takes the place of what an earlier strategy said."""
+"""A setting, and the one of an earlier strategy that it replaces."""
 
 
 class SamplingPlan:
-    """How the rows of one call of the engine are sampled, and at which temperature the loss looks at them."""
+    """How the rows of one call of the engine are sampled, and the temperature that the loss uses for each of them."""
 
     def __init__(
         self,
@@ -134,48 +144,52 @@ class SamplingPlan:
         strategies: Sequence[Strategy],
         prompts: Sequence[str],
         step: int,
-        interprets: bool = True,
+        has_interpreter: bool = True,
     ) -> None:
-        said: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for strategy in strategies:
             if overrides(strategy, "sampling"):
-                own_words = _checked_row_values(strategy, strategy.sampling(prompts, step), len(prompts))
-                if "tool_calls" in own_words and not interprets:
+                new_settings = _checked_row_settings(strategy, strategy.sampling(prompts, step), len(prompts))
+                if "tool_calls" in new_settings and not has_interpreter:
                     raise ValueError(
-                        f"{title(strategy)}.sampling gives 'tool_calls', and there is no tool to call; give "
-                        "interpreter='python' (rollout.tools in a configuration), or leave it out"
+                        f"{title(strategy)}.sampling returns 'tool_calls', but there is no tool to call; set "
+                        "interpreter='python' (rollout.tools in a configuration), or remove the strategy"
                     )
-                for key, other in _EXCLUSIVE.items():
-                    if key in own_words:
-                        said.pop(other, None)
-                        said.pop("training_temperature", None)  # it went with the temperature that is replaced
-                said.update(own_words)
+                for key, replaced in _EXCLUSIVE.items():
+                    if key in new_settings:
+                        settings.pop(replaced, None)
+                        settings.pop("training_temperature", None)  # it belongs to the temperature that is replaced
+                settings.update(new_settings)
             if strategy.needs_min_p_mass is not None:
-                said["min_p_mass"] = strategy.needs_min_p_mass
-        if any(said.pop("bottom_p_per_sequence", [])):
-            said["bottom_p_per"] = "sequence"
-        own = said.pop("training_temperature", None)
-        # Whether rows have temperatures of their own is up to the strategies, not to their values: so all processes
-        # agree on it, also where the prompts of one of them happen to have the trainer's temperature.
-        # By position, each row has a sequence of them.
-        self.sampling_temperature: Sequence[Any] | None = said.get("temperature_by_position", said.get("temperature"))
-        self.training_temperature: Sequence[Any] | None = self.sampling_temperature if own is None else own
-        """None is that of the trainer."""
-        self.calls: Sequence[int] | None = said.pop("tool_calls", None)
-        """Most calls of a tool, one number per row; None is as many as the tool allows."""
+                settings["min_p_mass"] = strategy.needs_min_p_mass
+        if any(settings.pop("bottom_p_per_sequence", [])):
+            settings["bottom_p_per"] = "sequence"
+        training = settings.pop("training_temperature", None)
+        # The strategies decide whether there is a temperature per row, not the values: so all processes agree on it,
+        # even if the prompts of one of them happen to have the trainer's temperature.
+        self.sampling_temperature: Sequence[Any] | None = settings.get(
+            "temperature_by_position", settings.get("temperature")
+        )
+        """One number per row, or one sequence per row if the temperature goes by position."""
+        self.training_temperature: Sequence[Any] | None = self.sampling_temperature if training is None else training
+        """None means the trainer's temperature."""
+        self.calls: Sequence[int] | None = settings.pop("tool_calls", None)
+        """Maximum number of tool calls of each row; None means the tool's own limit."""
         self._temperature = options.get("temperature", 1.0)
-        self.params = SamplingParams(**{**options, **said})
+        self.params = SamplingParams(**{**options, **settings})
         self.branching = branching_of(strategies, step)
 
-    def spread(self, rows: int, temperature: float) -> None:
-        """So many rows are sampled at the temperature of the options, where no strategy gives them one, and the loss
-        looks at them at this one: `generation_kwargs` may have another than `GRPOConfig`."""
-        at = self._temperature or 1.0  # what is greedy is recorded at 1
-        if self.sampling_temperature is None and at != temperature:
-            self.sampling_temperature = [at] * rows
+    def set_default_temperature(self, rows: int, temperature: float) -> None:
+        """Record the temperature of the options for each row unless a strategy has set one.
+
+        The loss uses ``temperature``, that of `GRPOConfig`; `generation_kwargs` may contain a different one.
+        """
+        sampled_at = self._temperature or 1.0  # greedy tokens are recorded at temperature 1
+        if self.sampling_temperature is None and sampled_at != temperature:
+            self.sampling_temperature = [sampled_at] * rows
 
     def reorder(self, settings: Sequence[int]) -> None:
-        """Each row was sampled as the one that ``settings`` names."""
+        """Give each row the temperatures of the row that it was sampled as: ``settings[row]``."""
         same = self.training_temperature is self.sampling_temperature
         if self.sampling_temperature is not None:
             self.sampling_temperature = [self.sampling_temperature[row] for row in settings]
@@ -185,11 +199,11 @@ class SamplingPlan:
             self.training_temperature = [self.training_temperature[row] for row in settings]
 
 
-def pad_schedules(curves: Sequence[Sequence[float]], width: int) -> list[list[float]]:
-    """Sequences of any length as rows of so many positions; the last value holds on."""
-    known: dict[int, list[float]] = {}  # rows mostly share one
-    for curve in curves:
-        if id(curve) not in known:
-            held = list(curve[:width])
-            known[id(curve)] = held + [held[-1]] * (width - len(held))
-    return [known[id(curve)] for curve in curves]
+def pad_schedules(schedules: Sequence[Sequence[float]], width: int) -> list[list[float]]:
+    """Cut or extend schedules to ``width`` positions, repeating the last value."""
+    padded: dict[int, list[float]] = {}  # most rows share one schedule
+    for schedule in schedules:
+        if id(schedule) not in padded:
+            values = list(schedule[:width])
+            padded[id(schedule)] = values + [values[-1]] * (width - len(values))
+    return [padded[id(schedule)] for schedule in schedules]

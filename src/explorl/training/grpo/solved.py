@@ -1,11 +1,11 @@
-"""Prompts that the policy solves again and again come back less often.
+"""Sample prompts that the policy solves every time less often.
 
-    asked with probability  1      as long as one of its last m visits had an answer that was not right
-                            floor  after m visits in a row in which every answer was right
+    probability of sampling it  1      while any of its last m visits had a wrong completion
+                                floor  after m visits in a row with correct completions only
 
-A prompt that is passed over is still in the data set: its turn comes again in the next epoch, and one visit with a
-wrong answer makes it an ordinary prompt again. Which ones are passed over follows from the seed, the number of the
-generation batch and the prompt, so that every process and a resumed run agree.
+A skipped prompt stays in the data set: its turn comes again in the next epoch, and one visit with a wrong completion
+makes it an ordinary prompt again. Which prompts are skipped depends on the seed, the number of the generation batch and
+the prompt alone, so every process and a resumed run agree.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ STATE = "skip_solved.json"
 
 @dataclass(frozen=True)
 class SkipSolved:
-    """Ask prompts that are solved every time less often."""
+    """Sample prompts that are solved every time less often."""
 
     visits: int = 2
-    """m: visits in a row with right answers only, after which a prompt comes back less often."""
+    """m: visits in a row with correct completions only, after which a prompt is sampled less often."""
     floor: float = 0.1
-    """With what probability it is asked all the same when its turn comes."""
+    """Probability of still sampling a solved prompt."""
     remembered: int = 200_000
-    """Of so many prompts at most it is known how often they were solved; those visited longest ago are forgotten."""
+    """Maximum number of prompts to keep streaks of; those visited longest ago are dropped."""
 
     def __post_init__(self) -> None:
         for name, good in (("visits", 2), ("remembered", 200_000)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"skip_solved: {name} is {value!r}; use a whole number from 1 on, such as {good}")
+                raise ValueError(f"skip_solved: {name} is {value!r}; use a whole number of 1 or more, such as {good}")
         number = isinstance(self.floor, int | float) and not isinstance(self.floor, bool)
         if not number or not 0 < self.floor <= 1:
             raise ValueError(
-                f"skip_solved: floor is {self.floor!r}; use a probability above 0 and at most 1, such as 0.1: a prompt "
-                "that is never asked again can never be found to be forgotten"
+                f"skip_solved: floor is {self.floor!r}; use a probability above 0 and at most 1, such as 0.1: if a "
+                "prompt is never sampled again, forgetting it goes unnoticed"
             )
 
 
 class SolveStreaks:
-    """How many visits in a row each prompt was solved in; prompts that were not solved last time are not in it."""
+    """Number of visits in a row in which each prompt was solved; holds only prompts that were solved last time."""
 
     def __init__(self, spec: SkipSolved, seed: int) -> None:
         self.spec, self.seed = spec, seed
@@ -58,17 +58,17 @@ class SolveStreaks:
 
     @property
     def solved(self) -> int:
-        """Prompts that come back less often."""
+        """Number of prompts that are sampled less often."""
         return sum(streak >= self.spec.visits for streak in self._streaks.values())
 
     def skips(self, key: str, number: int) -> bool:
-        """Whether the prompt is not asked in the generation batch of this number."""
+        """Tell whether to skip the prompt in the generation batch of this number."""
         if self._streaks.get(key, 0) < self.spec.visits:
             return False
         return keyed_uniform("skip_solved", self.seed, number, key) >= self.spec.floor
 
     def record(self, keys: Sequence[str], rates: Float[Tensor, " groups"]) -> None:
-        """Takes down what share of each prompt's answers was right; NaN, where none was scored, says nothing."""
+        """Record the share of correct completions of each prompt; NaN (none was scored) leaves its streak as it is."""
         for key, rate in zip(keys, rates.tolist(), strict=True):
             if rate != rate:
                 continue
@@ -82,13 +82,13 @@ class SolveStreaks:
         (folder / STATE).write_text(json.dumps(self._streaks))
 
     def read(self, folder: Path) -> None:
-        """A checkpoint without it was written before the option was switched on: nothing is known."""
+        """Read the streaks; a checkpoint from before the option was switched on has none."""
         if (folder / STATE).exists():
             self._streaks = read_json(folder / STATE, dict)
 
 
 def solve_rates(correctness: Float[Tensor, " rows"], threshold: float, generations: int) -> Float[Tensor, " groups"]:
-    """Share of right answers among those of each group that were scored; NaN where none was."""
+    """Return the share of correct completions among the scored ones of each group; NaN if none was scored."""
     grouped = correctness.reshape(-1, generations)
-    right = torch.where(grouped.isnan(), torch.nan, (grouped >= threshold).to(grouped.dtype))
-    return right.nanmean(1)
+    correct = torch.where(grouped.isnan(), torch.nan, (grouped >= threshold).to(grouped.dtype))
+    return correct.nanmean(1)

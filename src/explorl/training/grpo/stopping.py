@@ -1,9 +1,9 @@
-"""Answers that a stop string ends, whatever samples them.
+"""Completions that end at a stop string, whichever backend samples them.
 
-`generation_kwargs` says which strings these are: ``stop_strings``, as transformers calls them, or ``stop``, as vLLM
-does; where it says nothing, the model's own generation config may. The engine and vLLM end an answer there; what
-`model.generate` went on to say is cut off, since TRL calls it without the tokenizer that it would need. An answer keeps
-the token that completes its string.
+The strings come from `generation_kwargs`: ``stop_strings``, as in transformers, or ``stop``, as in vLLM; otherwise from
+the model's generation config. The engine and vLLM end a completion there; completions of `model.generate` are cut
+afterwards, since TRL calls it without the tokenizer that it would need. A completion keeps the token that completes its
+string.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NAMES = ("stop_strings", "stop")
 """Keys of `generation_kwargs`."""
 
 
-class Stopped(list[int]):
-    """Tokens of an answer that a stop string has ended, or an ``eos_token_id`` in `generation_kwargs`.
+class StoppedTokens(list[int]):
+    """Tokens of a completion ended by a stop string, or by an ``eos_token_id`` in `generation_kwargs`.
 
-    TRL takes an answer for cut off unless its last token is one that ends a sequence. Asked for its last token, this
-    one names such a token; in everything else it is the list of what was sampled.
+    TRL considers a completion truncated unless its last token is an end-of-sequence token. Index -1 of this list
+    returns such a token; otherwise it is the list of the sampled tokens.
     """
 
     def __init__(self, tokens: Sequence[int], end: int) -> None:
@@ -33,85 +33,90 @@ class Stopped(list[int]):
         self.end = end
 
     @overload
-    def __getitem__(self, place: SupportsIndex) -> int: ...
+    def __getitem__(self, index: SupportsIndex) -> int: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, index: slice) -> list[int]: ...
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.end if place == -1 else super().__getitem__(place)
+    def __getitem__(self, index: Any) -> Any:
+        return self.end if index == -1 else super().__getitem__(index)
 
-    def __radd__(self, before: list[int]) -> Stopped:
-        """The last turn of a conversation, behind all that was said before."""
-        return Stopped([*before, *self], self.end)
-
-
-def plain(completion_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The tokens themselves, for reward functions."""
-    return [list(ids) if isinstance(ids, Stopped) else ids for ids in completion_ids]  # type: ignore[misc]
+    def __radd__(self, before: list[int]) -> StoppedTokens:
+        """Append the last turn of a conversation to the turns before it."""
+        return StoppedTokens([*before, *self], self.end)
 
 
-def strings_in(given: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The stop strings that `generation_kwargs` has."""
-    said = {name: value for name in NAMES if (value := (given or {}).get(name)) is not None}
-    found = {name: _for_all(f"generation_kwargs[{name!r}]", value) for name, value in said.items()}
-    found = {name: strings for name, strings in found.items() if strings}
-    if len(found) > 1:
+def plain_lists(completion_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Convert `StoppedTokens` to plain lists, for reward functions."""
+    return [list(ids) if isinstance(ids, StoppedTokens) else ids for ids in completion_ids]  # type: ignore[misc]
+
+
+def configured_stop_strings(generation_kwargs: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the stop strings in `generation_kwargs`."""
+    values = {name: value for name in NAMES if (value := (generation_kwargs or {}).get(name)) is not None}
+    checked = {name: _checked_strings(f"generation_kwargs[{name!r}]", value) for name, value in values.items()}
+    nonempty = {name: strings for name, strings in checked.items() if strings}
+    if len(nonempty) > 1:
         raise ValueError(f"generation_kwargs has {NAMES[0]!r} and {NAMES[1]!r}, which mean the same; leave out one")
-    return next(iter(found.values()), ())
+    return next(iter(nonempty.values()), ())
 
 
-def _for_all(name: str, value: Any) -> tuple[str, ...]:
+def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, Iterator):
         raise ValueError(f"{name} is {value!r}, which can be read only once; use a list such as ['</answer>']")
     strings = freeze_texts(name, value)
     if is_per_request(strings):
         raise ValueError(
-            f"{name} is {value!r}; all answers end at the same strings, so give one list such as ['</answer>']"
+            f"{name} is {value!r}; all completions share the same strings, so give one list such as ['</answer>']"
         )
     return strings  # type: ignore[return-value]
 
 
-def stops_of(given: Mapping[str, Any] | None, model: Any) -> tuple[str, ...]:
-    """Those of `generation_kwargs`, or else the model's own."""
-    own = getattr(getattr(model, "generation_config", None), "stop_strings", None)
-    return strings_in(given) or (() if own is None else _for_all("generation_config.stop_strings", own))
+def stop_strings_of(generation_kwargs: Mapping[str, Any] | None, model: Any) -> tuple[str, ...]:
+    """Return the stop strings in `generation_kwargs`, or else those of the model's generation config."""
+    strings = configured_stop_strings(generation_kwargs)
+    default = getattr(getattr(model, "generation_config", None), "stop_strings", None)
+    return strings or (() if default is None else _checked_strings("generation_config.stop_strings", default))
 
 
 @contextmanager
-def without_own_stops(model: Any) -> Iterator[None]:
-    """Within it, `model.generate` does not ask for a tokenizer because of the model's own strings."""
+def without_model_stops(model: Any) -> Iterator[None]:
+    """Remove the stop strings from the model's generation config, for which `model.generate` would need a tokenizer."""
     config: Any = getattr(model, "generation_config", None)
-    own = getattr(config, "stop_strings", None)
-    if own is None:
+    strings = getattr(config, "stop_strings", None)
+    if strings is None:
         yield
         return
     config.stop_strings = None
     try:
         yield
     finally:
-        config.stop_strings = own
+        config.stop_strings = strings
 
 
-def without_stops(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All other keys."""
-    return {name: value for name, value in given.items() if name not in NAMES}
+def without_stop_keys(generation_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `generation_kwargs` without its stop strings."""
+    return {name: value for name, value in generation_kwargs.items() if name not in NAMES}
 
 
 def cut_at_stops(
-    completion_ids: Sequence[Sequence[int]], strings: Sequence[str], tokenizer: Any, end: int, *, fewest: int = 0
+    completion_ids: Sequence[Sequence[int]], strings: Sequence[str], tokenizer: Any, end: int, *, min_tokens: int = 0
 ) -> list[list[int]]:
-    """Answers up to the first stop string behind their first ``fewest`` tokens; those that have one are `Stopped`."""
+    """Cut completions at the first stop string after their first ``min_tokens`` tokens.
+
+    Those with one are returned as `StoppedTokens`.
+    """
     stops = StopStrings([strings], tokenizer, 1)
-    cuts = [stops.cut(0, np.array(ids), floor=fewest) for ids in completion_ids]
+    cuts = [stops.cut(0, np.array(ids), floor=min_tokens) for ids in completion_ids]
     return [
-        list(ids) if cut is None else Stopped(ids[: cut[0]], end) for ids, cut in zip(completion_ids, cuts, strict=True)
+        list(ids) if cut is None else StoppedTokens(ids[: cut[0]], end)
+        for ids, cut in zip(completion_ids, cuts, strict=True)
     ]
 
 
-def marked_at_stops(
+def mark_stopped(
     completion_ids: Sequence[Sequence[int]], strings: Sequence[str], tokenizer: Any, end: int
 ) -> list[list[int]]:
-    """Whole answers of somebody's own; those with a stop string at their end are `Stopped`."""
-    cut = cut_at_stops(completion_ids, strings, tokenizer, end)
-    return [list(ids) if len(own) < len(ids) else own for ids, own in zip(completion_ids, cut, strict=True)]
+    """Return completions of a custom rollout function uncut; those that end with a stop string as `StoppedTokens`."""
+    cut_ids = cut_at_stops(completion_ids, strings, tokenizer, end)
+    return [list(ids) if len(cut) < len(ids) else cut for ids, cut in zip(completion_ids, cut_ids, strict=True)]

@@ -149,21 +149,21 @@ class ExplorationTrainer(RefillingTrainer):
         rows = [] if trl.get("environment_factory") else construction.first_rows(train_dataset, args)
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
-        refuse(dynamic, skip, args=args, dataset=train_dataset, given=trl)
+        refuse(dynamic, skip, args=args, dataset=train_dataset, arguments=trl)
         path = construction.model_path(model)
         super().__init__(path, reward_funcs, args=args, train_dataset=train_dataset, **trl)
         if rows and self.rollout_func is None:
             construction.check_chat_template(rows[0], self.processing_class)
-        self._take_stop_strings()
+        self._init_stop_strings()
 
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine, engine_options or {})
         self._packed = False if self._only_padded() else packed
         self._begin_watching(lens or Lens(), watching, token_records)
-        self._begin_refilling(dynamic, skip)
+        self._init_refilling(dynamic, skip)
         if on_rollouts is not None:
             self.listen(on_rollouts)
-        self._forget_rollout()
+        self._clear_rollout()
         self._mean_reward = math.nan
         self._reference_moved = bool(args.sync_ref_model)
         self._say_what_is_inert()
@@ -237,18 +237,18 @@ class ExplorationTrainer(RefillingTrainer):
             construction.check_prompts(inputs, "a generation batch")
         if self.mode == "train":
             inputs = self.refill(inputs)
-        self._forget_rollout()
+        self._clear_rollout()
         self._prompts = [row.get("prompt", "") for row in inputs]
-        if self.asked_for_old and self.old_is_first_pass:
+        if self.needs_old_logps and self.old_is_first_pass:
             self._old_logps = torch.zeros(len(inputs), 0, device=self.accelerator.device)  # TRL need not compute them
         output = super().scored(inputs)
         self._old_logps = None
         self._log_calls()
         if self.mode == "eval":
             return output
-        if self.asked_for_old and self.old_is_first_pass:
+        if self.needs_old_logps and self.old_is_first_pass:
             del output["old_per_token_logps"]
-        output["made_at"] = torch.tensor(self.now)
+        output["made_at"] = torch.tensor(self.current_step)
         if self._row_temperature is not None:
             output["row_temperature"] = self._row_temperature
         rewards = self._rewards()
@@ -291,7 +291,7 @@ class ExplorationTrainer(RefillingTrainer):
             generations=self.num_generations,
             temperature=self.temperature,
             row_temperature=self._sampling_temperature,
-            step=self.now,
+            step=self.current_step,
             answers=self._answers(),
             max_length=self.max_completion_length,
             gathered=self.accelerator.num_processes == 1 or not act_on_parts(self.strategies),
@@ -406,15 +406,15 @@ class ExplorationTrainer(RefillingTrainer):
 
     def after_step(self) -> None:
         """Lets the strategies act once an optimizer step is done."""
-        state = StepState(self.now, self._mean_reward, self.reset_reference, self.reset_optimizer)
+        state = StepState(self.current_step, self._mean_reward, self.reset_reference, self.reset_optimizer)
         for strategy in self.strategies:
             strategy.after_step(state)
 
     # ---------------------------------------------------------------- checkpoints
 
     def write_state(self, folder: Path) -> None:
-        if self.waiting is not None:
-            checkpoint.write_batches(folder, self.accelerator.process_index, self.waiting)
+        if self.buffered_batches is not None:
+            checkpoint.write_batches(folder, self.accelerator.process_index, self.buffered_batches)
         if self.accelerator.is_main_process:
             self._write_looks(folder)
         if self._reference_moved:
@@ -455,7 +455,7 @@ class ExplorationTrainer(RefillingTrainer):
                     f"{folder} holds a generation batch in {len(batches)} parts, and steps_per_generation is "
                     f"{self.args.steps_per_generation}; resume with steps_per_generation={len(batches)}"
                 )
-            self.waiting = batches
+            self.buffered_batches = batches
 
 
 class _AfterStep(TrainerCallback):

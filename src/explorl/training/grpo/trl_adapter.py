@@ -1,16 +1,16 @@
-"""TRL's `GRPOTrainer` with names for its moments: the one module that knows TRL's private names.
+"""TRL's `GRPOTrainer` behind public names: the only module that knows TRL's private names.
 
-What is overridden, and what a subclass finds in its place:
+What is overridden, and what a subclass uses instead:
 
     _generate_single_turn                 sample(prompt_ids, rows)
-    _tool_call_loop                       conversed(completion_ids)
-    _generate                             interprets, said; samples_whole
+    _tool_call_loop                       finish_conversations(completion_ids)
+    _generate                             has_interpreter, transcripts; samples_with_whole_weights
     _get_per_token_logps_and_entropies    log_probabilities(model, ids, mask, completion, ...)
     _calculate_rewards                    reward_parts, rewarded; known_rewards(); checks what functions return
     _generate_and_score_completions       scored(inputs)
     _prepare_inputs                       micro_batches(batch)
     _compute_loss                         loss(model, batch)
-    _get_train_sampler                    (the same order of prompts, also in a resumed run)
+    _get_train_sampler                    (the same order of prompts in a resumed run)
     _save_checkpoint, _load_from_checkpoint, _load_optimizer_and_scheduler    write_state(folder), read_state(folder)
 
 What is read: _step, _buffered_inputs, _metrics, _logs, _pending_extra_logs, _tokenizer, _is_vlm,
@@ -48,18 +48,18 @@ from trl.trainer.utils import (
 from explorl.modeling.proof import inner_model
 from explorl.rollout import Rollout
 from explorl.training.grpo.checkpoint import restoring_optimizer
-from explorl.training.grpo.conversations import RowTokens, rows_of
+from explorl.training.grpo.conversations import RowTokens, row_numbers
 from explorl.training.grpo.logged_columns import prompt_text
 from explorl.training.grpo.loss import OVER_TOKENS
 from explorl.training.grpo.rewards import check_finite, checked_function
 from explorl.training.grpo.stopping import (
-    Stopped,
+    StoppedTokens,
     cut_at_stops,
-    marked_at_stops,
-    plain,
-    stops_of,
-    without_own_stops,
-    without_stops,
+    mark_stopped,
+    plain_lists,
+    stop_strings_of,
+    without_model_stops,
+    without_stop_keys,
 )
 from explorl.training.grpo.tool_transcripts import ToolTranscript
 from explorl.training.sharding import gathered_weights, has_sharded_weights
@@ -76,45 +76,45 @@ IMAGES = (
     "mm_token_type_ids",
     "image_position_ids",
 )
-"""What a micro-batch may hold for a vision-language model."""
+"""Keys of a micro-batch for a vision-language model."""
 
 Mode = Literal["train", "eval"]
 
-_OF_LOSS = ("compute_loss", "_compute_loss", "_prepare_inputs", "_get_per_token_logps_and_entropies")
+_LOSS_METHODS = ("compute_loss", "_compute_loss", "_prepare_inputs", "_get_per_token_logps_and_entropies")
 
 
 class RewardedRows(NamedTuple):
     """Rows that were sampled and rewarded."""
 
     completion_ids: list[list[int]]
-    """Of this process."""
+    """Completions of this process."""
     extra: dict[str, list[Any]]
-    """What reward functions logged of each, by column (``log_extra``); of this process."""
+    """What reward functions logged per completion of this process (``log_extra``), by column."""
     reward_parts: Tensor
-    """Of all processes, (rows, reward functions), NaN where one said None."""
+    """Rewards of all processes, (rows, reward functions), NaN if a function returned None."""
     transcripts: list[ToolTranscript] | None = None
-    """The same answers with their calls, where the trainer has an interpreter; of this process."""
+    """Transcripts of the completions of this process if the trainer has an interpreter."""
 
 
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-"""Columns of a data set that reward functions get under other names, or not at all."""
+"""Columns of a data set that reward functions get under other names or not at all."""
 
 
 def add_head(model: Any) -> None:
-    """Give a model the fused head that the trainer gives it: log-probabilities and entropies without all logits."""
+    """Add the trainer's fused head to a model: log-probabilities and entropies without storing all logits."""
     add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
 
 
 def logs_of(trainer: GRPOTrainer) -> Mapping[str, Any]:
-    """The prompts, completions and rewards that a trainer has logged of late, by name."""
+    """Return the latest prompts, completions and rewards that a trainer has logged, by name."""
     logs: Mapping[str, Any] = trainer._logs
     return logs
 
 
-def prompt_seen(trainer: GRPOTrainer, prompt: Any) -> str:
-    """Return a prompt as the model saw it: messages through the chat template, with all that TRL gives it.
+def rendered_prompt(trainer: GRPOTrainer, prompt: Any) -> str:
+    """Return a prompt as the model sees it: messages through the chat template, with TRL's arguments.
 
-    An environment has tools of its own for each prompt, and images have no text: then messages are their contents.
+    With environments, which have different tools for each prompt, and with images the result is the messages' contents.
     """
     if isinstance(prompt, str) or getattr(trainer, "environment_factories", None) or getattr(trainer, "_is_vlm", False):
         return prompt_text(prompt)
@@ -130,7 +130,7 @@ def prompt_seen(trainer: GRPOTrainer, prompt: Any) -> str:
 
 
 class GRPOAdapter(GRPOTrainer):
-    """`GRPOTrainer` whose moments a subclass overrides by the names above."""
+    """`GRPOTrainer` whose steps a subclass overrides under the names above."""
 
     rollout_func: Any
     reward_funcs: list[Any]
@@ -138,16 +138,16 @@ class GRPOAdapter(GRPOTrainer):
     epsilon_high: float
     entropy_coef: float
     reward_parts: Tensor | None = None
-    """Rewards of the latest generation batch of all processes, (rows, reward functions), NaN where one said None."""
+    """Rewards of the latest generation batch of all processes, (rows, reward functions); NaN means not scored."""
     rewarded: Mapping[str, Any]
-    """What the reward functions of this process were called with, by name: prompts, completions and columns."""
+    """Arguments of the reward functions on this process, by name: prompts, completions and columns."""
     _warned: set[str]
     _last_loaded_step: int
     _last_world_entropy: float
     _entropy_window_stats: Tensor | None
     _buffered_inputs: list[dict[str, Any]] | None
 
-    # ---------------------------------------------------------------- what TRL knows
+    # ---------------------------------------------------------------- state of TRL's trainer
 
     @property
     def mode(self) -> Mode:
@@ -159,12 +159,12 @@ class GRPOAdapter(GRPOTrainer):
 
     @property
     def sees_images(self) -> bool:
-        """Whether the model is a vision-language model."""
+        """True for a vision-language model."""
         return self._is_vlm
 
     @property
     def logs(self) -> Mapping[str, Any]:
-        """TRL's log of the latest generation batch."""
+        """TRL's log of the latest generation batches."""
         return self._logs
 
     @property
@@ -173,22 +173,22 @@ class GRPOAdapter(GRPOTrainer):
 
     @property
     def has_own_loss(self) -> bool:
-        """Return whether a subclass, another base class or the trainer itself overrides what a loss is computed by.
+        """True if a subclass, another base class or the instance overrides a method that computes the loss.
 
-        It may count on micro-batches as TRL makes them: as many rows in each, with log π_old where TRL has it.
+        Such a loss may rely on micro-batches as TRL makes them: equally many rows in each, with TRL's log π_old.
         """
 
-        def is_own(name: str) -> bool:
+        def is_overridden(name: str) -> bool:
             method = getattr(self, name)
             packages = ("explorl", "trl", "transformers")
             patched = method.__module__.partition(".")[0] not in packages
             return patched or getattr(type(self), name) is not getattr(GRPOAdapter, name)
 
-        return any(map(is_own, _OF_LOSS))
+        return any(map(is_overridden, _LOSS_METHODS))
 
     @property
     def micro_step(self) -> int:
-        """Micro-batches seen so far."""
+        """Number of micro-batches seen so far."""
         return self._step
 
     @micro_step.setter
@@ -196,183 +196,191 @@ class GRPOAdapter(GRPOTrainer):
         self._step = value
 
     @property
-    def waiting(self) -> list[dict[str, Any]] | None:
-        """The micro-batches of a generation batch that is still in use."""
+    def buffered_batches(self) -> list[dict[str, Any]] | None:
+        """The micro-batches of a generation batch that is still in use, else None."""
         used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         return None if used_up else self._buffered_inputs
 
-    @waiting.setter
-    def waiting(self, batches: list[dict[str, Any]]) -> None:
+    @buffered_batches.setter
+    def buffered_batches(self, batches: list[dict[str, Any]]) -> None:
         self._buffered_inputs = batches
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        """What autocast makes of float32; None without it: where a device has none, accelerate leaves it out."""
-        kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return kinds.get(self.accelerator.mixed_precision) if self.accelerator.native_amp else None
+        """The type that autocast uses for float32; None without autocast."""
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        # accelerate switches autocast off on devices that do not support it
+        return dtypes.get(self.accelerator.mixed_precision) if self.accelerator.native_amp else None
 
     @property
     def sharded(self) -> bool:
-        """Whether no process holds all weights."""
+        """True if no process holds all weights."""
         return has_sharded_weights(self.model, self.accelerator)
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Every process holds all weights, whoever samples; called on all of them."""
-        gathers, self.args.ds3_gather_for_generation = self.args.ds3_gather_for_generation, False
+        """Gather all weights on every process; must be entered by all processes."""
+        setting, self.args.ds3_gather_for_generation = self.args.ds3_gather_for_generation, False
         try:
             with gathered_weights(self.model_wrapped, self.accelerator):
                 yield
         finally:
-            self.args.ds3_gather_for_generation = gathers
+            self.args.ds3_gather_for_generation = setting
 
     @contextmanager
     def without_gradient(self) -> Iterator[None]:
-        """Nor with gradient checkpointing, whose reentrant kind would warn that there is none."""
+        """Disable gradients, and gradient checkpointing, whose reentrant variant would warn that there are none."""
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             yield
 
     @property
-    def now(self) -> int:
-        """Optimizer steps taken."""
+    def current_step(self) -> int:
+        """Number of optimizer steps taken."""
         return int(self.state.global_step)
 
     def warn_once(self, message: str) -> None:
-        """On the main process."""
+        """Issue a warning on the main process unless it was issued before."""
         if message not in self._warned and self.accelerator.is_main_process:
             warnings.warn(message, UserWarning, stacklevel=3)
         self._warned.add(message)
 
     def record_metric(self, name: str, value: float, mode: Mode | None = None) -> None:
+        """Add a value whose mean TRL logs at the next logging step."""
         self._metrics[mode or self.mode][name].append(value)
 
     # ---------------------------------------------------------------- sample
 
     def sample(self, prompt_ids: list[list[int]], rows: Sequence[int] | None = None) -> list[list[int]] | None:
-        """Completions of these prompts, one for each; None leaves it to TRL.
+        """Return one completion for each prompt, or None to have TRL sample them.
 
-        ``rows``: in a further turn of a conversation with tools, which rows of the batch go on; their prompts hold the
-        conversation so far.
+        Args:
+            prompt_ids: Tokens of the prompts, or of the conversations so far.
+            rows: In a further turn of conversations with tools, the rows of the batch that continue.
         """
         return None
 
     sampled_logps: list[list[float]] | None = None
-    """What `sample` leaves for TRL's correction of what vLLM sampled: log q of every token, as vLLM computed it."""
+    """Set by `sample` for TRL's importance sampling correction: vLLM's log q of every token."""
 
     def load_vllm_weights(self) -> None:
-        """Gives vLLM the weights of this step, where it has older ones."""
+        """Update vLLM's weights to those of this step if they are older."""
         if self.state.global_step != self._last_loaded_step:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
     def finish_conversations(self, completion_ids: list[list[int]]) -> None:
-        """Called when the last turn of a batch of conversations is over."""
+        """Handle the end of the last turn of a batch of conversations; a hook for subclasses."""
 
-    def generated(self, completion_ids: list[list[int]]) -> None:
-        """Called with the answers of a batch, once nobody changes them any more."""
+    def check_completions(self, completion_ids: list[list[int]]) -> None:
+        """Check the completions of a batch in their final form; a hook for subclasses."""
 
     def _tool_call_loop(self, prompts: Any, prompt_ids: list[list[int]], *more: Any, **options: Any) -> Any:
-        known = [RowTokens(ids, row) for row, ids in enumerate(prompt_ids)]
-        found = super()._tool_call_loop(prompts, known, *more, **options)
-        self.finish_conversations(found[2])
-        return found
+        numbered = [RowTokens(ids, row) for row, ids in enumerate(prompt_ids)]
+        result = super()._tool_call_loop(prompts, numbered, *more, **options)
+        self.finish_conversations(result[2])
+        return result
 
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *more: Any, **options: Any
     ) -> Any:
         if images is None and not multimodal_fields:
-            rows, ids = rows_of(prompt_ids), [list(ids) for ids in prompt_ids]
+            rows, ids = row_numbers(prompt_ids), [list(ids) for ids in prompt_ids]
             self.sampled_logps = None
             completion_ids = self.sample(ids) if rows is None else self.sample(ids, rows)
             if completion_ids is not None:
                 return completion_ids, self.sampled_logps
-        with without_own_stops(inner_model(self.model)):
+        with without_model_stops(inner_model(self.model)):
             completion_ids, logps = super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, *more, **options
             )
         if self.stop_strings:
-            fewest = int(self.generation_kwargs.get("min_tokens") or 0)  # vLLM looks for no string in them
-            how = (self.stop_strings, self._tokenizer, self.end_token)
-            completion_ids = cut_at_stops(completion_ids, *how, fewest=fewest)
+            min_tokens = int(self.generation_kwargs.get("min_tokens") or 0)  # vLLM ignores strings in these
+            completion_ids = cut_at_stops(
+                completion_ids, self.stop_strings, self._tokenizer, self.end_token, min_tokens=min_tokens
+            )
             if logps is not None:
                 logps = [values[: len(ids)] for ids, values in zip(completion_ids, logps, strict=True)]
         return completion_ids, logps
 
-    def _take_stop_strings(self) -> None:
-        """Keeps the strings that end an answer from `model.generate`, which TRL calls without a tokenizer."""
-        self.stop_strings = stops_of(self.args.generation_kwargs, inner_model(self.model))
-        if not self.use_vllm and without_stops(self.generation_kwargs) != self.generation_kwargs:
-            self.generation_kwargs = without_stops(self.generation_kwargs)
+    def _init_stop_strings(self) -> None:
+        """Move the stop strings out of the options of `model.generate`, which TRL calls without a tokenizer."""
+        self.stop_strings = stop_strings_of(self.args.generation_kwargs, inner_model(self.model))
+        if not self.use_vllm and without_stop_keys(self.generation_kwargs) != self.generation_kwargs:
+            self.generation_kwargs = without_stop_keys(self.generation_kwargs)
             self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
 
     @property
     def end_token(self) -> int:
-        """A token that ends a sequence."""
+        """An end-of-sequence token."""
         return int([*self.eos_token_ids, self._tokenizer.pad_token_id][0])
 
-    def ended(self, rollout: Rollout) -> list[int]:
-        """The tokens of an answer; TRL knows of no stop string, nor of an ``eos_token_id`` in `generation_kwargs`."""
+    def completion_tokens(self, rollout: Rollout) -> list[int]:
+        """Return the tokens of a rollout, marked if it ended in a way that TRL does not recognize.
+
+        TRL recognizes neither stop strings nor an ``eos_token_id`` in `generation_kwargs`.
+        """
         ids = list(rollout.token_ids)
-        known = bool(ids) and ids[-1] in (*self.eos_token_ids, self._tokenizer.pad_token_id)
-        return Stopped(ids, self.end_token) if rollout.finish_reason == "stop" and not known else ids
+        recognized = bool(ids) and ids[-1] in (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        return StoppedTokens(ids, self.end_token) if rollout.finish_reason == "stop" and not recognized else ids
 
     @property
     def has_interpreter(self) -> bool:
-        """Whether answers may call a tool in text; then `sample` keeps what they `said`."""
+        """True if completions may call a tool in text; `sample` then sets `transcripts`."""
         return False
 
     transcripts: list[ToolTranscript] | None = None
-    """What the rows of this process have said in the latest generation batch."""
+    """Transcripts of this process's rows in the latest generation batch."""
 
     generation_kwargs: dict[str, Any]
     stop_strings: tuple[str, ...] = ()
-    """Strings that end an answer."""
+    """Strings that end a completion."""
     stopped: list[bool]
-    """Whether one of them has ended each row of this process in the latest generation batch."""
+    """Whether a stop string has ended the completion, for each row of this process in the latest generation batch."""
 
     @property
-    def samples_whole(self) -> bool:
-        """Whether `sample` needs all weights of a model that is sharded."""
+    def samples_with_whole_weights(self) -> bool:
+        """True if `sample` needs all weights of a sharded model."""
         return False
 
     def _generate(self, prompts: list[Any]) -> Any:
-        with self.whole_weights() if self.samples_whole else nullcontext():
-            return self._generated(prompts)
+        with self.whole_weights() if self.samples_with_whole_weights else nullcontext():
+            return self._generate_with_hooks(prompts)
 
-    def _generated(self, prompts: list[Any]) -> Any:
-        given = self.rollout_func
-        if self.has_interpreter:  # TRL counts tokens by its mask, and leaves the rest to it
-            self.rollout_func = self._rolled_out
-        elif given is not None and self.stop_strings:
-            self.rollout_func = partial(self._marked, given)
+    def _generate_with_hooks(self, prompts: list[Any]) -> Any:
+        rollout_func = self.rollout_func
+        if self.has_interpreter:  # only a rollout_func can return a mask of the policy's tokens
+            self.rollout_func = self._rollouts_with_mask
+        elif rollout_func is not None and self.stop_strings:
+            self.rollout_func = partial(self._marked_rollouts, rollout_func)
         try:
             return super()._generate(prompts)
         finally:
-            self.rollout_func = given
+            self.rollout_func = rollout_func
 
-    def _marked(self, rollout: Any, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """What a user's function has sampled; that answers end at `stop_strings` is up to it."""
-        output = dict(rollout(prompts, trainer))
+    def _marked_rollouts(self, rollout_func: Any, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Call a user's rollout function and mark the completions that end with a stop string."""
+        output = dict(rollout_func(prompts, trainer))
         if "completion_ids" in output:
             rows = output["completion_ids"]
-            output["completion_ids"] = marked_at_stops(rows, self.stop_strings, self._tokenizer, self.end_token)
+            output["completion_ids"] = mark_stopped(rows, self.stop_strings, self._tokenizer, self.end_token)
         return output
 
-    def _rolled_out(self, prompts: list[Any], _: Any) -> dict[str, Any]:
+    def _rollouts_with_mask(self, prompts: list[Any], _: Any) -> dict[str, Any]:
+        """Sample with the interpreter, in the form of TRL's ``rollout_func``."""
         prompt_ids = [list(ids) for ids in self._tokenize_prompts(prompts)[0]]
         completion_ids = self.sample(prompt_ids)
         assert completion_ids is not None
         assert self.transcripts is not None
-        own = [one.mask(len(ids)) for one, ids in zip(self.transcripts, completion_ids, strict=True)]
-        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None, "env_mask": own}
+        mask = [script.mask(len(ids)) for script, ids in zip(self.transcripts, completion_ids, strict=True)]
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None, "env_mask": mask}
 
-    def judged(self, completions: list[Any]) -> list[Any]:
-        """What rewards are given for: outputs of tools that were called in text are left blank."""
+    def completions_to_reward(self, completions: list[Any]) -> list[Any]:
+        """Return the completions for the reward functions: with the outputs of tools called in text left blank."""
         if self.transcripts is None:
             return completions
         return [
-            self._with_text(completion, one.blanked_text) if one.calls else completion
-            for completion, one in zip(completions, self.transcripts, strict=True)
+            self._with_text(completion, transcript.blanked_text) if transcript.calls else completion
+            for completion, transcript in zip(completions, self.transcripts, strict=True)
         ]
 
     def _with_text(self, completion: Any, text: str) -> Any:
@@ -386,24 +394,26 @@ class GRPOAdapter(GRPOTrainer):
     # ---------------------------------------------------------------- score
 
     def sample_and_reward(self, inputs: list[dict[str, Any]]) -> RewardedRows:
-        """Samples and rewards rows, as many on each process. What is logged of them is what reward functions log by
-        `log_metric`, as each of their calls counts."""
+        """Sample and reward rows, equally many on each process.
+
+        Of the metrics, only those that reward functions log by `log_metric` are kept, which count every call.
+        """
         prompts = [row["prompt"] for row in inputs]
         metrics = {name: list(values) for name, values in self._metrics[self.mode].items()}
         completion_ids, _, completions = self._generate(prompts)[1:4]
-        self.generated(completion_ids)
+        self.check_completions(completion_ids)
         self._metrics[self.mode].clear()
         self._metrics[self.mode].update(metrics)
-        # The batch is yet to be made of prompts and tokens: a reward function that changes them changes copies.
-        said = copy.deepcopy(prompts), self.judged(completions), [list(ids) for ids in completion_ids]
-        parts = check_finite(self._calculate_rewards(inputs, *said), self.reward_func_names)
+        # Prompts and tokens are still needed for the batch: reward functions get copies, which they may change.
+        copies = copy.deepcopy(prompts), self.completions_to_reward(completions), [list(ids) for ids in completion_ids]
+        parts = check_finite(self._calculate_rewards(inputs, *copies), self.reward_func_names)
         extra = {name: list(values) for name, values in self._pending_extra_logs.items()}
         self._pending_extra_logs.clear()
         return RewardedRows(completion_ids, extra, parts, self.transcripts)
 
     @property
     def tokens_seen(self) -> int:
-        """Tokens of all prompts and answers so far."""
+        """Number of tokens of all prompts and completions so far."""
         return int(self.state.num_input_tokens_seen)
 
     @tokens_seen.setter
@@ -412,19 +422,21 @@ class GRPOAdapter(GRPOTrainer):
         self._metrics[self.mode]["num_tokens"] = [count]
 
     def known_rewards(self) -> RewardedRows | None:
-        """Answers of the generation batch where it is rewarded already; None has the reward functions called."""
+        """Return the generation batch if it is already rewarded; with None, the reward functions are called."""
         return None
 
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Samples, rewards and normalises a generation batch."""
-        rewards = self._calculate_rewards
+        """Sample, reward and normalise a generation batch."""
+        calculate_rewards, generate = self._calculate_rewards, self._generate
 
-        def kept(inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **options: Any) -> Tensor:
-            known, completions = self.known_rewards(), self.judged(completions)
-            self.stopped = [isinstance(one, Stopped) for one in ids]
-            ids = plain(ids)
+        def calculate_and_store(
+            inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **options: Any
+        ) -> Tensor:
+            known, completions = self.known_rewards(), self.completions_to_reward(completions)
+            self.stopped = [isinstance(tokens, StoppedTokens) for tokens in ids]
+            ids = plain_lists(ids)
             if known is None:
-                parts = rewards(inputs, prompts, completions, ids, *more, **options)
+                parts = calculate_rewards(inputs, prompts, completions, ids, *more, **options)
                 self.reward_parts = check_finite(parts, self.reward_func_names)
             else:
                 self.reward_parts = known.reward_parts
@@ -433,14 +445,16 @@ class GRPOAdapter(GRPOTrainer):
             self.rewarded = {"prompts": prompts, "completions": completions, "completion_ids": ids, **columns}
             return self.reward_parts
 
-        def told(prompts: list[Any]) -> Any:
-            found = generate(prompts)
-            self.generated(found[1])
-            return found
+        def generate_and_check(prompts: list[Any]) -> Any:
+            result = generate(prompts)
+            self.check_completions(result[1])
+            return result
 
-        generate = self._generate
-        # In front of whatever a subclass has: TRL goes by the last word, and so do we.
-        with self._with_method("_calculate_rewards", kept), self._with_method("_generate", told):
+        # On the instance, so that they wrap overrides of a subclass: TRL uses what those return, and so do we.
+        with (
+            self._with_method("_calculate_rewards", calculate_and_store),
+            self._with_method("_generate", generate_and_check),
+        ):
             return super()._generate_and_score_completions(inputs)
 
     def _calculate_rewards(self, *given: Any, **options: Any) -> Tensor:
@@ -453,21 +467,21 @@ class GRPOAdapter(GRPOTrainer):
 
     @contextmanager
     def _with_method(self, name: str, method: Any) -> Iterator[None]:
-        """For a while the trainer has this method; then the one it had, be it of its class or somebody's own."""
-        own = vars(self).get(name)
+        """Set a method on the instance for a while, and restore what was there."""
+        previous = vars(self).get(name)
         setattr(self, name, method)
         try:
             yield
         finally:
             delattr(self, name)
-            if own is not None:
-                setattr(self, name, own)
+            if previous is not None:
+                setattr(self, name, previous)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         return self.scored(inputs)
 
     def normalised(self, rewards: Tensor) -> Tensor:
-        """Advantages of total rewards of all processes, one per row, as TRL makes them ("sum_then_normalize")."""
+        """Return the advantages of the total rewards of all processes as TRL does ("sum_then_normalize")."""
         grouped = rewards.view(-1, self.num_generations)
         advantages = rewards - grouped.nanmean(dim=1).repeat_interleave(self.num_generations, dim=0)
         if self.scale_rewards != "none":
@@ -480,15 +494,15 @@ class GRPOAdapter(GRPOTrainer):
     # ---------------------------------------------------------------- split
 
     def micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
-        """As many rows in each, by chance."""
+        """Shuffle and split into equal-sized micro-batches."""
         batch = shuffle_sequence_dict(split_pixel_values_by_grid(batch))
         return [unsplit_pixel_values_by_grid(part) for part in split_tensor_dict(batch, self.args.steps_per_generation)]
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """The next micro-batch; a new generation batch where the last one is used up."""
+        """Return the next micro-batch; make a new generation batch if the last one is used up."""
         if self.mode == "eval":
             return self._generate_and_score_completions(generation_batch)
-        if self.waiting is None:
+        if self.buffered_batches is None:
             self._buffered_inputs = self.micro_batches(self._generate_and_score_completions(generation_batch))
         assert self._buffered_inputs is not None
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
@@ -498,13 +512,13 @@ class GRPOAdapter(GRPOTrainer):
     def log_probabilities(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int, *, rows: int, **options: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """log π, entropy and a router's auxiliary loss, the last two where asked for, ``rows`` at a time."""
+        """Return log π and, on request, entropy and a router's auxiliary loss, computed ``rows`` at a time."""
         return self.padded_log_probabilities(model, input_ids, attention_mask, completion, rows=rows, **options)
 
     def padded_log_probabilities(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int, *, rows: int, **options: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's own pass."""
+        """Return the same from TRL's own pass."""
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, completion, batch_size=rows, **options
         )
@@ -518,22 +532,22 @@ class GRPOAdapter(GRPOTrainer):
         batch_size: int | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        given = {name: value for name, value in options.items() if value is not None}
+        options = {name: value for name, value in options.items() if value is not None}
         return self.log_probabilities(
-            model, input_ids, attention_mask, logits_to_keep, rows=batch_size or len(input_ids), **given
+            model, input_ids, attention_mask, logits_to_keep, rows=batch_size or len(input_ids), **options
         )
 
     # ---------------------------------------------------------------- loss
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
-        """The loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         return super()._compute_loss(model, batch)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         return self.loss(model, inputs)
 
     def with_entropy_bonus(self, loss: Tensor, entropies: Tensor, mask: Tensor) -> Tensor:
-        """TRL's bonus: loss − coef · mean H; adaptive, the coefficient seeks a target between optimizer steps."""
+        """Add TRL's entropy bonus: loss − coef · mean H, with a coefficient that may adapt to a target entropy."""
         training = self.mode == "train"
         accumulated = self.current_gradient_accumulation_steps if training else 1.0
         bonus = (entropies * mask).sum() / mask.sum().clamp(min=1.0) / accumulated
@@ -559,9 +573,9 @@ class GRPOAdapter(GRPOTrainer):
 
     # ---------------------------------------------------------------- order of the prompts, checkpoints
 
-    def row_at(self, place: int) -> dict[str, Any]:
-        """A row of the training data as it comes to `scored`."""
-        row = dict(self.train_dataset[place])
+    def row_at(self, index: int) -> dict[str, Any]:
+        """Return a row of the training data as `scored` gets it."""
+        row = dict(self.train_dataset[index])
         if not self.args.remove_unused_columns:
             return row
         self._set_signature_columns_if_needed()
@@ -579,10 +593,10 @@ class GRPOAdapter(GRPOTrainer):
         )
 
     def write_state(self, folder: Path) -> None:
-        """Writes what a checkpoint needs beyond TRL's; called on every process."""
+        """Write the state that a checkpoint needs beyond TRL's; called on every process."""
 
     def read_state(self, folder: Path) -> None:
-        """Reads it."""
+        """Read the state that `write_state` has written."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -590,7 +604,7 @@ class GRPOAdapter(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        # transformers reads the adapters in subfolders, where there are any ("ref"), and then not the trained one
+        # if there are adapters in subfolders ("ref"), transformers reads those and not the trained one
         if os.path.isdir(os.path.join(resume_from_checkpoint, "ref")):
             policy = self.accelerator.unwrap_model(self.model)
             policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
@@ -603,9 +617,10 @@ class GRPOAdapter(GRPOTrainer):
 
 
 class _ResumableSampler(RepeatSampler):
-    """TRL's order of the prompts, which in a resumed run would begin with that of the first epoch again."""
+    """TRL's order of the prompts, but a resumed run continues with the order of its epoch instead of the first."""
 
     def set_epoch(self, epoch: int) -> None:
+        """Advance the generator to the order of this epoch."""
         if self.shuffle:
             self.generator.manual_seed(self.seed)
             for _ in range(epoch):

@@ -1,4 +1,4 @@
-"""Rows that a strategy has sampled in its own way, by the vLLM that TRL has set up and whose weights TRL keeps up."""
+"""Per-row sampling options with vLLM: through the vLLM engine that TRL sets up and keeps up to date."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from explorl.strategies._lib.validate import title
 from explorl.strategies.base import overrides
 
 KNOWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
-"""Keys of ``generation_kwargs`` that go along with what strategies say of each row."""
+"""Keys of ``generation_kwargs`` that can be combined with strategies that set sampling options per row."""
 
 
 class TrlVllmSampler:
-    """TRL's `VLLMGeneration`, each prompt with options of its own: on a server by the main process for all of them,
-    colocated on every process, or by all processes of a tensor-parallel group together."""
+    """TRL's `VLLMGeneration` with individual options for each prompt.
+
+    The main process calls a server for all processes. A colocated engine is called by every process, or by all
+    processes of a tensor-parallel group together.
+    """
 
     def __init__(self, generation: Any) -> None:
         self.generation = generation
@@ -30,34 +33,35 @@ class TrlVllmSampler:
 
     @property
     def context(self) -> int | None:
-        """Of the server, the main process tells the others."""
+        """The context length of the engine; with a server, the main process broadcasts it."""
         if self.generation.mode == "colocate":
             return Colocated(self.generation.llm).context
         if self._context is None:
             main = self.generation.accelerator.is_main_process
-            known = [Served(self.generation.vllm_client).context if main else None]
-            broadcast_object_list(known, from_process=0)
-            self._context = known[0] or 0
+            context = [Served(self.generation.vllm_client).context if main else None]
+            broadcast_object_list(context, from_process=0)
+            self._context = context[0] or 0
         return self._context or None
 
     def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]:
+        """Sample each prompt with its options."""
         rows = list(zip(prompts, options, strict=True))
         return self._served(rows) if self.generation.mode == "server" else self._colocated(rows)
 
     def _served(self, rows: list[Any]) -> list[Drawn]:
         accelerator = self.generation.accelerator
-        everybodys = gather_object(rows)
-        drawn: list[Any] = [None]
+        all_rows = gather_object(rows)
+        completions: list[Any] = [None]
         if accelerator.is_main_process:
-            drawn = [Served(self.generation.vllm_client).draw(*zip(*everybodys, strict=True))]
-        broadcast_object_list(drawn, from_process=0)
+            completions = [Served(self.generation.vllm_client).draw(*zip(*all_rows, strict=True))]
+        broadcast_object_list(completions, from_process=0)
         first = accelerator.process_index * len(rows)
-        return [Drawn(*one) for one in drawn[0][first : first + len(rows)]]
+        return [Drawn(*completion) for completion in completions[0][first : first + len(rows)]]
 
     def _colocated(self, rows: list[Any]) -> list[Drawn]:
         generation, first, count = self.generation, 0, len(rows)
         if generation.enable_sleep_mode:
-            if generation._llm_weights_sleeping:  # sleeping, it has forgotten them
+            if generation._llm_weights_sleeping:  # a sleeping engine has dropped its weights
                 generation.sync_weights()
             generation.llm.wake_up(tags=["kv_cache"])
         if generation.tensor_parallel_size > 1:
@@ -66,56 +70,56 @@ class TrlVllmSampler:
             first = torch.distributed.get_rank(group=generation.tp_group) * count
             rows = [row for group in groups for row in group]
             torch.distributed.barrier(device_ids=[generation.accelerator.local_process_index])  # as TRL does
-        drawn = Colocated(generation.llm).draw(*zip(*rows, strict=True))
+        completions = Colocated(generation.llm).draw(*zip(*rows, strict=True))
         if generation.enable_sleep_mode:
             generation.llm.sleep(level=2)
             generation._llm_weights_sleeping = True
-        return drawn[first : first + count]
+        return completions[first : first + count]
 
 
 def refuse_with_vllm(args: Any, strategies: Sequence[Strategy]) -> None:
-    """Raises for arguments and strategies that vLLM cannot serve, before it is loaded."""
+    """Raise for arguments and strategies that do not work with vLLM, before vLLM is loaded."""
     if (args.generation_kwargs or {}).get("stop_strings") is not None:
         raise ValueError("generation_kwargs has 'stop_strings', which vLLM calls 'stop'; use that name")
     for strategy in strategies:
         if overrides(strategy, "branching"):
             raise ValueError(
-                f"{title(strategy)} lets answers branch off each other, which vLLM cannot do; use engine='explorl', or "
-                "leave it out"
+                f"{title(strategy)} lets completions branch, which vLLM does not support; use engine='explorl', or "
+                "remove it"
             )
         if strategy.needs_min_p_mass is not None:
             raise ValueError(
-                f"{title(strategy)} needs to know how likely other tokens were, which only Explorl's engine records "
-                "(vLLM samples); use engine='explorl', or leave it out"
+                f"{title(strategy)} needs the probabilities of other tokens, which only Explorl's engine records "
+                "(vLLM samples); use engine='explorl', or remove it"
             )
 
 
 def refuse(trainer: Any, strategies: Sequence[Strategy]) -> None:
-    """Raises where vLLM cannot sample the rows as these strategies say."""
-    named = title(strategies[0])
+    """Raise if vLLM cannot sample rows with the individual options of these strategies."""
+    name = title(strategies[0])
     if trainer.tools or trainer.environment_factories:
         raise ValueError(
-            f"{named} sets how each row is sampled, and with vLLM a conversation with tools is sampled by TRL alone; "
-            "use engine='explorl', or leave out the tools"
+            f"{name} sets how each row is sampled, but with vLLM conversations with tools are sampled by TRL alone; "
+            "use engine='explorl', or remove the tools"
         )
     if trainer.sees_images:
-        raise ValueError(f"{named} sets how each row is sampled, which is not possible with images; leave it out")
+        raise ValueError(f"{name} sets how each row is sampled, which is not supported with images; remove it")
     if trainer.args.vllm_structured_outputs_regex is not None:
         raise ValueError(
-            f"{named} sets how each row is sampled, and what vllm_structured_outputs_regex leaves of a distribution is "
-            "not recorded; leave out one of them"
+            f"{name} sets how each row is sampled, but the distribution after vllm_structured_outputs_regex is not "
+            "recorded; remove one of them"
         )
-    beyond = sorted(set(trainer.args.generation_kwargs or {}) - set(KNOWN))
-    if beyond:
+    unsupported = sorted(set(trainer.args.generation_kwargs or {}) - set(KNOWN))
+    if unsupported:
         raise ValueError(
-            f"{named} sets how each row is sampled, and generation_kwargs has {beyond[0]!r}; beside it there may be "
-            f"{', '.join(KNOWN)}"
+            f"{name} sets how each row is sampled, which cannot be combined with {unsupported[0]!r} in "
+            f"generation_kwargs; supported are {', '.join(KNOWN)}"
         )
 
 
-def options(trainer: Any) -> dict[str, Any]:
-    """What TRL would sample all rows with, as arguments of `SamplingParams`."""
-    given: Mapping[str, Any] = {
+def trl_sampling_options(trainer: Any) -> dict[str, Any]:
+    """Return TRL's sampling options of all rows as arguments of `SamplingParams`."""
+    options: Mapping[str, Any] = {
         "temperature": trainer.temperature,
         "top_p": trainer.top_p,
         "top_k": max(0, trainer.top_k or 0),
@@ -124,14 +128,14 @@ def options(trainer: Any) -> dict[str, Any]:
         "max_tokens": trainer.max_completion_length,
         "stop_token_ids": list(trainer.eos_token_ids),
     }
-    own = dict(trainer.args.generation_kwargs or {})
-    if own.get("stop_token_ids"):
-        own["stop_token_ids"] = [*given["stop_token_ids"], *own["stop_token_ids"]]
-    return {**given, **{name: value for name, value in own.items() if value is not None}}
+    changes = dict(trainer.args.generation_kwargs or {})
+    if changes.get("stop_token_ids"):
+        changes["stop_token_ids"] = [*options["stop_token_ids"], *changes["stop_token_ids"]]
+    return {**options, **{name: value for name, value in changes.items() if value is not None}}
 
 
 class VllmRows:
-    """Samples and records the rows of a process."""
+    """Samples the rows of a process and computes their token statistics."""
 
     def __init__(self, trainer: Any) -> None:
         rows, autocast = trainer.args.per_device_train_batch_size, trainer.accelerator.autocast
@@ -140,6 +144,6 @@ class VllmRows:
             trainer.model, trainer.tokenizer, TrlVllmSampler(trainer.vllm_generation), records=records
         )
 
-    def draw(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
-        """One completion of each prompt, and vLLM's log q of its tokens."""
+    def sample(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
+        """Return one completion of each prompt, and vLLM's log q of its tokens."""
         return self.engine.drawn(prompt_ids, 1, params)
