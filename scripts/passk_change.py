@@ -2,8 +2,8 @@
 
 The README's figure is made by
 
-    explorl study studies/passk.yaml
-    python scripts/passk_change.py runs/passk docs/images/passk-change.svg
+    explorl quickstart
+    python scripts/passk_change.py runs/quickstart docs/images/passk-change.svg
 """
 
 from __future__ import annotations
