@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TARGETS = re.compile(r"""\]\(([^)\s]+)\)|\b(?:src|srcset|href)="([^"]+)\"""")
+CODE_BLOCK = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 CODE = re.compile(r"(?s:^```.*?^```$)|^    .*$|`[^`\n]+`", re.MULTILINE)
 
 
@@ -68,3 +69,16 @@ def test_without_one_no_link_leads_nowhere(hook: Any) -> None:
 )
 def test_what_is_left_out(text: str, shown: str, hook: Any) -> None:
     assert hook.for_pypi(text, "") == shown
+
+
+def test_the_readme_says_how_to_install_before_anything_else_is_run() -> None:
+    first, second = CODE_BLOCK.findall(README)[:2]
+    assert "pip install ." in first
+    assert "pip install explorl" in first
+    assert "make quickstart" in second
+
+
+def test_the_drop_in_script_names_a_strategy_that_was_measured_to_act() -> None:
+    (line,) = re.findall(r"^    strategies=\[(.*)\],(.*)$", README, re.MULTILINE)
+    assert line[0].startswith("xs.RiskSensitive(")
+    assert "xs.MaxRL()" in line[1]

@@ -281,7 +281,7 @@ def test_the_report_has_the_lens(run: RunStore) -> None:
     page = write_run_report([run.folder]).read_text()
     assert 'id="lens-stages"' in page
     assert 'id="lens-law"' not in page  # what was analysed is what is shown
-    assert page.count("The reward rises until step") >= 1
+    assert page.count("The training accuracy rises until step") >= 1
     names = re.findall(r'\bid="([^"]+)"', page)
     assert len(names) == len(set(names))
 

@@ -15,6 +15,7 @@ from explorl.analysis.reward_stages import (
     fit_law,
     law_summary,
     law_tables,
+    reward_curve,
     stages,
     stages_summary,
     stages_tables,
@@ -136,6 +137,15 @@ def test_no_accuracy_above_1_is_predicted(top: float, phrase: str) -> None:
     (drawing,) = law_drawings(law)
     assert drawing.caption.startswith(text)
     assert ("ceiling b − a" in file_svg(drawing)) is (top < 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "measure"), [([0.0, 1.0], "training accuracy"), ([0.0, 0.5], "reward"), ([0.0, 2.0], "reward")]
+)
+def test_the_reward_of_a_script_is_an_accuracy_where_it_is_0_or_1(given: list[float], measure: str) -> None:
+    """TRL logs it under the name of the function; what was stored of the completions tells."""
+    rollouts = {step: {"prompt": ["1", "1"], "completion": ["a", "b"], "reward/mine": given} for step in range(1, 5)}
+    assert reward_curve(table_of("run", rollouts, lines=lines(reward=np.full(120, 0.4))))[0] == measure
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,20 @@ def test_names_of_lines_that_end_together_do_not_lie_on_each_other(script: Modul
     heights = sorted(float(node.attrib["y"]) for node in texts)
     assert len(heights) == 3
     assert all(below - above > 8 for above, below in pairwise(heights))
+
+
+def test_the_readme_states_the_arms_and_numbers_of_its_figure() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    figure = ElementTree.parse(ROOT / "docs" / "images" / "passk-change.svg").getroot()
+    label = figure.attrib["aria-label"].partition(": ")[2]
+    arms = re.findall(r"(?:^|; )(.+?) (\S+) points at k = 1 and (\S+) points at k = 8", label)
+    assert [name for name, *_ in arms] == ["plain GRPO", "risk-sensitive GRPO", "MaxRL"]
+    for text in (readme, (ROOT / "docs" / "index.md").read_text(encoding="utf-8")):
+        (alt,) = re.findall(r"Change in pass@k by training.*? with ([^\"\]]+)", text)
+        assert re.split(", | and ", alt) == [name for name, *_ in arms]
+    sentence = "At k = 8 the change is {} points with plain GRPO, {} with risk-sensitive GRPO and {} with MaxRL."
+    assert sentence.format(*(gain for _, _, gain in arms)) in " ".join(readme.split())
+    assert re.findall(r"\b[A-Z]+_[A-Z_]+\b", re.sub(r"`[^`]*`|```.*?```", "", readme, flags=re.DOTALL)) == []
 
 
 def test_a_study_without_a_start_is_refused(script: ModuleType, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def messages(role: str = "user") -> list[list[dict[str, str]]]:
         ({"prompt": PROMPTS[:1]}, r"train_dataset has 1 prompt.* generation batch takes 2"),
         ({"prompt": [1, 2, 3]}, r"the prompt of row 0 of train_dataset is 1"),
         ({"prompt": messages()}, r"train_dataset.* messages.* no chat template"),
+        ({"prompt": [[{"from": "user", "value": "1"}]] * 4}, r"row 0 of train_dataset has no role: \{'from': 'user'"),
     ],
 )
 def test_data_that_cannot_be_trained_on(
@@ -171,6 +172,28 @@ def test_data_that_cannot_be_trained_on(
             processing_class=policy.tokenizer,
         )  # fmt: skip
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ([{"question": "1"}], r"eval_dataset has no column 'prompt'; it has question"),
+        ([{"prompt": [{"role": "user", "content": "1"}]}], r"prompts of eval_dataset are .*no chat template"),
+    ],
+)
+def test_data_that_cannot_be_evaluated_on(
+    small_policy: Path, tmp_path: Path, rows: list[dict[str, Any]], error: str
+) -> None:
+    """It is refused before the training that comes first, by the name of the data set where there are several."""
+    policy = load_policy(str(small_policy), device="cpu")
+    policy.tokenizer.chat_template = None
+    dataset = Dataset.from_list(rows)
+    for given, name in ((dataset, error), ({"hard": dataset}, r"eval_dataset\['hard'\]")):
+        with pytest.raises(ValueError, match=name):
+            ExplorationTrainer(
+                policy.model, digits, grpo_config(tmp_path, {}), Dataset.from_dict({"prompt": PROMPTS}),
+                eval_dataset=given, processing_class=policy.tokenizer,
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -229,6 +252,19 @@ def test_rewards_that_are_no_numbers(make_trainer: Callable[..., Any], case: str
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("weights", "value"), [([math.inf], 1.0), ([1.0, 1.0], 3e38)], ids=["infinite weight", "sum beyond float32"]
+)
+def test_rewards_that_add_up_to_infinity(make_trainer: Callable[..., Any], weights: list[float], value: float) -> None:
+    trainer = make_trainer(ExplorationTrainer, max_steps=1)
+    alternating = rewards(lambda texts: [0.0, value] * (len(texts) // 2))
+    trainer.reward_funcs, trainer.reward_func_names = [alternating] * len(weights), ["mine"] * len(weights)
+    trainer.reward_processing_classes = [None] * len(weights)
+    trainer.reward_weights = torch.tensor(weights)
+    with pytest.raises(ValueError, match=r"rewards of completion \d add up to inf: reward_weights is"):
+        trainer.train()
+
+
 def test_an_asynchronous_function_is_checked_as_well(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
     async def mine(completions: list[str], **columns: Any) -> list[str]:
         return ["1.0"] * len(completions)
@@ -268,6 +304,20 @@ def test_scores_name_the_reward_function_as_well() -> None:
     task = PassAtK([{"prompt": "1"}], rewards(lambda texts: ["1.0"] * len(texts))).task
     with pytest.raises(TypeError, match=r"'mine' gave '1\.0' for completion 0"):
         task.verify_many(["1"], task.problems("holdout"))
+
+
+def test_scores_refuse_an_infinite_reward_as_the_trainer_does() -> None:
+    task = PassAtK([{"prompt": "1"}], rewards(lambda texts: [math.inf] * len(texts))).task
+    with pytest.raises(ValueError, match=r"'mine' gave inf for completion 0"):
+        task.verify_many(["1"], task.problems("holdout"))
+
+
+def test_scores_of_messages_without_a_chat_template(make_trainer: Callable[..., Any]) -> None:
+    scores = PassAtK([{"prompt": message} for message in messages()], digits)
+    trainer = make_trainer(ExplorationTrainer, options={"callbacks": [scores]})
+    trainer.processing_class.chat_template = None
+    with pytest.raises(ValueError, match=r"data set of PassAtK are .*no chat template"):
+        trainer.train()
 
 
 def test_every_strategy_can_be_told_from_its_base() -> None:

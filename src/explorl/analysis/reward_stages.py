@@ -105,15 +105,25 @@ def reward_curve(table: LensTable) -> tuple[str, Floats, Floats]:
     """What the curve is called, its steps and its values: the training accuracy where it is known, else the reward."""
     for key in REWARD:
         try:
-            return NAMES[key], *table.curve(key)
+            steps, values = table.curve(key)
         except NotRecorded:
             continue
+        return ACCURACY if key == "reward" and _is_accuracy(table, values) else NAMES[key], steps, values
     if "correct" in table.answers and len(np.unique(table.answers.step)) > 1:
         marks, at = table.answers["correct"], table.answers.step
         known = np.isfinite(marks)
         steps = np.unique(at[known])
         return ACCURACY, steps.astype(float), np.array([marks[known & (at == s)].mean() for s in steps])
     raise NotRecorded("metrics.jsonl has no line with a reward; it needs the lines that training logs")
+
+
+def _is_accuracy(table: LensTable, rewards: Floats) -> bool:
+    """Return whether a lone reward function gave each stored completion 0 or 1, so that its mean is an accuracy."""
+    parts = [column for name, column in table.answers.columns.items() if name.startswith("reward/")]
+    if len(parts) != 1 or rewards.min() < 0 or rewards.max() > 1:
+        return False
+    known = parts[0][np.isfinite(parts[0])]
+    return bool(len(known)) and bool(np.isin(known, (0, 1)).all())
 
 
 def two_pieces(steps: Floats, values: Floats, *, measure: str = "reward", seed: int = 0, draws: int = DRAWS) -> Stages:

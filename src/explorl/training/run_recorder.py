@@ -11,6 +11,7 @@ explorl report runs/mine
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
@@ -26,9 +27,9 @@ from explorl.models import Policy
 from explorl.rollout import SamplingParams
 from explorl.tasks import Problem, Task, Verdict
 from explorl.training.grpo.activity import Activity
-from explorl.training.grpo.construction import check_prompts
+from explorl.training.grpo.construction import check_chat_template, check_prompts
 from explorl.training.grpo.logged_columns import logged_columns
-from explorl.training.grpo.rewards import checked_rewards
+from explorl.training.grpo.rewards import check_finite, checked_rewards
 from explorl.training.grpo.stopping import stop_strings_of
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.grpo.trl_adapter import logs_of, rendered_prompt
@@ -114,6 +115,8 @@ class PassAtK(TrainerCallback):
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         if tokenizer is None:
             raise ValueError("PassAtK has no tokenizer to sample with; give the trainer its processing_class")
+        for problem in self.task.problems("holdout"):
+            check_chat_template(problem.data, "the data set of PassAtK", processing_class)
         self.task.state = state
         policy = Policy(str(getattr(model.config, "_name_or_path", "") or "policy"), model, tokenizer)
         was_training = model.training
@@ -309,11 +312,14 @@ class _Rows(Task):
                 f"the reward function of PassAtK cannot be called with {', '.join(arguments)}: {error}; the data set "
                 "needs a column for each of its arguments"
             ) from None
-        values = checked_rewards(getattr(self._reward, "__name__", "reward"), self._reward(**arguments))
+        name = getattr(self._reward, "__name__", "reward")
+        values = checked_rewards(name, self._reward(**arguments))
         if len(values) != len(texts):
             raise ValueError(
                 f"the reward function gave {len(values)} numbers for {len(texts)} answers; give one for each"
             )
+        numbers = [[math.nan if value is None else float(value)] for value in values]
+        check_finite(torch.tensor(numbers, dtype=torch.float64), [name])
         return [Verdict(value is not None and bool(value >= self._least), answer=text.strip()[:200])
                 for value, text in zip(values, texts, strict=True)]  # fmt: skip
 

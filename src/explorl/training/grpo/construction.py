@@ -115,13 +115,13 @@ def model_path(model: Any) -> Any:
     return resolve_model(model) if isinstance(model, str) and model in NAMED and not os.path.isdir(model) else model
 
 
-def first_rows(dataset: Any, args: Any) -> list[Mapping[str, Any]]:
-    """Return the first row of a data set, checked; raise where no step could be trained on it.
+def first_rows(dataset: Any, args: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the first row of the data set to train on, by its name, checked; raise where it would give no step.
 
     A stream is not read before it is trained on, and TRL refuses what is neither.
     """
     if not isinstance(dataset, Dataset):
-        return []
+        return {}
     rows, needed = len(dataset), args.generation_batch_size // args.num_generations
     if not rows:
         raise ValueError("train_dataset is empty; give it 1 prompt or more, such as 1000")
@@ -132,7 +132,7 @@ def first_rows(dataset: Any, args: Any) -> list[Mapping[str, Any]]:
             f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}), so no "
             "step would be trained; give more prompts, or lower gradient_accumulation_steps"
         )
-    return [dataset[0]]
+    return {"train_dataset": dataset[0]}
 
 
 def check_prompts(rows: Sequence[Mapping[str, Any]], where: str) -> None:
@@ -147,9 +147,25 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], where: str) -> None:
             raise ValueError(
                 f"the prompt of row {number} of {where} is {prompt!r:.80}; give a text or a list of messages"
             )
+        if messages and (other := next((message for message in prompt if "role" not in message), None)) is not None:
+            raise ValueError(
+                f"a message in the prompt of row {number} of {where} has no role: {other!r:.80}; give messages such as "
+                "{'role': 'user', 'content': 'What is 1 + 2?'}"
+            )
 
 
-def check_chat_template(row: Mapping[str, Any], processing_class: Any) -> None:
+def first_evaluation_rows(dataset: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the first row of each data set that is evaluated on, by what it is called in errors, checked."""
+    named = {"eval_dataset": dataset}
+    if isinstance(dataset, Mapping):
+        named = {f"eval_dataset[{name!r}]": one for name, one in dataset.items()}
+    rows = {where: one[0] for where, one in named.items() if isinstance(one, Dataset) and len(one)}
+    for where, row in rows.items():
+        check_prompts([row], where)
+    return rows
+
+
+def check_chat_template(row: Mapping[str, Any], where: str, processing_class: Any) -> None:
     """Raise where a prompt is messages and nothing turns them into a text."""
     own = (
         getattr(type(processing_class), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template
@@ -157,6 +173,6 @@ def check_chat_template(row: Mapping[str, Any], processing_class: Any) -> None:
     if own or getattr(processing_class, "chat_template", None) or not is_conversational({"prompt": row["prompt"]}):
         return
     raise ValueError(
-        "the prompts of train_dataset are lists of messages, and the tokenizer has no chat template; use a chat model, "
-        "set processing_class.chat_template, or give the prompts as texts"
+        f"the prompts of {where} are lists of messages, and the tokenizer has no chat template; use a chat model, set "
+        "processing_class.chat_template, or give the prompts as texts"
     )

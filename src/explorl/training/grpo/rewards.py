@@ -53,6 +53,18 @@ def checked_function(function: Any, name: str) -> Any:
     return called
 
 
+def check_totals(totals: Tensor, weights: Sequence[float]) -> Tensor:
+    """Return the weighted sums of all rows; raise where one is infinite, from which nothing would be learned."""
+    infinite = totals.isinf()
+    if infinite.any():
+        row = int(infinite.nonzero()[0])
+        raise ValueError(
+            f"the rewards of completion {row} add up to {float(totals[row])}: reward_weights is {weights}; give finite "
+            "numbers such as 1.0, and rewards far below 1e38"
+        )
+    return totals
+
+
 def check_finite(parts: Tensor, names: Sequence[str]) -> Tensor:
     """Return the rewards of all rows, (rows, reward functions); raise if one is infinite. NaN means not scored."""
     infinite = parts.isinf()

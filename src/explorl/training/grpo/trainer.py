@@ -49,6 +49,7 @@ from explorl.training.grpo.logged_columns import prompt_text
 from explorl.training.grpo.micro_batches import make_micro_batches
 from explorl.training.grpo.reference import adapter_weights, load_reference, reference_weights
 from explorl.training.grpo.refilling import RefillingTrainer, refuse
+from explorl.training.grpo.rewards import check_totals
 from explorl.training.grpo.shaping import shape
 from explorl.training.grpo.solved import SkipSolved
 from explorl.training.grpo.tool_transcripts import ToolLike, check_tool_conflicts, tool_call_metrics
@@ -146,14 +147,18 @@ class ExplorationTrainer(RefillingTrainer):
             refuse_with_vllm(args, self.strategies)
             if args.vllm_mode == "colocate":
                 keep_weights_in_place()
-        rows = [] if trl.get("environment_factory") else construction.first_rows(train_dataset, args)
+        rows: dict[str, Mapping[str, Any]] = {}
+        if not trl.get("environment_factory"):
+            rows = construction.first_rows(train_dataset, args)
+            rows |= construction.first_evaluation_rows(trl.get("eval_dataset"))
         if train_dataset is not None:
             train_dataset = self._ordered(train_dataset)
         refuse(dynamic, skip, args=args, dataset=train_dataset, arguments=trl)
         path = construction.model_path(model)
         super().__init__(path, reward_funcs, args=args, train_dataset=train_dataset, **trl)
-        if rows and self.rollout_func is None:
-            construction.check_chat_template(rows[0], self.processing_class)
+        if self.rollout_func is None:
+            for where, row in rows.items():
+                construction.check_chat_template(row, where, self.processing_class)
         self._init_stop_strings()
 
         self.correct = Correct.of(correct, self.reward_func_names)
@@ -274,7 +279,7 @@ class ExplorationTrainer(RefillingTrainer):
     def _rewards(self) -> Tensor:
         """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""
         assert self.reward_parts is not None
-        return self._totals(self.reward_parts)
+        return check_totals(self._totals(self.reward_parts), self.reward_weights.tolist())
 
     def _shape(self, output: dict[str, Any], recorded: TokenStats, rewards: Tensor) -> None:
         assert self.reward_parts is not None
