@@ -136,7 +136,7 @@ def loss_of(trainer: Any, rows: Dataset, count: int) -> float:
         metrics.clear()
     trainer._total_train_tokens = 0
     if isinstance(trainer, PackedSFTTrainer):
-        trainer._forget()
+        trainer._reset_sums()
     return loss
 
 

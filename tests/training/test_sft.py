@@ -16,7 +16,7 @@ from explorl.core.config import Config, ConfigError, load_config
 from explorl.core.store import RunStore
 from explorl.models import load_policy, tiny_tokenizer
 from explorl.tasks.countdown.task import Countdown
-from explorl.training.sft.data import without_completion
+from explorl.training.sft.data import rows_without_completion
 from explorl.training.sft.run import StoredSFTTrainer, run_sft
 
 CHAT = (
@@ -111,7 +111,7 @@ def test_the_loss_is_on_what_the_assistant_says(
     ("chat_template", "words"),
     [
         (None, r"task\.template is 'chat'.*has no chat template; use a template of text: paper"),
-        (WITHOUT_THOUGHTS, r"task\.template is 'chat'.*does not show the whole.*use a template of text: paper"),
+        (WITHOUT_THOUGHTS, r"task\.template is 'chat'.*drops part of an assistant's message.*paper"),
     ],
 )
 def test_a_model_that_cannot_learn_from_messages(chat_template: str | None, words: str, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_an_empty_completion_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
      ([{"role": "assistant", "content": "a"}], False), ([{"role": "assistant", "content": None}], True), ([], True)],
 )  # fmt: skip
 def test_what_an_empty_completion_is(completion: Any, empty: bool) -> None:
-    assert list(without_completion([{"completion": "x"}, {"completion": completion}])) == [1] * empty
+    assert list(rows_without_completion([{"completion": "x"}, {"completion": completion}])) == [1] * empty
 
 
 def test_prompts_that_leave_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_prompts_that_leave_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Countdown, "examples", lambda self, *args, **kwargs: examples)
     console = Console(record=True, width=200, file=io.StringIO())
     run_sft(config, RunStore.create(tmp_path / "run", config.dump()), console=console)
-    assert "1 of 2 examples have a prompt of sft.max_length = 20 tokens or more" in console.export_text()
+    assert "leaving out 1 of 2 examples, whose prompts alone have sft.max_length = 20 tokens or more" in console.export_text()
     del examples[0]
     with pytest.raises(ConfigError, match=r"sft\.max_length is 20: no row .* has anything to learn"):
         run_sft(config, RunStore.create(tmp_path / "other", config.dump()), console=console)

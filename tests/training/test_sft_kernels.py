@@ -21,7 +21,7 @@ def test_a_pass_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """States and gradients of rows of very different lengths, with kernels and without, are those of each row alone."""
     from tests.rollout.models import build
 
-    monkeypatch.setitem(sft_rows.WORTH, DEVICE.type, 1)
+    monkeypatch.setitem(sft_rows.MIN_SAVING, DEVICE.type, 1)
     model = build("llama").to(DEVICE)
     lengths = np.array([2, 3, 3, 7, 8, 15])
     ids = np.random.default_rng(0).integers(3, 90, lengths.sum())

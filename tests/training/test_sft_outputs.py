@@ -20,7 +20,7 @@ from explorl.rollout.tools import ToolSpec, calculator_tool, output_block, pytho
 from explorl.sandbox.interpreter import Result
 from explorl.tasks import get_task
 from explorl.training.run_setup import disabled_progress
-from explorl.training.sft.data import tokenised
+from explorl.training.sft.data import tokenize_dataset
 from explorl.training.sft.run import StoredSFTTrainer, run_sft
 from explorl.training.sft.trainer import PackedSFTTrainer
 from tests.rollout.planted import Desk, standing_in
@@ -33,7 +33,7 @@ def learnt(rows: list[dict[str, Any]], tool: ToolSpec | None, **changes: Any) ->
     tokenizer.chat_template, tokenizer.model_max_length = CHAT, 4096
     how = {"max_length": None, "keep_start": True, "completion_only": True, **changes}
     found = []
-    for row in tokenised(Dataset.from_list(rows), tokenizer, tool=tool, **how):
+    for row in tokenize_dataset(Dataset.from_list(rows), tokenizer, tool=tool, **how):
         pairs = zip(row["input_ids"], row["labels"], strict=True)
         assert all(label in (token, -100) for token, label in zip(row["input_ids"], row["labels"], strict=True))
         found.append("".join(tokenizer.decode([token]) if label != -100 else "." for token, label in pairs))
@@ -92,7 +92,7 @@ def test_a_rollout_that_is_learnt_from_has_its_own_mask() -> None:
     assert called
     for rollout in called:
         row = {"prompt": prompts[rollout.prompt_index], "completion": rollout.text}
-        (found,) = tokenised(
+        (found,) = tokenize_dataset(
             Dataset.from_list([row]),
             policy.tokenizer,
             max_length=None,
@@ -134,7 +134,7 @@ def test_the_loss_has_no_token_of_an_output(packed: bool, tmp_path: Path) -> Non
 
 def test_rows_in_which_outputs_cannot_be_found(tmp_path: Path) -> None:
     text = Dataset.from_list([{"text": "<<1+1=2>>"}])
-    with pytest.raises(ValueError, match="tool is 'calculator', whose outputs can be left out where rows are a prompt"):
+    with pytest.raises(ValueError, match="tool='calculator' needs rows with a prompt"):
         trainer(text, tmp_path, tool="calculator")
     with pytest.raises(ValueError, match="unknown tool 'pyton'; did you mean 'python'"):
         trainer(text, tmp_path, tool="pyton")

@@ -24,7 +24,7 @@ from trl import SFTConfig, SFTTrainer
 from explorl.models import load_policy, tiny_tokenizer
 from explorl.training.run_setup import disabled_progress, quiet
 from explorl.training.sft import packed_rows
-from explorl.training.sft.data import tokenised
+from explorl.training.sft.data import tokenize_dataset
 from explorl.training.sft.forward_pass import tokens_that_fit
 from explorl.training.sft.packed_rows import TokenRows
 from explorl.training.sft.trainer import PackedSFTTrainer
@@ -106,7 +106,7 @@ def make(small_policy: Path, tmp_path: Path) -> Callable[..., Any]:
 def quietly() -> Iterator[None]:
     """No bars."""
     with disabled_progress(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(packed_rows.WORTH, "cpu", 1)  # so that small batches have blocks
+        patch.setitem(packed_rows.MIN_SAVING, "cpu", 1)  # so that small batches have blocks
         yield
 
 
@@ -150,7 +150,7 @@ def both(make: Callable[..., Any], rows: Any, *, ours: dict[str, Any] | None = N
 
 def ready(rows: list[dict[str, Any]]) -> Dataset:
     """Tokenised rows, which both trainers take as they are: TRL's own preparation takes a second."""
-    dataset = tokenised(
+    dataset = tokenize_dataset(
         Dataset.from_list(rows), chat_tokenizer(), max_length=None, keep_start=True, completion_only=True
     )
     return dataset.select_columns(["input_ids", "labels"])
@@ -467,7 +467,7 @@ def test_no_pass_has_more_tokens_than_allowed(make: Callable[..., Any]) -> None:
 
 def test_nothing_left_to_learn(make: Callable[..., Any]) -> None:
     rows = [{"prompt": "a" * 30, "completion": "b"}]
-    with pytest.raises(ValueError, match="anything to learn within max_length=20 tokens"):
+    with pytest.raises(ValueError, match="within max_length=20 tokens"):
         make(PackedSFTTrainer, rows, max_length=20)
 
 

@@ -1,4 +1,4 @@
-"""Prompts and completions as token ids with labels: what TRL makes of them, a thousand rows at a time."""
+"""Tokenise prompts and completions into ids with labels, as TRL does but a thousand rows at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from explorl.rollout.tool_spans import opened_by, output_mask, output_spans
 from explorl.rollout.tools import ToolSpec
 from explorl.training.sft.packed_rows import IGNORED
 
-AT_ONCE = 1000
-"""Rows that the tokenizer gets at a time."""
-PLAIN = {"role", "content"}
-"""Keys of a message that is nothing but text."""
+TOKENIZER_BATCH = 1000
+"""Rows per call of the tokenizer."""
+TEXT_MESSAGE_KEYS = {"role", "content"}
+"""Keys of a message that has only text."""
 
 
-def tokenised(
+def tokenize_dataset(
     dataset: Any,
     tokenizer: Any,
     *,
@@ -28,55 +28,55 @@ def tokenised(
     completion_only: bool,
     tool: ToolSpec | None = None,
 ) -> Any:
-    """The `datasets.Dataset` with columns input_ids and labels, cut and without rows that have nothing left to learn.
+    """Return the dataset with columns input_ids and labels, truncated, without rows that have no label left.
 
-    As `trl.SFTTrainer` does it row by row: text completions end with the end-of-sequence token; messages go through the
-    chat template; a completion begins where the tokens of the prompt and those of both together part. None where the
-    rows are of another kind than prompts with completions, text or messages.
+    The result equals what `trl.SFTTrainer` computes row by row: text completions end with the end-of-sequence token,
+    messages are rendered with the chat template, and a completion begins where the tokens of the prompt and those of
+    prompt and completion first differ. Return None if the rows are not prompts with completions, text or messages.
 
-    What a ``tool`` says in completions is not learnt, as in rollouts: a policy that has the tool never writes it.
+    Outputs of ``tool`` inside completions get no label, as in rollouts, where the tool and not the policy writes them.
     """
-    if not _readable(dataset, tokenizer):
+    if not _is_supported(dataset, tokenizer):
         return None
     import pyarrow as pa
 
     ids: list[NDArray[Any]] = []
     labels: list[NDArray[Any]] = []
     merged = 0
-    for start in range(0, len(dataset), AT_ONCE):
-        rows = dataset[start : start + AT_ONCE]
-        pair = _tokens(tokenizer, rows["prompt"], rows["completion"])
+    for start in range(0, len(dataset), TOKENIZER_BATCH):
+        rows = dataset[start : start + TOKENIZER_BATCH]
+        pair = _token_ids(tokenizer, rows["prompt"], rows["completion"])
         if pair is None:
             return None
-        said = None if tool is None else _said_by(tool, tokenizer, rows["prompt"], rows["completion"], pair)
-        for number, (prompt, whole) in enumerate(zip(*pair, strict=True)):
+        outputs = None if tool is None else _tool_outputs(tool, tokenizer, rows["prompt"], rows["completion"], pair)
+        for row, (prompt, whole) in enumerate(zip(*pair, strict=True)):
             begin = common_prefix(prompt, whole)
             merged += begin < len(prompt)
-            learnt = whole.astype(np.int64)
+            label = whole.astype(np.int64)
             if completion_only:
-                learnt[:begin] = IGNORED
-            if said is not None:
-                learnt[said[number]] = IGNORED
+                label[:begin] = IGNORED
+            if outputs is not None:
+                label[outputs[row]] = IGNORED
             kept = slice(None) if max_length is None else slice(max_length) if keep_start else slice(-max_length, None)
             ids.append(whole[kept])
-            labels.append(learnt[kept])
+            labels.append(label[kept])
     if merged:
         warnings.warn(
-            f"in {merged:,} of {len(dataset):,} rows the tokens of the prompt alone are not how the row begins: tokens "
-            "merge where the prompt ends, or the chat template writes the prompt otherwise. The completion begins "
-            "where they part; to avoid it, end prompts where a token ends, such as with a line break",
+            f"in {merged:,} of {len(dataset):,} rows the tokens of the prompt differ from the beginning of the whole "
+            "row: tokens merge across the end of the prompt, or the chat template renders the prompt differently. The "
+            "completion is taken to begin at the first difference; to avoid this, end prompts with a line break",
             UserWarning,
             stacklevel=2,
         )
     dataset = dataset.add_column("input_ids", _lists(ids, pa.int32())).add_column("labels", _lists(labels, pa.int64()))
     if max_length is None:
         return dataset
-    left = [row for row, label in enumerate(labels) if (label != IGNORED).any()]
-    return dataset if len(left) == len(labels) else dataset.select(left)
+    labelled = [row for row, label in enumerate(labels) if (label != IGNORED).any()]
+    return dataset if len(labelled) == len(labels) else dataset.select(labelled)
 
 
-def _readable(dataset: Any, tokenizer: Any) -> bool:
-    """Whether there is nothing in the rows but prompts and completions, and what others do not look at."""
+def _is_supported(dataset: Any, tokenizer: Any) -> bool:
+    """Tell whether rows have prompts and completions and no column that TRL treats specially."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
@@ -88,20 +88,22 @@ def _readable(dataset: Any, tokenizer: Any) -> bool:
     return {"prompt", "completion"} <= names and not names & special and dataset.format["type"] is None
 
 
-def _tokens(tokenizer: Any, prompts: Sequence[Any], completions: Sequence[Any]) -> tuple[list[Any], list[Any]] | None:
-    """Token ids of the prompts, and of prompts and completions together; None where TRL has to look at them."""
+def _token_ids(
+    tokenizer: Any, prompts: Sequence[Any], completions: Sequence[Any]
+) -> tuple[list[Any], list[Any]] | None:
+    """Return the ids of the prompts, and of prompts with completions; None for rows that only TRL supports."""
     if all(isinstance(text, str) for text in [*prompts, *completions]) and tokenizer.eos_token is not None:
-        return _arrays(tokenizer(prompts)), _arrays(tokenizer(_ended(tokenizer, prompts, completions)))
-    if all(_messages(value) for value in [*prompts, *completions]):
+        return _arrays(tokenizer(prompts)), _arrays(tokenizer(_with_end(tokenizer, prompts, completions)))
+    if all(_is_text_conversation(value) for value in [*prompts, *completions]):
         both = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        how: dict[str, Any] = {"tokenize": True, "return_dict": True}
-        asked = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, **how)
-        return _arrays(asked), _arrays(tokenizer.apply_chat_template(both, **how))
+        options: dict[str, Any] = {"tokenize": True, "return_dict": True}
+        encoded_prompts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, **options)
+        return _arrays(encoded_prompts), _arrays(tokenizer.apply_chat_template(both, **options))
     return None
 
 
-def _ended(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
-    """Prompts with their completions, which end with the end-of-sequence token."""
+def _with_end(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
+    """Return the prompts with their completions and one end-of-sequence token."""
     end = tokenizer.eos_token
     return [
         prompt + completion + ("" if completion.endswith(end) else end)
@@ -109,50 +111,49 @@ def _ended(tokenizer: Any, prompts: Sequence[str], completions: Sequence[str]) -
     ]
 
 
-def _said_by(
+def _tool_outputs(
     tool: ToolSpec,
     tokenizer: Any,
     prompts: Sequence[Any],
     completions: Sequence[Any],
     pair: tuple[list[NDArray[Any]], list[NDArray[Any]]],
 ) -> list[NDArray[np.bool_]]:
-    """Which tokens of each row are outputs of the tool; ``pair``: what `_tokens` gave."""
+    """Return a mask of each row's tool outputs; ``pair`` is the result of `_token_ids`."""
     if isinstance(prompts[0], str):
-        asked, wholes, how = prompts, _ended(tokenizer, prompts, completions), {}
+        prompt_texts, wholes, options = prompts, _with_end(tokenizer, prompts, completions), {}
     else:
         both = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        asked = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
-        wholes, how = tokenizer.apply_chat_template(both, tokenize=False), {"add_special_tokens": False}
+        prompt_texts = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
+        wholes, options = tokenizer.apply_chat_template(both, tokenize=False), {"add_special_tokens": False}
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"a {type(tokenizer).__name__} does not say where in a text its tokens stand, so that outputs of tool "
-            f"{tool.name!r} cannot be left out; use a fast tokenizer, or no tool"
+            f"{type(tokenizer).__name__} has no token offsets, so outputs of the tool {tool.name!r} cannot be left "
+            "out of the labels; use a fast tokenizer, or no tool"
         )
-    encoded = tokenizer(wholes, return_offsets_mapping=True, **how)
+    encoded = tokenizer(wholes, return_offsets_mapping=True, **options)
     masks = []
-    for row, (prompt, text, offsets) in enumerate(zip(asked, wholes, encoded["offset_mapping"], strict=True)):
+    for row, (prompt, text, offsets) in enumerate(zip(prompt_texts, wholes, encoded["offset_mapping"], strict=True)):
         if not np.array_equal(encoded["input_ids"][row], pair[1][row]):
             raise ValueError(
-                f"the tokenizer gives row {row} other tokens when it says where they stand, so that outputs of tool "
-                f"{tool.name!r} cannot be left out; use no tool"
+                f"row {row} has other tokens when the tokenizer also returns offsets, so outputs of the tool "
+                f"{tool.name!r} cannot be left out of the labels; use no tool"
             )
-        differ = (place for place, (one, other) in enumerate(zip(prompt, text, strict=False)) if one != other)
+        differ = (index for index, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b)
         begin = len(prompt) if text.startswith(prompt) else next(differ, 0)
         opened = opened_by(pair[0][row].tolist(), tokenizer, tool) if text.startswith(prompt) else ""
-        found, begin = output_spans(opened + text[begin:], tool), begin - len(opened)
-        spans = [(begin + first, begin + last) for first, last in found]
-        masks.append(output_mask(text, offsets, spans))
+        spans, begin = output_spans(opened + text[begin:], tool), begin - len(opened)
+        masks.append(output_mask(text, offsets, [(begin + first, begin + last) for first, last in spans]))
     return masks
 
 
-def _messages(value: Any) -> bool:
-    """Whether it is a conversation of plain text."""
+def _is_text_conversation(value: Any) -> bool:
+    """Tell whether a value is a list of messages that have only text."""
     return (
         isinstance(value, list)
         and bool(value)
         and all(
             isinstance(message, Mapping)
-            and set(message) == PLAIN
+            and set(message) == TEXT_MESSAGE_KEYS
             and all(isinstance(text, str) for text in message.values())
             for message in value
         )
@@ -164,7 +165,7 @@ def _arrays(encoded: Any) -> list[NDArray[Any]]:
 
 
 def common_prefix(first: NDArray[Any], second: NDArray[Any]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix of two token sequences."""
     shorter = min(len(first), len(second))
     differ = np.flatnonzero(first[:shorter] != second[:shorter])
     return int(differ[0]) if len(differ) else shorter
@@ -180,10 +181,10 @@ def _lists(rows: Sequence[NDArray[Any]], kind: Any) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets, type=pa.int64()), values)
 
 
-def without_completion(rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-    """The numbers of rows whose completion is empty text, or says nothing in its messages."""
-    for number, row in enumerate(rows):
-        said = row["completion"]
-        texts = [said] if isinstance(said, str) else [message.get("content") for message in said]
+def rows_without_completion(rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Yield the indices of rows whose completion is blank text, or messages without content."""
+    for index, row in enumerate(rows):
+        completion = row["completion"]
+        texts = [completion] if isinstance(completion, str) else [message.get("content") for message in completion]
         if not any(text.strip() if isinstance(text, str) else text for text in texts):
-            yield number
+            yield index

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on a task's reference solutions, or on rows that are given; completion tokens are learnt."""
+"""Supervised fine-tuning on the completions of a task's reference solutions, or of given examples."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from explorl.training.run_setup import (
     task_options,
     warn_of_lost_steps,
 )
-from explorl.training.sft.data import without_completion
+from explorl.training.sft.data import rows_without_completion
 from explorl.training.sft.trainer import NothingToLearn, PackedSFTTrainer
 
 
 class StoredSFTTrainer(StoredCheckpoints, PackedSFTTrainer):
-    """The trainer with whole checkpoints."""
+    """`PackedSFTTrainer` whose checkpoints get their names only when they are complete."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with restoring_optimizer(self, checkpoint):
@@ -61,11 +61,11 @@ def run_sft(
     examples: Sequence[Mapping[str, Any]] | None = None,
     label: str = "SFT",
 ) -> Path:
-    """Trains on `sft.examples` reference solutions from the last whole checkpoint on; returns the folder of the model.
+    """Train on `sft.examples` reference solutions, from the last complete checkpoint; return the model's folder.
 
-    Nothing is written before all parts are there. ``alone`` keeps other processes out of the folder. ``examples``,
-    prompts with completions, are learnt in place of reference solutions. Where `rollout.tools` names a tool, what it
-    says in completions is not learnt.
+    Nothing is written before the model, the task and the data are loaded. ``alone`` locks the folder against other
+    processes. ``examples``, prompts with completions, replace the reference solutions. If `rollout.tools` names a tool,
+    its outputs inside completions are not trained on.
     """
     from datasets import Dataset
 
@@ -75,7 +75,7 @@ def run_sft(
     if settings.attempts is not None:
         if not takes_option(config.task.name, "attempts"):
             raise ConfigError(
-                f"sft.attempts is {settings.attempts}, and task {config.task.name!r} has no attempts; leave it out"
+                f"sft.attempts is {settings.attempts}, and task {config.task.name!r} has no such option; leave it out"
             )
         options["attempts"] = settings.attempts
     task = get_task(config.task.name, **options)
@@ -83,22 +83,22 @@ def run_sft(
     if examples is None:
         if settings.from_scratch:
             console.print(f"starting from random weights, not those of {config.model.name}: sft.from_scratch is true")
-        console.print(literal(f"writing up to {settings.examples:,} reference solutions of {task.name}"))
+        console.print(literal(f"generating up to {settings.examples:,} reference solutions of {task.name}"))
         examples = list(task.examples(settings.examples, template=config.task.template, seed=config.seed))
         check_completions(examples, task)
     if not examples:
-        raise ConfigError(f"task {task.name!r} gave no examples to fine-tune on; its `examples` must give some")
+        raise ConfigError(f"task {task.name!r} has no examples to fine-tune on; its method `examples` must return some")
     rows = [conversational(example) for example in examples]
     check_prompts([row["prompt"] for row in rows], policy, task, config.task.template)
     check_chat(rows[0], policy, task, config.task.template)
-    goes_on = trains_its_adapter(policy.model)
-    lora = None if config.model.lora is None or goes_on else lora_config(**config.model.lora.model_dump())
+    has_adapter = make_adapter_trainable(policy.model)
+    lora = None if config.model.lora is None or has_adapter else lora_config(**config.model.lora.model_dump())
 
     steps = math.ceil(len(rows) / settings.batch_size) * settings.epochs
-    shown = ProgressDisplay(label, console)
-    with disabled_progress(), TemporaryDirectory() as nowhere:
+    progress = ProgressDisplay(label, console)
+    with disabled_progress(), TemporaryDirectory() as placeholder:
         args = SFTConfig(
-            output_dir=nowhere,  # the trainer makes its folder at once
+            output_dir=placeholder,  # the trainer creates its folder at once
             trust_remote_code=config.model.trust_remote_code,
             max_steps=math.ceil(steps),
             per_device_train_batch_size=rows_of_process(settings.batch_size),
@@ -112,7 +112,7 @@ def run_sft(
             gradient_checkpointing=False,
             logging_first_step=True,
             logging_steps=10,
-            logging_nan_inf_filter=False,  # which waits for the GPU in every step; `StopAtDivergence` sees them
+            logging_nan_inf_filter=False,  # it waits for the GPU in every step; `StopAtDivergence` checks instead
             save_steps=settings.checkpoint_every,
             seed=config.seed,
             **precision,
@@ -133,7 +133,7 @@ def run_sft(
                 callbacks=[
                     StopAtDivergence("sft.learning_rate", settings.learning_rate),
                     MetricsRecorder(store),
-                    shown,
+                    progress,
                 ],
             )
         except NothingToLearn as error:
@@ -142,8 +142,8 @@ def run_sft(
         if left_out:
             console.print(
                 literal(
-                    f"{left_out:,} of {len(rows):,} examples have a prompt of sft.max_length = {settings.max_length} "
-                    "tokens or more, and nothing of their completion can be learnt: they are left out"
+                    f"leaving out {left_out:,} of {len(rows):,} examples, whose prompts alone have sft.max_length = "
+                    f"{settings.max_length} tokens or more"
                 )
             )
         trainer.args.output_dir = str(store.checkpoints)
@@ -153,7 +153,7 @@ def run_sft(
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
-            shown.close()
+            progress.close()
         folder = save_model(store, trainer, policy.tokenizer)
     if trainer.accelerator.is_main_process:
         write_recipe(config, folder, console=console)
@@ -162,16 +162,16 @@ def run_sft(
 
 
 def rows_of_process(batch_size: int) -> int:
-    """Rows of each process in an optimizer step; `ConfigError` where they cannot share them equally."""
-    number = processes.count()
-    if batch_size % number:
-        good = number * max(round(batch_size / number), 1)
-        raise ConfigError(f"sft.batch_size is {batch_size}, which {number} processes cannot share; use {good}")
-    return batch_size // number
+    """Return the rows per process in an optimizer step; raise `ConfigError` if they cannot be divided equally."""
+    count = processes.count()
+    if batch_size % count:
+        multiple = count * max(round(batch_size / count), 1)
+        raise ConfigError(f"sft.batch_size is {batch_size}, not a multiple of the {count} processes; use {multiple}")
+    return batch_size // count
 
 
 def conversational(example: Mapping[str, Any]) -> dict[str, Any]:
-    """The example as TRL takes it: where the prompt is messages, the completion is the assistant's message."""
+    """Convert an example to TRL's format: if the prompt is messages, the completion becomes an assistant message."""
     prompt, completion = example["prompt"], example["completion"]
     if not isinstance(prompt, str) and isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
@@ -179,35 +179,34 @@ def conversational(example: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_completions(examples: Sequence[Mapping[str, Any]], task: Task) -> None:
-    """Refuses examples that have nothing to learn."""
-    empty = next(without_completion(examples), None)
+    """Raise `ConfigError` for an example with an empty completion."""
+    empty = next(rows_without_completion(examples), None)
     if empty is not None:
         raise ConfigError(
-            f"example {empty} of task {task.name!r} has an empty completion, from which nothing can be learnt; leave "
-            "it out, or give it a solution"
+            f"example {empty} of task {task.name!r} has an empty completion; leave it out, or give it a solution"
         )
 
 
 def check_chat(row: Mapping[str, Any], policy: Policy, task: Task, template: str | None) -> None:
-    """Refuses messages for a model without a chat template, or with one that leaves out part of a completion."""
+    """Raise `ConfigError` if messages cannot be rendered whole: no chat template, or one that drops text."""
     if isinstance(row["prompt"], str):
         return
     template = template or next(iter(task.templates), None)
-    asked = f"task.template is {template!r}, which asks in messages, and"
+    setting = f"task.template is {template!r}, whose prompts are messages, but"
     others = ", ".join(name for name in task.templates if name != template) or "another task"
     if not policy.tokenizer.chat_template:
-        raise ConfigError(f"{asked} the model {policy.name!r} has no chat template; use a template of text: {others}")
-    shown = policy.tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
-    written = completion_text(row["completion"])
-    if "".join(written.split()) not in "".join(shown.split()):
+        raise ConfigError(f"{setting} the model {policy.name!r} has no chat template; use a text template: {others}")
+    rendered = policy.tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=False)
+    completion = completion_text(row["completion"])
+    if "".join(completion.split()) not in "".join(rendered.split()):
         raise ConfigError(
-            f"{asked} the chat template of {policy.name!r} does not show the whole of an assistant's message (some "
-            f"leave out what is in <think>), so that it would not be learnt; use a template of text: {others}"
+            f"{setting} the chat template of {policy.name!r} drops part of an assistant's message (some drop what is "
+            f"in <think>), which would not be trained on; use a text template: {others}"
         )
 
 
 def write_recipe(config: Config, folder: Path, *, console: Console) -> None:
-    """Puts recipe.json beside the weights: how they were made and, where asked, what they score."""
+    """Write recipe.json beside the weights: how they were trained and, with `sft.score`, their pass@k."""
     recipe: dict[str, Any] = {"seed": config.seed, "sft": config.dump()["sft"], "task": config.dump()["task"]}
     if config.rollout.tools is not None:
         recipe["tools"] = config.rollout.tools
@@ -221,8 +220,8 @@ def write_recipe(config: Config, folder: Path, *, console: Console) -> None:
     write_json(folder / "recipe.json", recipe)
 
 
-def trains_its_adapter(model: Any) -> bool:
-    """Whether the model has a LoRA adapter already, which is then trained on: it is loaded as one to sample from."""
+def make_adapter_trainable(model: Any) -> bool:
+    """Make an existing LoRA adapter trainable and return True; return False if the model has none."""
     if not hasattr(model, "peft_config"):
         return False
     for settings in model.peft_config.values():
@@ -232,14 +231,15 @@ def trains_its_adapter(model: Any) -> bool:
 
 
 def starting_policy(config: Config) -> Policy:
-    """The model to fine-tune: the named one, or a tiny policy with random weights."""
+    """Return the model to fine-tune: the named one, or a tiny policy with random weights."""
     if not config.sft.from_scratch:
         return configured_policy(config, to_train=True)
-    made = {"tiny": tiny_model, "tiny-tools": tiny_tools_model}
+    factories = {"tiny": tiny_model, "tiny-tools": tiny_tools_model}
     name = config.model.name
-    if name not in made:
+    if name not in factories:
         raise ConfigError(
-            f"sft.from_scratch is true, but model.name is {name!r}; only {' and '.join(made)} are made so"
+            f"sft.from_scratch is true, but model.name is {name!r}; only {' and '.join(factories)} can be trained "
+            "from random weights"
         )
     weights = getattr(torch, config.model.training_dtype)
-    return Policy(name, made[name](config.seed).to(weights), tiny_tokenizer())
+    return Policy(name, factories[name](config.seed).to(weights), tiny_tokenizer())

@@ -1,15 +1,15 @@
-"""TRL's `SFTTrainer` without padding: packed rows, the unrolled pass where the model has one, no wait for the GPU.
+"""TRL's `SFTTrainer` without padding: packed rows, the unrolled pass if the model has one, no waiting for the GPU.
 
-What is overridden of TRL and transformers, and why:
+Overridden methods of TRL and transformers:
 
     _prepare_dataset       tokenises a thousand rows at a time
-    get_train_dataloader   gives the numbers of rows, in TRL's order
+    get_train_dataloader   yields row indices, in TRL's order
     get_batch_samples      packs them: micro-batches of equal tokens, in passes of at most `tokens_per_pass`
-    training_step          goes forward and backward, pass by pass
-    compute_loss           the mean over all learnt tokens of the optimizer step, as TRL has it
-    log                    entropy and accuracy, which are added up on the device until then
+    training_step          runs forward and backward, pass by pass
+    compute_loss           computes TRL's mean over all labelled tokens of the optimizer step
+    log                    adds entropy and accuracy, summed on the device until then
 
-Where the packed pass is not proven to give what the model gives, or an option needs padded rows, all of them are TRL's.
+If the packed pass is not proven equal to the model's own, or an option needs padded rows, all of them are TRL's.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from explorl.modeling import passes
 from explorl.modeling.packed import causal, packed_rows
 from explorl.rollout.tools import ToolSpec, get_tool
-from explorl.training.sft.data import tokenised
+from explorl.training.sft.data import tokenize_dataset
 from explorl.training.sft.forward_pass import add_scores, tokens_that_fit
 from explorl.training.sft.packed_rows import TokenRows
 from explorl.training.sharding import has_sharded_weights, spread_devices
 
-SEEING_BATCHES = (
+BATCH_METHODS = (
     "compute_loss", "training_step", "get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs",
     "get_train_dataloader",
 )  # fmt: skip
-"""Methods that see TRL's batches: one of the user's own reads what is documented of them."""
+"""Methods that receive TRL's batches; if a user overrides one, it gets TRL's batches."""
 
 
 class NothingToLearn(ValueError):
-    """Rows that are all cut off before their completions begin."""
+    """Raised if truncation leaves no token to train on."""
 
 
 class PackedSFTTrainer(SFTTrainer):
     """`trl.SFTTrainer`, faster.
 
     Args:
-        packed: None packs rows where that is proven to give what the model gives, and warns where it is not. True
-            makes that an error. False is TRL's own padded pass.
-        tokens_per_pass: No more tokens go through the model at a time, if no single row has more. None is what memory
-            allows, up to 65,536. `per_device_train_batch_size` bounds the rows as ever.
-        tool: A tool that completions were written with, such as "python": what it says in them is not learnt.
+        packed: None packs rows if the packed pass is proven equal to the model's own, and warns if not. True makes that
+            an error. False uses TRL's padded pass.
+        tokens_per_pass: Most tokens per forward pass, at least the longest row. None is what memory allows, up to
+            65,536. `per_device_train_batch_size` still bounds the rows.
+        tool: The tool that completions call, such as "python": its outputs are not trained on.
     """
 
     data_collator: Any
@@ -66,13 +66,15 @@ class PackedSFTTrainer(SFTTrainer):
         **kwargs: Any,
     ) -> None:
         if tokens_per_pass is not None and tokens_per_pass < 1:
-            raise ValueError(f"tokens_per_pass is {tokens_per_pass}; use at least the longest row's tokens, or None")
+            raise ValueError(
+                f"tokens_per_pass is {tokens_per_pass}; use at least the length of the longest row, or None"
+            )
         self._packed, self._tokens_per_pass = packed, tokens_per_pass
         self._tool = get_tool(tool) if isinstance(tool, str) else tool
         self._rows: TokenRows | None = None
         self._kind: passes.Kind = "padded"
         self._parameters: int | None = None
-        self._forget()
+        self._reset_sums()
         super().__init__(*args, **kwargs)
         self._has_scores = add_scores(causal(self.model))
 
@@ -86,7 +88,7 @@ class PackedSFTTrainer(SFTTrainer):
         special = special or (self._packed is False and self._tool is None)
         special = special or args.truncation_mode not in ("keep_start", "keep_end")  # which TRL refuses
         if not special and args.dataset_text_field not in (getattr(dataset, "column_names", None) or ()):
-            rows = tokenised(
+            rows = tokenize_dataset(
                 dataset,
                 processing_class,
                 max_length=args.max_length,
@@ -96,9 +98,9 @@ class PackedSFTTrainer(SFTTrainer):
             )
         if rows is None and self._tool is not None:
             raise ValueError(
-                f"tool is {self._tool.name!r}, whose outputs can be left out where rows are a prompt and a completion, "
-                f"text or messages; the {dataset_name} dataset has other rows, or packing, a formatting function or "
-                "assistant_only_loss is set: leave that out, or the tool"
+                f"tool={self._tool.name!r} needs rows with a prompt and a completion, text or messages; the "
+                f"{dataset_name} dataset has other rows, or packing, formatting_func or assistant_only_loss is set: "
+                "remove that, or the tool"
             )
         if rows is None:
             rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
@@ -106,7 +108,7 @@ class PackedSFTTrainer(SFTTrainer):
             rows = rows.shuffle(seed=args.seed)
         if isinstance(rows, Dataset) and len(rows) == 0:
             raise NothingToLearn(
-                f"no row of the {dataset_name} dataset has anything to learn within max_length={args.max_length} "
+                f"no row of the {dataset_name} dataset has a token to train on within max_length={args.max_length} "
                 "tokens, prompt included; raise max_length"
             )
         return rows
@@ -115,7 +117,7 @@ class PackedSFTTrainer(SFTTrainer):
         self._rows = self._packed_rows()
         if self._rows is None:
             return super().get_train_dataloader()
-        own, self.data_collator = self.data_collator, list
+        collator, self.data_collator = self.data_collator, list
         try:
             return self._get_dataloader(
                 dataset=range(len(self._rows)),
@@ -127,15 +129,15 @@ class PackedSFTTrainer(SFTTrainer):
                 is_training=True,
             )
         finally:
-            self.data_collator = own
+            self.data_collator = collator
 
     def _packed_rows(self) -> TokenRows | None:
-        """The rows to pack; None where TRL's padded pass is to be used."""
+        """Return the rows to pack, or None to use TRL's padded pass."""
         if self._packed is False:
             return None
-        why = self._needs_padding()
-        if why is None:
-            rows = TokenRows.of(self.train_dataset)
+        reason = self._reason_for_padding()
+        if reason is None:
+            rows = TokenRows.from_dataset(self.train_dataset)
             if not rows.lengths.all():
                 raise ValueError(
                     f"row {int(rows.lengths.argmin())} of the training dataset has no tokens; leave it out"
@@ -147,28 +149,28 @@ class PackedSFTTrainer(SFTTrainer):
                 self._kind = choice.kind
                 self._set_tokens_per_pass(longest)
                 return rows
-            why = choice.why
+            reason = choice.why
         if self._packed:
-            raise ValueError(f"packed=True does not work here ({why}); use packed=None")
+            raise ValueError(f"packed=True does not work here ({reason}); use packed=None")
         if self.accelerator.is_main_process:
-            warnings.warn(f"SFT runs TRL's padded pass, which is slower: {why}", UserWarning, stacklevel=3)
+            warnings.warn(f"SFT uses TRL's padded pass, which is slower: {reason}", UserWarning, stacklevel=3)
         return None
 
-    def _needs_padding(self) -> str | None:
-        """The option that TRL's own pass is needed for."""
+    def _reason_for_padding(self) -> str | None:
+        """Return the first option or property that needs TRL's padded pass, or None."""
         args = self.args
         plain = isinstance(self.train_dataset, Dataset) and self.train_dataset.format["type"] is None
         adapter = getattr(self.model, "active_peft_config", None)
         reasons = {
-            "the dataset is a stream, or computes its rows when asked for them": not plain,
-            "packing or padding_free is set; leave them out, rows are packed without padding anyway": (
+            "the dataset is a stream, or computes its rows on access": not plain,
+            "packing or padding_free is set; remove them, rows are packed without padding anyway": (
                 self.padding_free or args.packing
             ),
-            "it has a data collator of its own": type(self.data_collator) is not DataCollatorForLanguageModeling,
+            "a custom data collator is set": type(self.data_collator) is not DataCollatorForLanguageModeling,
             "the rows have images": self._is_vision_dataset,
             "label_smoothing_factor is set": args.label_smoothing_factor > 0,
             "compute_loss_func is set": self.compute_loss_func is not None,
-            **{f"{name} is overridden": self._is_overridden(name) for name in SEEING_BATCHES},
+            **{f"{name} is overridden": self._is_overridden(name) for name in BATCH_METHODS},
             f"router_aux_loss_coef is {self.router_aux_loss_coef}": self.aux_loss_enabled,
             "torch_compile is set": args.torch_compile,
             "use_liger_kernel is set": args.use_liger_kernel,
@@ -184,14 +186,14 @@ class PackedSFTTrainer(SFTTrainer):
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def _is_overridden(self, name: str) -> bool:
-        """Whether a subclass, or whoever put it in place, has a method of its own."""
+        """Tell whether a subclass or an assignment replaced this method."""
         return getattr(getattr(self, name), "__func__", None) is not getattr(PackedSFTTrainer, name)
 
     def _set_tokens_per_pass(self, longest: int) -> None:
         if self._tokens_per_pass is None:
             checkpointing = self.args.gradient_checkpointing
-            found = tokens_that_fit(self.model, self.args.device, self._compute_dtype, self._kind, checkpointing)
-            self.tokens_per_pass = max(found, longest)
+            fitting = tokens_that_fit(self.model, self.args.device, self._compute_dtype, self._kind, checkpointing)
+            self.tokens_per_pass = max(fitting, longest)
         elif self._tokens_per_pass < longest:
             raise ValueError(
                 f"tokens_per_pass is {self._tokens_per_pass}, and the longest row has {longest} tokens; use {longest} "
@@ -202,7 +204,7 @@ class PackedSFTTrainer(SFTTrainer):
 
     @property
     def _compute_dtype(self) -> torch.dtype | None:
-        """What autocast makes of float32; None without it."""
+        """The type that autocast computes in; None without autocast."""
         kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
         return kinds.get(self.accelerator.mixed_precision) if self.accelerator.native_amp else None
 
@@ -215,32 +217,34 @@ class PackedSFTTrainer(SFTTrainer):
         if not chosen:
             return [], None
         rows = self._rows
-        drawn: dict[int, list[int]] = {}  # the micro-batches that TRL would have put each row into
-        for number, some in enumerate(chosen):
-            for row in some:
-                drawn.setdefault(row, []).append(number)
+        numbers: dict[int, list[int]] = {}  # the micro-batches that TRL would have put each row into
+        for number, batch in enumerate(chosen):
+            for row in batch:
+                numbers.setdefault(row, []).append(number)
         batches = [
             {
-                "passes": [rows.packed(some, device, [drawn[row].pop() for row in some.tolist()]) for some in batch],
-                **_sizes(sum(int(rows.lengths[s].sum()) for s in batch)),
+                "passes": [
+                    rows.packed(part, device, [numbers[row].pop() for row in part.tolist()]) for part in passes_
+                ],
+                **_token_counts(sum(int(rows.lengths[part].sum()) for part in passes_)),
             }
-            for batch in rows.batches(chosen, self.tokens_per_pass)
+            for passes_ in rows.batches(chosen, self.tokens_per_pass)
         ]
-        scored = [int(rows.scored[list(some)].sum()) for some in chosen]
-        self._expect(scored, sum(int(rows.lengths[list(some)].sum()) for some in chosen), device)
-        learnt = torch.tensor(sum(scored)).to(device, non_blocking=True)
+        scored = [int(rows.scored[list(batch)].sum()) for batch in chosen]
+        self._add_sums(scored, sum(int(rows.lengths[list(batch)].sum()) for batch in chosen), device)
+        labelled = torch.tensor(sum(scored)).to(device, non_blocking=True)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            learnt = self.accelerator.gather(learnt).sum()
-        return batches, learnt
+            labelled = self.accelerator.gather(labelled).sum()
+        return batches, labelled
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         if "passes" not in inputs:
             return super().training_step(model, inputs, num_items_in_batch)
         losses = []
-        for number, some in enumerate(inputs["passes"], 1):
+        for number, part in enumerate(inputs["passes"], 1):
             last = number == len(inputs["passes"])
             with nullcontext() if last else self.accelerator.no_sync(model):
-                losses.append(super().training_step(model, some, num_items_in_batch))
+                losses.append(super().training_step(model, part, num_items_in_batch))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def compute_loss(
@@ -249,75 +253,76 @@ class PackedSFTTrainer(SFTTrainer):
         if "rows" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = dict(inputs)
-        names = ("rows", "scored", "targets", "shift_labels", "drawn")
-        rows, scored, targets, following, drawn = (inputs.pop(name) for name in names)
-        asked = (
+        names = ("rows", "scored", "targets", "shift_labels", "batch_numbers")
+        rows, scored, targets, labels, numbers = (inputs.pop(name) for name in names)
+        head_inputs = (
             {"scored": scored, "targets": targets}
             if self._has_scores
-            else {"shift_labels": following, "fused_lm_head": True}
+            else {"shift_labels": labels, "fused_lm_head": True}
         )
         with packed_rows(model, rows, self._kind == "unrolled", None):
-            outputs = model(**inputs, **asked)
+            outputs = model(**inputs, **head_inputs)
         losses = -outputs.log_probs
         if self.args.loss_type == "dft":
             losses = losses * outputs.log_probs.exp().detach()
-        learnt = len(scored) if num_items_in_batch is None else num_items_in_batch
-        loss = losses.sum() / torch.as_tensor(learnt).clamp(min=1)
+        labelled = len(scored) if num_items_in_batch is None else num_items_in_batch
+        loss = losses.sum() / torch.as_tensor(labelled).clamp(min=1)
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes
-        self._remember(outputs, scored, drawn)
+        self._sum_statistics(outputs, scored, numbers)
         return (loss, outputs) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """6 · tokens · parameters but embeddings, which are counted once."""
+        """Return 6 · tokens · parameters without embeddings."""
         if "passes" not in inputs:
             return super().floating_point_ops(inputs)
         if self._parameters is None:
             self._parameters = causal(self.model).num_parameters(exclude_embeddings=True)
         return 6 * inputs["input_ids"].numel() * self._parameters
 
-    # ---------------------------------------------------------------- what is logged
+    # ---------------------------------------------------------------- logging
 
-    def _forget(self) -> None:
+    def _reset_sums(self) -> None:
         self._sums: list[Tensor] = []
         self._scored: list[int] = []
         self._tokens = 0
 
-    def _expect(self, scored: list[int], tokens: int, device: torch.device) -> None:
-        """Makes room for the sums over each micro-batch of an optimizer step, whose counts the host knows."""
+    def _add_sums(self, scored: list[int], tokens: int, device: torch.device) -> None:
+        """Allocate the sums over each micro-batch of an optimizer step, whose counts the host knows."""
         self._sums.append(torch.zeros(2, len(scored), dtype=torch.float64, device=device))
         self._scored += scored
         self._tokens += tokens
 
-    def _remember(self, outputs: Any, scored: Tensor, drawn: Tensor) -> None:
-        """Adds up what is logged, on the device, by the micro-batches that rows were drawn in: TRL's means are over
-        those."""
-        if not self._sums:  # no step of a training
+    def _sum_statistics(self, outputs: Any, scored: Tensor, numbers: Tensor) -> None:
+        """Sum entropy and accuracy on the device by sampled micro-batch, over which TRL takes its means."""
+        if not self._sums:  # not in a training step
             return
         with torch.no_grad():
             values = torch.stack([outputs.entropy.flatten().double(), outputs.is_top1.flatten().double()])
             values = values if self._has_scores else values.index_select(1, scored)
-            self._sums[-1].index_add_(1, drawn, values)
+            self._sums[-1].index_add_(1, numbers, values)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if self._sums:
             sums = torch.cat(self._sums, dim=1)
             counts = torch.tensor([self._scored], dtype=sums.dtype, device=sums.device)
             tokens = torch.full_like(counts, self._tokens)
-            together = self.accelerator.reduce(torch.cat([sums, counts, tokens]), reduction="sum")
-            entropy, correct, scored, seen = together.tolist()
-            self._total_train_tokens += int(seen[0])
-            learnt = self._metrics["train"]
-            learnt["entropy"] += [one / max(count, 1) for one, count in zip(entropy, scored, strict=True)]
-            learnt["mean_token_accuracy"] += [one / max(count, 1) for one, count in zip(correct, scored, strict=True)]
-            learnt["num_tokens"] = [self._total_train_tokens]
-            if "num_tokens" in self._metrics["eval"]:  # which was asked for before they were counted
+            totals = self.accelerator.reduce(torch.cat([sums, counts, tokens]), reduction="sum")
+            entropy, correct, scored, total_tokens = totals.tolist()
+            self._total_train_tokens += int(total_tokens[0])
+            metrics = self._metrics["train"]
+            metrics["entropy"] += [value / max(count, 1) for value, count in zip(entropy, scored, strict=True)]
+            metrics["mean_token_accuracy"] += [
+                hits / max(count, 1) for hits, count in zip(correct, scored, strict=True)
+            ]
+            metrics["num_tokens"] = [self._total_train_tokens]
+            if "num_tokens" in self._metrics["eval"]:  # TRL set it before these tokens were counted
                 self._metrics["eval"]["num_tokens"] = [self._total_train_tokens]
-            self._forget()
+            self._reset_sums()
         super().log(logs, *args, **kwargs)
 
 
-def _sizes(tokens: int) -> dict[str, Tensor]:
-    """What a Trainer counts tokens by; takes no memory."""
+def _token_counts(tokens: int) -> dict[str, Tensor]:
+    """Return tensors from which a Trainer counts tokens; they take no memory."""
     ones = torch.ones(1, 1, dtype=torch.long).expand(1, tokens)
     return {"input_ids": ones, "attention_mask": ones}
