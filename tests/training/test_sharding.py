@@ -68,8 +68,8 @@ def test_offloaded_weights() -> None:
 
 
 def test_a_split_model_is_left_to_trl(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sampling", "logps"):
-        monkeypatch.setattr(f"explorl.training.{module}.spread_devices", lambda model: ["cuda:0", "cuda:1"])
+    for module in ("sampler", "logprobs"):
+        monkeypatch.setattr(f"explorl.training.grpo.{module}.spread_devices", lambda model: ["cuda:0", "cuda:1"])
     with pytest.warns(UserWarning, match=r"spread over cuda:0, cuda:1 \(device_map\)") as said:
         trainer = make_trainer(ExplorationTrainer)
     assert len([one for one in said if "device_map" in str(one.message)]) == 1
@@ -121,5 +121,5 @@ def test_rows_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
         accumulation_steps(32, 16, "training.micro_batch")
     with pytest.raises(ConfigError, match="use as many processes as divide 30"):
         accumulation_steps(30, 2, "training.micro_batch")
-    with pytest.raises(ConfigError, match=r"sft\.batch_size is 30, which 4 processes cannot share; use 32"):
+    with pytest.raises(ConfigError, match=r"sft\.batch_size is 30.*use 32"):
         rows_of_process(30)
