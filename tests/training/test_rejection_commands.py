@@ -78,7 +78,7 @@ def test_a_run_is_started_resumed_extended_and_reported(
     assert "iteration 1: sampling 6 problems × 4" in lines
     (chosen,) = [line for line in lines if "24 sampled" in line]
     assert "selected by branching" in chosen
-    assert "fewer than rft.budget = 500: all that filters and rft.per_prompt leave" in chosen
+    assert "fewer than rft.budget = 500" in chosen
     assert any(line.startswith("held out: pass@1 ") and "pass@4" in line for line in lines)
     assert lines[-2:] == [f"policy: {run}/model", f"next: explorl report {run}"]
 
@@ -88,7 +88,7 @@ def test_a_run_is_started_resumed_extended_and_reported(
     assert f"explorl rft --resume {run} --set rft.iterations=2" in out
     code, out, err = command("rft", "--resume", run, "--set", "rft.iterations=2", capsys=capsys)
     assert code == 0, err
-    assert "going on with iteration 2, sampling" in out
+    assert "resuming with iteration 2, sampling" in out
     one, two = IterationFolder(RunStore(run), 1), IterationFolder(RunStore(run), 2)
     assert two.fit.config()["model"]["name"] == str(one.model)
     last = load_file(two.model / "model.safetensors")
@@ -143,7 +143,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     import os
 
     run = tmp_path / "a run"
-    monkeypatch.setattr(loop._Loop, "_choose", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr(loop._Loop, "_select", lambda *_: os.kill(os.getpid(), number))
     code, _, err = command("rft", "--config", written(tmp_path, small_policy), "--run", run, capsys=capsys)
     assert code == 128 + number
     assert err == (f"explorl: interrupted; resume (iteration 1, filtering) with: explorl rft --resume '{run}'\n")
@@ -153,18 +153,18 @@ def test_an_interrupted_run_says_how_to_go_on(
 BEFORE_WEIGHTS = {
     "no mark": (
         ["rft.filters=[has_answer]"],
-        "has has_answer, and the task 'even' does not say how an answer is marked",
+        "rft.filters has has_answer, but the task 'even' has no answer mark",
     ),
-    "no mark to cut after": (["rft.filters=[has_answer,cut_after_answer]"], "leave them out"),
+    "no mark to cut after": (["rft.filters=[has_answer,cut_after_answer]"], "remove those filters"),
     "unknown filter": (["rft.filters=[has_digitt]"], "unknown filter 'has_digitt'; did you mean 'has_digit'"),
     "unknown selector": (["rft.selector=brunching"], "unknown selector 'brunching'; did you mean 'branching'"),
     "all noise": (["rft.noise=1.0"], "rft.noise is 1.0"),
     "less than no noise": (["rft.noise=-0.1"], "rft.noise is -0.1"),
     "no samples": (["rft.samples=0"], "rft.samples is 0"),
     "from nowhere": (["rft.from=there"], "rft.from is 'there'"),
-    "vllm": (["rollout.engine=vllm"], "rollout.engine is vllm, with which explorl rft cannot sample"),
+    "vllm": (["rollout.engine=vllm"], "rollout.engine is vllm, which explorl rft does not support"),
     "no records": (["rollout.engine=generate"], "rft.selector is branching, which model.generate does not record"),
-    "strategies": (["strategies=[egsw]"], "explorl rft has none"),
+    "strategies": (["strategies=[egsw]"], "explorl rft has no strategies"),
     "unknown model": (["model.name=nowhere"], "'nowhere'"),
 }
 
@@ -195,7 +195,7 @@ def test_what_only_the_model_tells_is_told_before_anything_is_written(
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = command("rft", "--config", file, "--run", run, capsys=capsys)
     assert (code, run.exists()) == (2, False)
-    assert "runs in one process, and there are 2" in err
+    assert "runs in one process, but WORLD_SIZE is 2" in err
 
 
 def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
@@ -205,12 +205,12 @@ def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
     arguments = ("rft", "--config", file, "--run", run, "--set", "task.name=own_even:Never")
     code, _, err = command(*arguments, capsys=capsys)
     assert code == 2
-    assert "no right response to learn from in iteration 1: 24 sampled, 0 right; has_digit dropped " in err
+    assert "iteration 1 has no correct response to train on: 24 sampled, 0 correct; has_digit dropped " in err
     pool = run / "iterations/iteration-01/pool.parquet"
     assert str(pool) in err
     assert "start a new run with more rft.samples" in err
     assert pool.exists()
-    monkeypatch.setattr(sampling.Sampler, "draw", lambda *_: pytest.fail("sampled again"))
+    monkeypatch.setattr(sampling.PoolSampler, "sample", lambda *_: pytest.fail("sampled again"))
     code, _, again = command("rft", "--resume", run, capsys=capsys)
     assert (code, again) == (2, err)
 
@@ -218,7 +218,7 @@ def test_without_a_right_response_it_stops_with_the_counts_and_keeps_the_pool(
 def test_right_responses_that_filters_drop_are_told_apart(small_policy: Path, tmp_path: Path) -> None:
     config = made(small_policy, filters=[{"max_redundancy": 0.0}, {"max_length": 1}])
     with pytest.raises(
-        loop.NothingToLearn, match=r"max_length dropped .* right\).*leave out the filter .* in a new run"
+        loop.NoCorrectResponse, match=r"max_length dropped .* correct\).*start a new run without the filter"
     ):
         run_rft(config, RunStore(tmp_path / "run"), console=QUIET)
 
@@ -260,7 +260,7 @@ def test_messages_are_learnt_and_a_template_that_opens_a_thought_is_refused(tmp_
 
     opening = CHAT.replace("assistant\n", "assistant\n<think>")
     thinking = chat_policy(tmp_path / "thinking", opening)
-    with pytest.raises(ConfigError, match="begins an answer with more than it shows of one that is over"):
+    with pytest.raises(ConfigError, match="begins a new turn differently"):
         run_rft(made(thinking, task), RunStore(tmp_path / "other"), console=QUIET)
     assert not (tmp_path / "other").exists()
 
@@ -272,7 +272,7 @@ def test_problems_that_json_does_not_hold(
     for iterations in (1, 2):
         config = made(small_policy, odd, iterations=iterations, prompts=2, samples=2, budget=2, filters=[])
         run_rft(config, RunStore(tmp_path / "run"), console=Console())
-    assert "going on with iteration 2" in (said := capsys.readouterr().out)
+    assert "resuming with iteration 2" in (said := capsys.readouterr().out)
     assert "the problems are not those" not in said
 
 
@@ -299,10 +299,12 @@ def test_what_follows_the_first_answer_is_cut_and_averaged_away(small_policy: Pa
     ids = tokenizer(text)["input_ids"]
     numbers = torch.arange(len(ids), dtype=torch.float32)
     config = load_config(preset="tiny-rft", values={"model": {"name": str(small_policy)}})
-    sampler = sampling.Sampler(config, Policy("p", load_policy(str(small_policy)).model, tokenizer), task, "<answer>")
+    sampler = sampling.PoolSampler(
+        config, Policy("p", load_policy(str(small_policy)).model, tokenizer), task, "<answer>"
+    )
     problem = task.problems("train", limit=1)[0]
     rollout = Rollout(0, 0, 0, ids, numbers, numbers, numbers, numbers.int(), "length", tokenizer=tokenizer)
-    (sample,) = sampler._judged([sampling.Ask(problem, task.prompt(problem, "terse"))], [rollout])
+    (sample,) = sampler._verify([sampling.PromptedProblem(problem, task.prompt(problem, "terse"))], [rollout])
     assert not sample.correct, "the last answer counts"
     assert sample.cut is not None
     assert sample.cut.correct
@@ -349,8 +351,8 @@ def test_what_is_removed_is_made_again(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('f"{split}-{n}"', 'f"{split}-new-{n}"', "has no problem 'train-"),
-        ("+1=", "+2=", "now asks otherwise for problem 'train-"),
+        ('f"{split}-{n}"', 'f"{split}-new-{n}"', "no longer has problem 'train-"),
+        ("+1=", "+2=", "has another prompt for problem 'train-"),
     ],
 )
 def test_a_task_whose_problems_have_changed_is_said(
@@ -381,14 +383,14 @@ def test_a_damaged_configuration_is_said(
 def test_responses_that_write_special_tokens_out_are_not_learnt(small_policy: Path, tmp_path: Path) -> None:
     """As text they would be learnt as the tokens themselves: ends in the middle, turns of others."""
     end = load_policy(str(small_policy), device="cpu").tokenizer.eos_token
-    judged = sampling.Sampler._judged
+    judged = sampling.PoolSampler._verify
 
     def imitated(self: Any, *args: Any) -> Any:
         found = judged(self, *args)
         return [replace(one, text=f"12{end}34", correct=True) if one.sample == 0 else one for one in found]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling.Sampler, "_judged", imitated)
+        patch.setattr(sampling.PoolSampler, "_verify", imitated)
         run_rft(made(small_policy, iterations=1, filters=[], budget=50), RunStore(tmp_path / "run"), console=QUIET)
     place = IterationFolder(RunStore(tmp_path / "run"), 1)
     assert not any(end in text for text in place.selected()["text"])

@@ -52,14 +52,14 @@ def keys(samples: Any) -> list[tuple[str, int]]:
     ],
 )
 def test_each_filter_on_a_pool_with_known_answers(spec: Any, dropped: list[tuple[str, int]]) -> None:
-    kept, (done,) = filters.apply(build_filters([spec]), POOL)
+    kept, (done,) = filters.apply_filters(build_filters([spec]), POOL)
     assert keys(done.dropped) == dropped
     assert keys(kept) == [key for key in keys(POOL) if key not in dropped]
     assert done.before == len(POOL)
 
 
 def test_cutting_judges_the_first_answer_and_averages_over_what_is_left() -> None:
-    kept, passes = filters.apply(build_filters(["cut_after_answer", {"max_length": 5}, "finished"]), POOL)
+    kept, passes = filters.apply_filters(build_filters(["cut_after_answer", {"max_length": 5}, "finished"]), POOL)
     assert kept[0] == CUT
     assert not kept[0].correct, "its first answer is wrong"
     assert (passes[0].changed, len(passes[0].dropped)) == (1, 0)
@@ -68,7 +68,7 @@ def test_cutting_judges_the_first_answer_and_averages_over_what_is_left() -> Non
 
 
 def test_filters_compose_and_each_is_counted() -> None:
-    kept, passes = filters.apply(build_filters(["has_answer", "has_digit", "max_redundancy", "dedupe"]), POOL)
+    kept, passes = filters.apply_filters(build_filters(["has_answer", "has_digit", "max_redundancy", "dedupe"]), POOL)
     assert {one.name: len(one.dropped) for one in passes} == {
         "has_answer": 1, "has_digit": 1, "max_redundancy": 1, "dedupe": 1,
     }  # fmt: skip
@@ -179,7 +179,7 @@ def test_equal_scores_are_drawn_not_taken_in_the_pools_order() -> None:
 
 
 def test_records_that_are_missing_are_said() -> None:
-    with pytest.raises(ValueError, match=r"selector is entropy, which was not recorded.*random"):
+    with pytest.raises(ValueError, match=r"selector is entropy, which model.generate does not record.*random"):
         select([Sample("p", 0, "2", True)], selectors.entropy, budget=1)
 
 
@@ -312,12 +312,12 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_module")
 def test_filters_and_selectors_of_others_load_by_import_path() -> None:
-    kept, (done,) = filters.apply(build_filters([{"own_rules:polite": {"word": "idea"}}]), POOL)
+    kept, (done,) = filters.apply_filters(build_filters([{"own_rules:polite": {"word": "idea"}}]), POOL)
     assert keys(kept) == [("b", 0)]
     assert done.name == "own_rules:polite"
     assert pick("own_rules:longest") == [("a", 0), ("a", 2)]
     assert len(pick("own_rules:tensor")) == 2
-    judged, (done,) = filters.apply(build_filters(["own_rules:compared"]), POOL)
+    judged, (done,) = filters.apply_filters(build_filters(["own_rules:compared"]), POOL)
     assert [sample.correct for sample in judged] == [sample.tokens > 3 for sample in POOL]
     assert json.dumps([sample.correct for sample in judged])  # numpy's own truth values have no place in a file
     assert done.changed == 3
@@ -345,22 +345,28 @@ def test_filters_and_selectors_of_others_load_by_import_path() -> None:
         (lambda: build_filters([{"max_length": 0}]), "tokens of max_length is 0"),
         (lambda: build_filters([{"has_digit": 3}]), "has_digit takes none, not just 3"),
         (lambda: build_selector("entropi"), "unknown selector 'entropi'; did you mean 'entropy'"),
-        (lambda: filters.apply(build_filters(["own_rules:twice"]), POOL), "gave a sample twice"),
-        (lambda: filters.apply(build_filters(["own_rules:nothing"]), POOL), "gave None; give a list"),
+        (lambda: filters.apply_filters(build_filters(["own_rules:twice"]), POOL), "returned a sample twice"),
+        (lambda: filters.apply_filters(build_filters(["own_rules:nothing"]), POOL), "returned None; return a list"),
         (
-            lambda: filters.apply(build_filters(["own_rules:broken"]), POOL),
+            lambda: filters.apply_filters(build_filters(["own_rules:broken"]), POOL),
             r"'own_rules:broken' failed: KeyError.*line",
         ),
-        (lambda: filters.apply(build_filters(["own_rules:judging"]), POOL), "'own_rules:judging' gave .*correct='yes'"),
-        (lambda: filters.apply(build_filters(["own_rules:wordless"]), POOL), "'own_rules:wordless' gave .*text=None"),
         (
-            lambda: filters.apply(build_filters(["own_rules:misread"]), POOL),
+            lambda: filters.apply_filters(build_filters(["own_rules:judging"]), POOL),
+            "'own_rules:judging' returned .*correct='yes'",
+        ),
+        (
+            lambda: filters.apply_filters(build_filters(["own_rules:wordless"]), POOL),
+            "'own_rules:wordless' returned .*text=None",
+        ),
+        (
+            lambda: filters.apply_filters(build_filters(["own_rules:misread"]), POOL),
             r"'own_rules:misread' failed: ValueError: invalid literal.*own_rules.py, line",
         ),
-        (lambda: pick("own_rules:endless"), "and none infinite"),
-        (lambda: pick("own_rules:huge"), "for 6 samples; give one number for each"),
+        (lambda: pick("own_rules:endless"), "for 6 samples; return one finite number"),
+        (lambda: pick("own_rules:huge"), "for 6 samples; return one finite number"),
         (lambda: pick("own_rules:torn"), r"'torn' failed: ZeroDivisionError: .*own_rules.py, line"),
-        (lambda: pick("own_rules:short"), "for 6 samples; give one number for each"),
+        (lambda: pick("own_rules:short"), "for 6 samples; return one finite number"),
         (lambda: pick("random", noise=1.0), "noise is 1.0; use a share from 0 to less than 1"),
         (lambda: pick("random", noise=-0.1), "noise is -0.1"),
         (lambda: pick("random", budget=0), "budget is 0"),

@@ -20,7 +20,7 @@ from explorl.core.config import Config, load_config, rft_config
 from explorl.core.store import RunStore
 from explorl.evaluation import Evaluation
 from explorl.training.rft import folder, loop, sampling
-from explorl.training.rft.loop import run_rft, where
+from explorl.training.rft.loop import next_stage, run_rft
 from explorl.training.sft.run import StoredSFTTrainer
 
 TASK = """
@@ -91,9 +91,9 @@ def run(config: Config, place: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def parts() -> Any:
     """Pools in three parts, so that a run can be killed between two of them."""
-    before, loop.PART = loop.PART, 8
+    before, loop.PART_SIZE = loop.PART_SIZE, 8
     yield
-    loop.PART = before
+    loop.PART_SIZE = before
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def _in_second_fit() -> None:
 
 
 KILLS: dict[str, tuple[Callable[[], None], tuple[int, str]]] = {
-    "while the second part is sampled": (lambda: _after(sampling.Sampler, "_judged", 2), (1, "sampling")),
+    "while the second part is sampled": (lambda: _after(sampling.PoolSampler, "_verify", 2), (1, "sampling")),
     "when it has filtered": (lambda: _after(folder.IterationFolder, "write_selection", 1), (1, "fitting")),
     "in the middle of a fit": (lambda: _after(StoredSFTTrainer, "_save_checkpoint", 2), (1, "fitting")),
     "when a fit is over": (lambda: _after(loop, "fit", 1), (1, "evaluation")),
@@ -220,7 +220,7 @@ def _killed(config: Config, place: Path, moment: str) -> None:
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL, moment
-    at = where(rft_config(config), RunStore(place))
+    at = next_stage(rft_config(config), RunStore(place))
     assert at == (stands if stands[0] else None), moment
 
 

@@ -144,7 +144,10 @@ def test_prompts_that_leave_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Countdown, "examples", lambda self, *args, **kwargs: examples)
     console = Console(record=True, width=200, file=io.StringIO())
     run_sft(config, RunStore.create(tmp_path / "run", config.dump()), console=console)
-    assert "leaving out 1 of 2 examples, whose prompts alone have sft.max_length = 20 tokens or more" in console.export_text()
+    assert (
+        "leaving out 1 of 2 examples, whose prompts alone have sft.max_length = 20 tokens or more"
+        in console.export_text()
+    )
     del examples[0]
     with pytest.raises(ConfigError, match=r"sft\.max_length is 20: no row .* has a token to train on"):
         run_sft(config, RunStore.create(tmp_path / "other", config.dump()), console=console)

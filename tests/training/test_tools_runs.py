@@ -47,5 +47,5 @@ def test_a_run_with_a_calculator(tmp_path: Path) -> None:
 
 def test_rejection_sampling_has_no_tools() -> None:
     config = load_config(preset="tiny-rft", overrides=["rollout.tools=python"])
-    with pytest.raises(ConfigError, match=r"rollout.tools is 'python', and explorl rft samples without tools"):
+    with pytest.raises(ConfigError, match=r"rollout.tools is 'python', but explorl rft samples without tools"):
         check_rft(config)

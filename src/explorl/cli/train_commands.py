@@ -114,17 +114,17 @@ def rft(
     also makes a finished run longer.
     """
     store, settings = _start(RunArguments(config, preset, overrides, run, resume), kind="rft")
-    from explorl.training.rft.loop import run_rft, where
+    from explorl.training.rft.loop import next_stage, run_rft
 
     settings = rft_config(settings)
     _check_not_fewer_iterations(settings, store)
-    if (store.folder / "model").is_dir() and where(settings, store) is None:
+    if (store.folder / "model").is_dir() and next_stage(settings, store) is None:
         _print_finished(store, f"rft.iterations={2 * settings.rft.iterations}")
         return
     try:
         model = run_rft(settings, store, console=output.console, alone=processes.is_first())
     except KeyboardInterrupt as interrupt:
-        stage = where(settings, store)
+        stage = next_stage(settings, store)
         if not store.config_path.exists() or stage is None:
             raise
         place = f"iteration {stage[0]}, {stage[1]}"

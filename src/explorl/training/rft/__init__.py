@@ -1,5 +1,5 @@
 """Rejection-sampling fine-tuning: sample, filter, select, fit, and again (Deng et al. 2025, §4.4.1 and Table 3).
 
-`samples` says what a response is, `filters` and `selectors` choose among them, `registry` finds those by name or import
-path, `sampling` draws a pool, `folder` keeps an iteration, and `loop` runs them all.
+`samples` defines a response, `filters` and `selectors` choose among responses, `registry` resolves them by name or
+import path, `sampling` samples a pool, `folder` stores an iteration, and `loop` runs it all.
 """

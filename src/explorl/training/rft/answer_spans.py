@@ -1,6 +1,6 @@
-r"""Where a response states its first answer, by the task's own mark, such as ``<answer>``, ``\boxed{`` or ``####``.
+r"""Find the first answer in a response by the task's answer mark, such as ``<answer>``, ``\boxed{`` or ``####``.
 
-Nothing here raises, whatever the text, and nothing takes longer than a few passes over it.
+These functions never raise, and take a few passes over the text at most.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _TAG = re.compile(r"<([A-Za-z][\w-]*)>")
 
 
 def answer_mark(task: Task, prompt: Prompt) -> str | None:
-    """What an answer begins with: as the task says in ``answer_mark``, or as its prompt asks for it; None: no mark."""
-    own = getattr(task, "answer_mark", None)
-    if own:
-        return str(own)
+    """Return what an answer begins with: the task's ``answer_mark``, or the mark in its prompt; None without one."""
+    declared = getattr(task, "answer_mark", None)
+    if declared:
+        return str(declared)
     text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content") or "") for message in prompt)
     return asked_mark(text) or (BOXED if isinstance(task, Math) else None)
 
 
 def first_answer_end(text: str, mark: str) -> int | None:
-    r"""Where the first whole answer ends; None where there is none.
+    r"""Return where the first complete answer ends, or None.
 
-    An answer in a tag ends with the closing tag, a ``\boxed{`` with its bracket, and any other with its line. One that
-    holds nothing but white space is no answer.
+    An answer in a tag ends with the closing tag, a ``\boxed{`` with its brace, and any other with its line. Blank
+    answers do not count.
     """
     if mark.rstrip("{ ") == r"\boxed":
         return next((_after(text, span) for span in boxes(text) if span and text[slice(*span)].strip()), None)
@@ -40,7 +40,7 @@ def first_answer_end(text: str, mark: str) -> int | None:
         if tag and end < 0:
             return None
         end = len(text) if end < 0 else end
-        start = text.rfind(mark, start, end)  # where several are open, the last
+        start = text.rfind(mark, start, end)  # if several are open, the last
         if text[start + len(mark) : end].strip():
             return end + len(closing) if tag else end
         start = text.find(mark, end)
@@ -48,5 +48,5 @@ def first_answer_end(text: str, mark: str) -> int | None:
 
 
 def _after(text: str, span: tuple[int, int]) -> int:
-    """The end of a box whose content is there: with its bracket, where it has one."""
+    """Return the end of a box, including its closing brace if it has one."""
     return span[1] + 1 if text[span[1] : span[1] + 1] == "}" else span[1]

@@ -1,7 +1,7 @@
-"""Rules that every sampled response must pass, right or wrong, before any is selected.
+"""Rules that every sampled response must pass, correct or not, before selection.
 
-A filter takes responses and gives those that it keeps, in their order; it may give one back shortened. The first four
-are those of Deng et al. 2025, §4.4.1.
+A filter takes responses and returns those that it keeps, in order; it may shorten a response. The first four are those
+of Deng et al. 2025, §4.4.1.
 """
 
 from __future__ import annotations
@@ -28,129 +28,136 @@ def rft_filter(function: Function) -> Function:
 
 
 def has_answer(samples: Sequence[Sample]) -> list[Sample]:
-    r"""Keeps responses that state an answer in the task's own mark, such as ``\boxed{…}``, whole and not empty."""
+    r"""Keep responses with a complete, non-empty answer in the task's answer mark, such as ``\boxed{…}``."""
     return [sample for sample in samples if sample.answer_end is not None]
 
 
 def has_digit(samples: Sequence[Sample]) -> list[Sample]:
-    """Keeps responses with at least one digit: for mathematics, those that are about it."""
+    """Keep responses with at least one digit."""
     return [sample for sample in samples if _DIGIT.search(sample.text)]
 
 
 def cut_after_answer(samples: Sequence[Sample]) -> list[Sample]:
-    """Ends each response at its first answer, which is then the one that is judged; drops none."""
+    """Cut each response after its first answer, which is then the answer that counts; drop none."""
     return [sample.cut or sample for sample in samples]
 
 
 def max_redundancy(samples: Sequence[Sample], *, limit: float = 0.31) -> list[Sample]:
-    """Keeps responses whose 3-gram redundancy, 1 − distinct/total, is at most ``limit``."""
+    """Keep responses whose 3-gram redundancy, 1 − distinct/total, is at most ``limit``."""
     if not isinstance(limit, int | float) or not 0 <= limit <= 1:
         raise ValueError(f"limit of max_redundancy is {limit!r}; use a share from 0 to 1, such as 0.31")
     return [sample for sample in samples if trigram_redundancy(sample.text) <= limit]
 
 
 def max_length(samples: Sequence[Sample], *, tokens: int) -> list[Sample]:
-    """Keeps responses of at most so many tokens."""
+    """Keep responses of at most ``tokens`` tokens."""
     if not isinstance(tokens, int) or tokens < 1:
         raise ValueError(f"tokens of max_length is {tokens!r}; use 1 or more, such as 1024")
     return [sample for sample in samples if sample.tokens <= tokens]
 
 
 def finished(samples: Sequence[Sample]) -> list[Sample]:
-    """Keeps responses that ended by themselves, or were cut after their answer; drops those at the length limit."""
+    """Keep responses that ended before the length limit, or were cut after their answer."""
     return [sample for sample in samples if sample.finished]
 
 
 def dedupe(samples: Sequence[Sample]) -> list[Sample]:
-    """Keeps the first of the responses to one problem that differ in white space or Unicode form at most."""
+    """Keep the first of several responses to a problem that differ only in white space or Unicode form."""
     seen: set[tuple[str, str]] = set()
     kept = []
     for sample in samples:
-        same = sample.problem, normalised(sample.text)
-        if same not in seen:
-            seen.add(same)
+        key = sample.problem, normalise_text(sample.text)
+        if key not in seen:
+            seen.add(key)
             kept.append(sample)
     return kept
 
 
 def no_special_tokens(samples: Sequence[Sample], *, tokens: Sequence[str]) -> list[Sample]:
-    """Keeps responses that do not write a special token out, as which it would be learnt: an end in the middle, say.
+    """Keep responses whose text has no special token, which tokenising it for SFT would turn into a real one.
 
-    The special tokens that a model samples are not in its text, so that those in a text are imitations.
+    Sampled special tokens are not part of a response's text, so the policy has spelled out any that is there.
     """
     if not tokens:
         return list(samples)
-    found = re.compile("|".join(map(re.escape, tokens)))
-    return [sample for sample in samples if not found.search(sample.text)]
+    pattern = re.compile("|".join(map(re.escape, tokens)))
+    return [sample for sample in samples if not pattern.search(sample.text)]
 
 
-def normalised(text: str) -> str:
-    """A text in Unicode's form NFKC, with one blank for any white space between words and none around them."""
+def normalise_text(text: str) -> str:
+    """Return the text in Unicode form NFKC with single spaces between words."""
     return " ".join(normalized(text, "NFKC").split())
 
 
 FILTERS: dict[str, Callable[..., Sequence[Sample]]] = {
-    one.__name__: one for one in (has_answer, has_digit, cut_after_answer, max_redundancy, max_length, finished, dedupe)
+    function.__name__: function
+    for function in (has_answer, has_digit, cut_after_answer, max_redundancy, max_length, finished, dedupe)
 }
 """Filters by name."""
 NEED_MARK = ("has_answer", "cut_after_answer")
-"""Filters that look for the task's answer mark."""
+"""Filters that need the task's answer mark."""
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What one filter did."""
+class FilterResult:
+    """What one filter dropped and changed."""
 
     name: str
     before: int
     dropped: tuple[Sample, ...]
-    """As they came in."""
+    """The dropped responses as the filter received them."""
     changed: int
-    """How many it gave back shortened, or otherwise other than they were."""
+    """Responses that it returned shortened or otherwise changed."""
 
     @property
     def dropped_correct(self) -> int:
-        """How many of the dropped were right."""
+        """Number of dropped responses that were correct."""
         return sum(sample.correct for sample in self.dropped)
 
 
-def apply(filters: Sequence[tuple[str, Filter]], samples: Sequence[Sample]) -> tuple[list[Sample], list[Pass]]:
-    """The responses that pass all filters, in their order, and what each filter dropped."""
-    kept, passes = list(samples), []
+def apply_filters(
+    filters: Sequence[tuple[str, Filter]], samples: Sequence[Sample]
+) -> tuple[list[Sample], list[FilterResult]]:
+    """Return the responses that pass all filters, in order, and what each filter dropped."""
+    remaining, results = list(samples), []
     for name, keep in filters:
-        before = by_key(kept)
-        with said_in_words("filter", name):
-            given = keep(list(kept))
-        kept = _kept(name, given, before)
-        left = by_key(kept)
-        dropped = tuple(sample for key, sample in before.items() if key not in left)
-        changed = sum(sample != before[key] for key, sample in left.items())
-        passes.append(Pass(name, len(before), dropped, changed))
-    return kept, passes
+        before = by_key(remaining)
+        with errors_named("filter", name):
+            returned = keep(list(remaining))
+        remaining = _check_filtered(name, returned, before)
+        after = by_key(remaining)
+        dropped = tuple(sample for key, sample in before.items() if key not in after)
+        changed = sum(sample != before[key] for key, sample in after.items())
+        results.append(FilterResult(name, len(before), dropped, changed))
+    return remaining, results
 
 
 @contextmanager
-def said_in_words(kind: str, name: str) -> Iterator[None]:
-    """An error in somebody else's function becomes one that names it, and the line."""
+def errors_named(kind: str, name: str) -> Iterator[None]:
+    """Turn an error inside a user's function into a `ValueError` that names the function and the line."""
     try:
         yield
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         if isinstance(error, ValueError) and Path(frame.filename).parent == Path(__file__).parent:
-            raise  # in our own words
+            raise  # an error message of ours
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise ValueError(f"the {kind} {name!r} failed: {type(error).__name__}: {error} ({place})") from error
 
 
-def _kept(name: str, given: object, before: dict[tuple[str, int], Sample]) -> list[Sample]:
-    """What a filter gave, if it is some of what it got: a filter may be somebody else's."""
-    kept = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
-    if kept is None or not all(isinstance(sample, Sample) for sample in kept):
-        raise ValueError(f"the filter {name!r} gave {given!r:.80}; give a list of the samples that it keeps")
-    odd = next((one for one in kept if not isinstance(one.text, str) or one.correct not in (True, False)), None)
-    if odd is not None:
-        raise ValueError(f"the filter {name!r} gave {odd!r:.160}; give each a text, and True or False as correct")
-    keys = [sample.key for sample in kept]
+def _check_filtered(name: str, returned: object, before: dict[tuple[str, int], Sample]) -> list[Sample]:
+    """Check that a filter returned some of the samples that it received, each at most once."""
+    samples = list(returned) if isinstance(returned, Sequence) and not isinstance(returned, str) else None
+    if samples is None or not all(isinstance(sample, Sample) for sample in samples):
+        raise ValueError(f"the filter {name!r} returned {returned!r:.80}; return a list of the samples to keep")
+    invalid = next((s for s in samples if not isinstance(s.text, str) or s.correct not in (True, False)), None)
+    if invalid is not None:
+        raise ValueError(
+            f"the filter {name!r} returned {invalid!r:.160}; text must be a string, and correct True or False"
+        )
+    keys = [sample.key for sample in samples]
     if len(set(keys)) < len(keys) or not before.keys() >= set(keys):
-        raise ValueError(f"the filter {name!r} gave a sample twice, or one that it had not got; give each once")
-    return [one if isinstance(one.correct, bool) else replace(one, correct=bool(one.correct)) for one in kept]
+        raise ValueError(
+            f"the filter {name!r} returned a sample twice, or one that it did not receive; return each at most once"
+        )
+    return [s if isinstance(s.correct, bool) else replace(s, correct=bool(s.correct)) for s in samples]

@@ -1,4 +1,4 @@
-"""The fit of an iteration: supervised fine-tuning on the selected responses, by the one path that `explorl sft` has."""
+"""Fine-tune on the selected responses of an iteration, with the same code as `explorl sft`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from explorl.tasks import Prompt, Task
 def fit(
     config: Config, store: RunStore, start: str, examples: Sequence[Mapping[str, Any]], *, seed: int, console: Console
 ) -> Path:
-    """Fits the policy ``start`` to prompts with completions, from the last whole checkpoint on; its folder."""
+    """Fine-tune the policy ``start`` on prompts with completions, from the last checkpoint; return its folder."""
     from explorl.training.callbacks import Diverged
     from explorl.training.sft.run import run_sft
 
@@ -29,12 +29,12 @@ def fit(
     except Diverged as error:
         raise Diverged(str(error).replace("sft.learning_rate", "rft.learning_rate")) from error
     shutil.rmtree(store.checkpoints, ignore_errors=True)
-    gc.collect()  # a trainer and its parts hold one another, with the memory of the weights
+    gc.collect()  # a trainer and its parts form reference cycles that hold the weights
     return model
 
 
 def sft_config(config: Config, start: str, examples: int, seed: int) -> Config:
-    """The configuration of the fit as an SFT run of its own."""
+    """Return the configuration of the fit as an SFT run."""
     rft = config.rft
     settings = config.sft.model_copy(
         update={
@@ -48,26 +48,25 @@ def sft_config(config: Config, start: str, examples: int, seed: int) -> Config:
 
 
 def derived_seed(seed: int, *parts: object) -> int:
-    """A seed of its own for each part of a run, below 2³¹."""
+    """Derive a seed below 2³¹ for a part of a run."""
     digest = hashlib.blake2b("/".join(map(str, (seed, *parts))).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def check_turns(prompt: Prompt, policy: Policy, task: Task, template: str | None) -> None:
-    """That messages are learnt as they were sampled: a finished turn must begin as the model was asked to begin it."""
+    """Raise `ConfigError` if the chat template renders a finished turn differently from the generation prompt."""
     from explorl.training.sft.run import check_chat
 
     if isinstance(prompt, str):
         return
     answer = {"role": "assistant", "content": "<think>first</think> then 42"}
     check_chat({"prompt": prompt, "completion": [answer]}, policy, task, template)
-    asked = policy.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    generation_prompt = policy.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
     plain = {"role": "assistant", "content": "42"}
     whole = policy.tokenizer.apply_chat_template([*prompt, plain], tokenize=False)
-    if not whole.startswith(asked):
+    if not whole.startswith(generation_prompt):
         others = ", ".join(name for name in task.templates if name != template) or "another task"
         raise ConfigError(
-            f"the chat template of {policy.name!r} begins an answer with more than it shows of one that is over (some "
-            f"open <think>), so that what is sampled could not be learnt as it is; set task.template to one of text: "
-            f"{others}"
+            f"the chat template of {policy.name!r} begins a new turn differently from a finished one (some open "
+            f"<think>), so sampled responses could not be trained on as they are; use a text template: {others}"
         )

@@ -1,14 +1,14 @@
-"""An iteration of an RFT run: a folder in which every stage leaves whole files, so that a killed run goes on.
+"""An iteration of an RFT run: a folder in which every stage leaves complete files, so that a killed run can resume.
 
     run/iterations/iteration-01/
-      pool.parquet       every response with its verdict and its means (sampling; parts/ until all are drawn)
+      pool.parquet       every response with its verdict and its means (parts/ until sampling is complete)
       dropped.parquet    which filter dropped which response
-      selected.parquet   the responses that are learnt, with their prompts and scores
-      selection.json     how many each filter dropped, and what was selected of how many (written last of the three)
+      selected.parquet   the responses to train on, with their prompts and scores
+      selection.json     counts of filters and selector (written last of the three)
       fit/               the fit: a run of kind sft, its policy in fit/model
       evaluation.json    every score of that policy with its interval; completions in run/evaluations/
 
-Texts are kept as they were sampled, control characters included: they are what is learnt.
+Texts are stored exactly as sampled, control characters included, because they are trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Stage = Literal["sampling", "filtering", "fitting", "evaluation"]
 
 
 class IterationFolder:
-    """Reads and writes one iteration."""
+    """The files of one iteration."""
 
     def __init__(self, store: RunStore, number: int) -> None:
         self.number = number
@@ -38,10 +38,10 @@ class IterationFolder:
         self.evaluation_path = self.folder / "evaluation.json"
 
     def stage(self, is_scored: bool) -> Stage | None:
-        """What is to be done next; None where all is done. ``is_scored``: the iteration's policy is evaluated."""
+        """Return the next stage, or None if all are done. ``is_scored``: the iteration ends with an evaluation."""
         if not self.pool_path.exists():
             return "sampling"
-        if not self.is_chosen:
+        if not self.is_selected:
             return "filtering"
         if not self.model.is_dir():
             return "fitting"
@@ -52,47 +52,47 @@ class IterationFolder:
         return self.parts / f"part-{number:05d}.parquet"
 
     def write_part(self, number: int, samples: Sequence[Sample], seconds: float, prompt_tokens: int) -> None:
-        """Keeps some of the responses, with the time they took and the tokens of their prompts."""
+        """Write a part of the responses, with their sampling time and prompt tokens."""
         columns = to_columns(samples)
         columns["seconds"] = [seconds / len(samples)] * len(samples)
         columns["prompt_tokens"] = [prompt_tokens / len(samples)] * len(samples)
         write_raw(self.part(number), columns)
 
     def join_parts(self, count: int) -> None:
-        """Makes the pool of its parts, which then go."""
+        """Join the parts into the pool and remove them."""
         tables = [read_raw(self.part(number)) for number in range(count)]
-        write_raw(self.pool_path, {name: [value for one in tables for value in one[name]] for name in tables[0]})
+        write_raw(self.pool_path, {name: [value for table in tables for value in table[name]] for name in tables[0]})
         shutil.rmtree(self.parts, ignore_errors=True)
 
     def pool(self) -> tuple[list[Sample], Columns]:
-        """The responses, and the pool's columns."""
+        """Read the pool: its responses, and all its columns."""
         columns = read_raw(self.pool_path)
         return from_columns(columns), columns
 
     # ------------------------------------------------------------------ filtering
     @property
-    def is_chosen(self) -> bool:
-        """Whether all that `write_selection` writes is there."""
+    def is_selected(self) -> bool:
+        """Whether all files of `write_selection` exist."""
         names = ("dropped.parquet", "selected.parquet")
         return self.selection_path.exists() and all((self.folder / name).exists() for name in names)
 
     def write_selection(self, dropped: Columns, selected: Columns, facts: Mapping[str, Any]) -> None:
-        """Keeps what was chosen; the facts last, which tell that all is there."""
+        """Write the selection; the facts come last and mark it as complete."""
         write_raw(self.folder / "dropped.parquet", dropped)
         write_raw(self.folder / "selected.parquet", selected)
         write_json(self.selection_path, dict(facts))
 
     def selection(self) -> dict[str, Any]:
-        """The facts of `write_selection`."""
+        """Read the facts of `write_selection`."""
         return dict(read_json(self.selection_path))
 
     def selected(self) -> Columns:
-        """The responses that are learnt."""
+        """Read the responses to train on."""
         return read_raw(self.folder / "selected.parquet")
 
 
 def write_raw(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes a parquet file whole or not at all, its texts as they are."""
+    """Write a parquet file atomically, with texts unchanged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -102,7 +102,7 @@ def write_raw(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def read_raw(path: Path) -> Columns:
-    """What `write_raw` wrote."""
+    """Read a file of `write_raw`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -110,18 +110,18 @@ def read_raw(path: Path) -> Columns:
         with pq.ParquetFile(path) as file:
             return dict(file.read().to_pydict())
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"cannot read {path}: {error}; remove it, and what it held is made again") from error
+        raise StoreError(f"cannot read {path}: {error}; remove it to compute it again") from error
 
 
 def link_folder(source: Path, target: Path) -> None:
-    """The same files in a second folder, whole or not at all; copied where the file system has no hard links."""
+    """Hard-link all files into a second folder atomically; copy them if the file system has no hard links."""
     from explorl.core.store import atomic_folder
 
-    def link(one: str, other: str) -> None:
+    def link(existing: str, new: str) -> None:
         try:
-            Path(other).hardlink_to(one)
+            Path(new).hardlink_to(existing)
         except OSError:
-            shutil.copy2(one, other)
+            shutil.copy2(existing, new)
 
     with atomic_folder(target) as folder:
         shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True)

@@ -1,8 +1,8 @@
-"""From a configuration to an RFT run in a folder, started or resumed.
+"""Run rejection-sampling fine-tuning in a folder, started or resumed.
 
-Each iteration samples responses from the policy of the one before, filters them, selects some, fits a policy to them
-and scores it. A stage is done when its last file is there; a run that was killed goes on with the stage that it was in,
-and ends with the weights that it would have ended with (on a CPU to the last bit).
+Each iteration samples responses from the previous policy, filters them, selects some, fine-tunes a policy on them and
+evaluates it. A stage is complete when its last file exists. A killed run resumes with the stage that it was in and ends
+with the same weights as an uninterrupted one (bit for bit on a CPU).
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from explorl.tasks import Prompt, get_task
 from explorl.tasks.base import checked_prompt, problems_of
 from explorl.training.callbacks import progress_bar
 from explorl.training.grpo.logged_columns import prompt_text
-from explorl.training.rft import filters as rules
+from explorl.training.rft import filters
 from explorl.training.rft.answer_spans import answer_mark
 from explorl.training.rft.fitting import check_turns, derived_seed, fit
 from explorl.training.rft.folder import IterationFolder, Stage, link_folder
 from explorl.training.rft.registry import build_filters, build_selector, name_of
 from explorl.training.rft.samples import Columns, to_columns
-from explorl.training.rft.sampling import Ask, Sampler, check_room
+from explorl.training.rft.sampling import PoolSampler, PromptedProblem, check_room
 from explorl.training.rft.selectors import NEED_RECORDS, Selection, select
-from explorl.training.rft.summary import choice_text, facts_of, nothing_text, scores_text, token_mean
+from explorl.training.rft.summary import empty_selection_text, scores_text, selection_facts, selection_text, token_mean
 from explorl.training.run_setup import check_holdout, configured_policy, evaluate_holdout, task_options
 
-PART = 2048
-"""Responses that are drawn and stored at a time."""
-SHOWN_PROBLEMS = 64
-"""Problems of each iteration whose responses lie in `rollouts/`, where reports look for some to show."""
+PART_SIZE = 2048
+"""Responses that are sampled and stored at a time."""
+REPORTED_PROBLEMS = 64
+"""Problems of each iteration whose responses are written to `rollouts/` for reports."""
 
 
-class NothingToLearn(ValueError):
-    """An iteration without a right response; the message has the counts, and where the pool lies."""
+class NoCorrectResponse(ValueError):
+    """Raised for an iteration without a correct response; the message has the counts and the pool's path."""
 
 
 def run_rft(config: Config, store: RunStore, *, console: Console, alone: bool = False) -> Path:
-    """Runs all iterations from the stage where the run stands; returns the folder of the last policy.
+    """Run all iterations from the run's current stage; return the folder of the last policy.
 
-    Nothing is written before the configuration, the task and the first policy fit together. ``alone`` keeps other
-    processes out of the folder.
+    Nothing is written before the configuration, the task and the first policy are checked. ``alone`` locks the folder
+    against other processes.
     """
     return _Loop(rft_config(config), store, console).run(alone)
 
 
-def where(config: Config, store: RunStore) -> tuple[int, Stage] | None:
-    """The iteration and the stage that a run goes on with; None where it is done."""
+def next_stage(config: Config, store: RunStore) -> tuple[int, Stage] | None:
+    """Return the iteration and stage that a run continues with; None if it is finished."""
     for number in range(1, config.rft.iterations + 1):
         stage = IterationFolder(store, number).stage(is_scored(config, number))
         if stage is not None:
@@ -67,7 +67,7 @@ def where(config: Config, store: RunStore) -> tuple[int, Stage] | None:
 
 
 def is_scored(config: Config, number: int) -> bool:
-    """Whether the policy of this iteration is evaluated; 0 is the one that the run begins with."""
+    """Tell whether the policy of an iteration is evaluated; 0 is the starting policy."""
     settings = config.evaluation
     if not settings.every:
         return bool(settings.ends)
@@ -75,28 +75,28 @@ def is_scored(config: Config, number: int) -> bool:
 
 
 def check_rft(config: Config) -> None:
-    """What can be told to be wrong before a weight is loaded."""
+    """Raise `ConfigError` for settings that RFT does not support, before weights are loaded."""
     check_precision(config.model.dtype)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise ConfigError(
-            f"explorl rft runs in one process, and there are {os.environ['WORLD_SIZE']}; start it without torchrun or "
-            "accelerate"
+            f"explorl rft runs in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}; start it without torchrun "
+            "or accelerate"
         )
     if config.strategies:
         raise ConfigError(
-            f"strategies is {config.strategies!r}, and explorl rft has none: they act in explorl train; leave it out"
+            f"strategies is {config.strategies!r}, but explorl rft has no strategies; remove it, or use explorl train"
         )
     if config.rollout.tools is not None:
         raise ConfigError(
-            f"rollout.tools is {config.rollout.tools!r}, and explorl rft samples without tools; leave it out"
+            f"rollout.tools is {config.rollout.tools!r}, but explorl rft samples without tools; remove it"
         )
     if config.rollout.engine == "vllm":
-        raise ConfigError("rollout.engine is vllm, with which explorl rft cannot sample; use explorl or generate")
+        raise ConfigError("rollout.engine is vllm, which explorl rft does not support; use explorl or generate")
     name = build_selector(config.rft.selector)[0]
     if config.rollout.engine == "generate" and name in NEED_RECORDS:
         raise ConfigError(
-            f"rft.selector is {name}, which model.generate does not record; set rollout.engine to explorl, or the "
-            "selector to random, shortest or diverse"
+            f"rft.selector is {name}, which model.generate does not record; set rollout.engine to explorl, or "
+            "rft.selector to random, shortest or diverse"
         )
 
 
@@ -105,46 +105,49 @@ class _Loop:
         check_rft(config)
         self.config, self.store, self.console = config, store, console
         self.task = get_task(config.task.name, **task_options(config))
-        self.asks = self._asks()
-        self.prompts = {one.problem.id: one.prompt for one in self.asks}
-        self.mark = config.rft.answer_mark or answer_mark(self.task, self.asks[0].prompt)
+        self.problems = self._prompted_problems()
+        self.prompts = {item.problem.id: item.prompt for item in self.problems}
+        self.mark = config.rft.answer_mark or answer_mark(self.task, self.problems[0].prompt)
         self._check_mark()
-        self._held: Policy | None = None
+        self._loaded: Policy | None = None
 
-    def _asks(self) -> list[Ask]:
+    def _prompted_problems(self) -> list[PromptedProblem]:
         config = self.config
         problems = problems_of(self.task, "train", config.task.train_problems)
         if config.evaluation.every or config.evaluation.ends:
             check_holdout(config, self.task, problems)
-        return [Ask(one, checked_prompt(self.task, self.task.prompt(one, config.task.template))) for one in problems]
+        return [
+            PromptedProblem(problem, checked_prompt(self.task, self.task.prompt(problem, config.task.template)))
+            for problem in problems
+        ]
 
     def _check_mark(self) -> None:
-        names = [name for name in map(name_of, self.config.rft.filters) if name in rules.NEED_MARK]
+        names = [name for name in map(name_of, self.config.rft.filters) if name in filters.NEED_MARK]
         if names and self.mark is None:
             raise ConfigError(
-                f"rft.filters has {' and '.join(names)}, and the task {self.task.name!r} does not say how an answer is "
-                "marked; set rft.answer_mark, to <answer> say, give its class an attribute answer_mark, or leave "
-                f"{'it' if len(names) == 1 else 'them'} out"
+                f"rft.filters has {' and '.join(names)}, but the task {self.task.name!r} has no answer mark; set "
+                "rft.answer_mark, for example to <answer>, give the task's class an attribute answer_mark, or remove "
+                f"{'that filter' if len(names) == 1 else 'those filters'}"
             )
 
     # ------------------------------------------------------------------ the run
     def run(self, alone: bool) -> Path:
         config, store = self.config, self.store
-        self._check_policy(self._policy(self._start_of(where(config, store))))
+        self._check_policy(self._policy(self._first_policy(next_stage(config, store))))
         if alone:
             store.lock()
-        at = where(config, store)
-        resumed = f"iteration {at[0]}, {at[1]}" if at and store.has_steps else None
+        stage = next_stage(config, store)
+        resumed = f"iteration {stage[0]}, {stage[1]}" if stage and store.has_steps else None
         store.begin(config.dump(), "rft")
-        store.rewind(at[0] - 1 if at else config.rft.iterations)
-        rows = digest_of([[one.problem.id, one.prompt, data_digest(one.problem)] for one in self.asks])
-        if resumed and (words := store.data_changed_warning(rows)):
-            self._say(words)
+        store.rewind(stage[0] - 1 if stage else config.rft.iterations)
+        rows = digest_of([[item.problem.id, item.prompt, data_digest(item.problem)] for item in self.problems])
+        if resumed and (warning := store.data_changed_warning(rows)):
+            self._print(warning)
         store.record_start(kind="rft", seed=config.seed, resumed_from=resumed, rows=rows)
-        if at:
-            shutil.rmtree(store.folder / "model", ignore_errors=True)  # of a run that is being extended
+        if stage:
+            shutil.rmtree(store.folder / "model", ignore_errors=True)  # left by a finished run that is extended
         if resumed:
-            self._say(f"going on with {resumed}")
+            self._print(f"resuming with {resumed}")
         if is_scored(config, 0):
             self._score(0)
         for number in range(1, config.rft.iterations + 1):
@@ -154,157 +157,159 @@ class _Loop:
             link_folder(IterationFolder(store, config.rft.iterations).model, model)
         return model
 
-    def _iterate(self, place: IterationFolder) -> None:
-        """Does what is left of an iteration."""
-        number = place.number
-        if not place.pool_path.exists():
-            self._sample(place)
-        if not place.is_chosen:
-            self._choose(place)
-        if not place.model.is_dir():
-            self._held = None
+    def _iterate(self, iteration: IterationFolder) -> None:
+        """Run the remaining stages of an iteration."""
+        number = iteration.number
+        if not iteration.pool_path.exists():
+            self._sample(iteration)
+        if not iteration.is_selected:
+            self._select(iteration)
+        if not iteration.model.is_dir():
+            self._loaded = None
             gc.collect()  # the fit needs the memory
-            selected = place.selected()
+            selected = iteration.selected()
             examples = [
-                {"prompt": self._prompt(problem, asked), "completion": text}
-                for problem, asked, text in zip(selected["problem"], selected["prompt"], selected["text"], strict=True)
+                {"prompt": self._prompt(problem, prompt), "completion": text}
+                for problem, prompt, text in zip(selected["problem"], selected["prompt"], selected["text"], strict=True)
             ]
             start = self.config.model.name if self.config.rft.from_ == "base" else self._model(number - 1)
             seed = derived_seed(self.config.seed, number, "fit")
-            begun = time.monotonic()
-            fit(self.config, place.fit, start, examples, seed=seed, console=self.console)
-            write_json(place.folder / "fit" / "seconds.json", time.monotonic() - begun)
-        self._log(place)
+            began = time.monotonic()
+            fit(self.config, iteration.fit, start, examples, seed=seed, console=self.console)
+            write_json(iteration.folder / "fit" / "seconds.json", time.monotonic() - began)
+        self._log(iteration)
         if is_scored(self.config, number):
             self._score(number)
 
-    def _prompt(self, problem: str, asked: str | None = None) -> Prompt:
-        """How a problem is asked; an error where the task has changed since it was: ``asked`` is how it was then."""
+    def _prompt(self, problem: str, sampled_prompt: str | None = None) -> Prompt:
+        """Return a problem's prompt; raise `ConfigError` if it is no longer ``sampled_prompt``."""
         prompt = self.prompts.get(problem)
-        if prompt is None or (asked is not None and prompt_text(prompt) != asked):
-            what = "has no problem" if prompt is None else "now asks otherwise for problem"
+        if prompt is None or (sampled_prompt is not None and prompt_text(prompt) != sampled_prompt):
+            change = "no longer has problem" if prompt is None else "has another prompt for problem"
             raise ConfigError(
-                f"the task {self.config.task.name!r} {what} {problem!r}, to which this run has sampled responses; "
+                f"the task {self.config.task.name!r} {change} {problem!r}, for which this run has sampled responses; "
                 "restore the task and its files, or start a new run"
             )
         return prompt
 
     def _model(self, number: int) -> str:
-        """The policy after so many iterations."""
+        """Return the policy after ``number`` iterations."""
         return str(IterationFolder(self.store, number).model) if number else self.config.model.name
 
-    def _start_of(self, at: tuple[int, Stage] | None) -> str:
-        """The policy that is needed first."""
-        return self._model(0 if at is None else at[0] if at[1] == "evaluation" else at[0] - 1)
+    def _first_policy(self, stage: tuple[int, Stage] | None) -> str:
+        """Return the policy that the run needs first."""
+        return self._model(0 if stage is None else stage[0] if stage[1] == "evaluation" else stage[0] - 1)
 
     def _policy(self, name: str) -> Policy:
-        """A policy to sample from; one at a time is held."""
-        if self._held is None or self._held.name != name:
-            self._held = None
-            self._held = configured_policy(self.config, name)
-        return self._held
+        """Load a policy to sample from; only the latest stays in memory."""
+        if self._loaded is None or self._loaded.name != name:
+            self._loaded = None
+            self._loaded = configured_policy(self.config, name)
+        return self._loaded
 
     def _check_policy(self, policy: Policy) -> None:
-        prompts, template = [one.prompt for one in self.asks], self.config.task.template
+        prompts, template = [item.prompt for item in self.problems], self.config.task.template
         check_prompts(prompts, policy, self.task, template)
         check_turns(prompts[0], policy, self.task, template)
         check_room(self.config, policy, prompts)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(literal(text), soft_wrap=True, highlight=False)
 
     # ------------------------------------------------------------------ sampling
-    def _asked(self, number: int) -> list[Ask]:
-        """The problems of an iteration: the next ones, from the first again after the last."""
-        count = min(self.config.rft.prompts or len(self.asks), len(self.asks))
+    def _iteration_problems(self, number: int) -> list[PromptedProblem]:
+        """Return the problems of an iteration, which cycle through all problems."""
+        count = min(self.config.rft.prompts or len(self.problems), len(self.problems))
         first = (number - 1) * count
-        return [self.asks[(first + place) % len(self.asks)] for place in range(count)]
+        return [self.problems[(first + index) % len(self.problems)] for index in range(count)]
 
-    def _sample(self, place: IterationFolder) -> None:
-        asked, samples = self._asked(place.number), self.config.rft.samples
-        size = max(1, PART // samples)
-        parts = [asked[start : start + size] for start in range(0, len(asked), size)]
-        label = f"iteration {place.number}: sampling"
-        self._say(f"{label} {len(asked):,} problems × {samples}")
-        sampler: Sampler | None = None
+    def _sample(self, iteration: IterationFolder) -> None:
+        problems, samples = self._iteration_problems(iteration.number), self.config.rft.samples
+        size = max(1, PART_SIZE // samples)
+        parts = [problems[start : start + size] for start in range(0, len(problems), size)]
+        label = f"iteration {iteration.number}: sampling"
+        self._print(f"{label} {len(problems):,} problems × {samples}")
+        sampler: PoolSampler | None = None
         bar, lines = progress_bar(self.console), ProgressLines(self.console)
         with bar:
-            done = bar.add_task(label, total=len(asked) * samples, note="")
+            progress = bar.add_task(label, total=len(problems) * samples, note="")
             for index, part in enumerate(parts):
-                if not place.part(index).exists():
-                    sampler = sampler or Sampler(
-                        self.config, self._policy(self._model(place.number - 1)), self.task, self.mark
+                if not iteration.part(index).exists():
+                    sampler = sampler or PoolSampler(
+                        self.config, self._policy(self._model(iteration.number - 1)), self.task, self.mark
                     )
-                    begun, seed = time.monotonic(), derived_seed(self.config.seed, place.number, "sample", index)
-                    drawn = sampler.draw(part, seed, lambda count: bar.advance(done, count))
-                    place.write_part(index, drawn, time.monotonic() - begun, sampler.prompt_tokens(part))
-                bar.update(done, completed=min((index + 1) * size, len(asked)) * samples)
+                    began, seed = time.monotonic(), derived_seed(self.config.seed, iteration.number, "sample", index)
+                    responses = sampler.sample(part, seed, lambda count: bar.advance(progress, count))
+                    iteration.write_part(index, responses, time.monotonic() - began, sampler.prompt_tokens(part))
+                bar.update(progress, completed=min((index + 1) * size, len(problems)) * samples)
                 if lines.due and index + 1 < len(parts):
-                    lines.say(f"{label}: {(index + 1) * size * samples:,} of {len(asked) * samples:,}")
+                    lines.say(f"{label}: {(index + 1) * size * samples:,} of {len(problems) * samples:,}")
         if sampler is not None:
             sampler.release()
-        place.join_parts(len(parts))
+        iteration.join_parts(len(parts))
 
     # ------------------------------------------------------------------ filtering and selecting
-    def _choose(self, place: IterationFolder) -> None:
+    def _select(self, iteration: IterationFolder) -> None:
         settings = self.config.rft
-        pool, _ = place.pool()
-        special = self._policy(self._model(place.number - 1)).tokenizer.all_special_tokens
-        last = "no_special_tokens", partial(rules.no_special_tokens, tokens=special)
-        kept, passes = rules.apply([*build_filters(settings.filters), last], pool)
-        if not passes[-1].dropped:
-            passes.pop()
+        pool, _ = iteration.pool()
+        special = self._policy(self._model(iteration.number - 1)).tokenizer.all_special_tokens
+        last = "no_special_tokens", partial(filters.no_special_tokens, tokens=special)
+        kept, results = filters.apply_filters([*build_filters(settings.filters), last], pool)
+        if not results[-1].dropped:
+            results.pop()
         if not any(sample.correct for sample in kept):
-            raise NothingToLearn(nothing_text(place, pool, kept, passes))
+            raise NoCorrectResponse(empty_selection_text(iteration, pool, kept, results))
         name, selector = build_selector(settings.selector)
-        found = select(
+        selection = select(
             kept, selector, budget=settings.budget, per_prompt=settings.per_prompt, noise=settings.noise,
-            seed=[derived_seed(self.config.seed, place.number, "select")],
+            seed=[derived_seed(self.config.seed, iteration.number, "select")],
         )  # fmt: skip
-        facts = facts_of(pool, kept, passes, found, name, settings.budget)
-        dropped = [(one.name, sample) for one in passes for sample in one.dropped]
-        place.write_selection(
+        facts = selection_facts(pool, kept, results, selection, name, settings.budget)
+        dropped = [(result.name, sample) for result in results for sample in result.dropped]
+        iteration.write_selection(
             {
-                "filter": [by for by, _ in dropped],
+                "filter": [filter_name for filter_name, _ in dropped],
                 "problem": [sample.problem for _, sample in dropped],
                 "sample": [sample.sample for _, sample in dropped],
                 "correct": [sample.correct for _, sample in dropped],
             },
-            self._selected(found),
+            self._selected(selection),
             facts,
         )
-        self._say(f"iteration {place.number}: {choice_text(facts)}")
+        self._print(f"iteration {iteration.number}: {selection_text(facts)}")
 
-    def _selected(self, found: Selection) -> Columns:
-        columns = {name: values for name, values in to_columns(found.samples).items() if not name.startswith("cut_")}
-        prompts = [prompt_text(self._prompt(sample.problem)) for sample in found.samples]
-        return {"prompt": prompts, **columns, "score": list(found.scores)}
+    def _selected(self, selection: Selection) -> Columns:
+        columns = {
+            name: values for name, values in to_columns(selection.samples).items() if not name.startswith("cut_")
+        }
+        prompts = [prompt_text(self._prompt(sample.problem)) for sample in selection.samples]
+        return {"prompt": prompts, **columns, "score": list(selection.scores)}
 
     # ------------------------------------------------------------------ metrics and scores
-    def _log(self, place: IterationFolder) -> None:
-        """A line of metrics for the iteration, and some of its responses where reports look for them."""
-        if _has_line(self.store, "train", place.number):
+    def _log(self, iteration: IterationFolder) -> None:
+        """Write a line of metrics for the iteration, and some of its responses for reports."""
+        if _has_line(self.store, "train", iteration.number):
             return
-        pool, columns = place.pool()
-        losses = [line["loss"] for line in place.fit.metrics() if line.get("loss") is not None]
+        pool, columns = iteration.pool()
+        losses = [line["loss"] for line in iteration.fit.metrics() if line.get("loss") is not None]
         before = max((line.get("num_tokens") or 0 for line in self.store.metrics()), default=0)
-        seconds_path = place.folder / "fit" / "seconds.json"
+        seconds_path = iteration.folder / "fit" / "seconds.json"
         seconds = sum(columns["seconds"]) + (read_json(seconds_path) if seconds_path.exists() else 0.0)
         correct = float(np.mean([sample.correct for sample in pool]))
-        facts = place.selection()
-        shown = {one.problem.id for one in self._asked(place.number)[:SHOWN_PROBLEMS]}
-        some = [sample for sample in pool if sample.problem in shown]
+        facts = iteration.selection()
+        reported = {item.problem.id for item in self._iteration_problems(iteration.number)[:REPORTED_PROBLEMS]}
+        samples = [sample for sample in pool if sample.problem in reported]
         self.store.write_rollouts(
-            place.number,
+            iteration.number,
             {
-                "prompt": [prompt_text(self._prompt(sample.problem)) for sample in some],
-                "completion": [sample.text for sample in some],
-                "correct": [sample.correct for sample in some],
-                "reward/correctness": [float(sample.correct) for sample in some],
+                "prompt": [prompt_text(self._prompt(sample.problem)) for sample in samples],
+                "completion": [sample.text for sample in samples],
+                "correct": [sample.correct for sample in samples],
+                "reward/correctness": [float(sample.correct) for sample in samples],
             },
         )
         line = {
-            "step": place.number,
+            "step": iteration.number,
             "kind": "train",
             "loss": losses[-1] if losses else None,
             "reward": correct,
@@ -319,11 +324,11 @@ class _Loop:
         self.store.append_metrics(line)
 
     def _score(self, number: int) -> None:
-        """Evaluates the policy after so many iterations, unless that is done."""
+        """Evaluate the policy after ``number`` iterations, unless that is done."""
         from explorl.evaluation.scores import as_json, scores
 
         path = self.store.folder / "evaluations" / f"step-{number:06d}.json"
-        place = IterationFolder(self.store, number)
+        iteration = IterationFolder(self.store, number)
         if _has_line(self.store, "evaluation", number) and path.exists():
             return
         settings = self.config.evaluation
@@ -334,10 +339,10 @@ class _Loop:
         means = {f"pass@{k}": result.pass_at(k).mean for k in result.ks}
         if not _has_line(self.store, "evaluation", number):
             self.store.append_metrics({"step": number, "kind": "evaluation", **means})
-        found = as_json(scores(result))
-        self._say(f"{f'iteration {number}' if number else 'start'}: {scores_text(result, found)}")
+        values = as_json(scores(result))
+        self._print(f"{f'iteration {number}' if number else 'start'}: {scores_text(result, values)}")
         if number:
-            write_json(place.evaluation_path, {"completions": f"evaluations/{path.stem}.parquet", "scores": found})
+            write_json(iteration.evaluation_path, {"completions": f"evaluations/{path.stem}.parquet", "scores": values})
 
 
 def _has_line(store: RunStore, kind: str, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Filters and selectors by name or import path: what a configuration says becomes functions."""
+"""Resolve filters and selectors of a configuration by name or import path."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Spec = str | Mapping[str, Any]
 
 
 def build_filters(specs: Sequence[Spec]) -> list[tuple[str, Filter]]:
-    """The filters of a configuration under their names, in its order."""
+    """Return the filters of a configuration with their names, in order."""
     if isinstance(specs, str | Mapping):
         raise ValueError(f"filters must be a list, such as [has_answer, has_digit]; got {specs!r}")
     built = [build(FILTER, spec, positional=1) for spec in specs]
     for (name, keep), spec in zip(built, specs, strict=True):
         if name_of(spec) in FILTERS:
-            _try(name, partial(keep, []))  # what is wrong with a hyperparameter is said before anything is sampled
+            _try(name, partial(keep, []))  # report wrong hyperparameters before anything is sampled
     return built
 
 
 def build_selector(spec: Spec) -> tuple[str, Selector]:
-    """The selector of a configuration, with its name."""
+    """Return the selector of a configuration with its name."""
     return build(SELECTOR, spec, positional=2)
 
 
 def _must_be_marked(name: str) -> Callable[[Any], str | None]:
     def refusal(value: Any) -> str | None:
-        """Return why an object is no plug-in of this kind; None where it is one."""
+        """Return why an object is not a plug-in of this kind, or None."""
         if is_marked(value, name):
             return None
         return f"is {safe_repr(value)}, not a function with @rft_{name} from explorl.training.rft.{name}s above it"
@@ -49,29 +49,33 @@ SELECTOR: PluginKind[Callable[..., Any]] = PluginKind(
 
 
 def build(kinds: PluginKind[Callable[..., Any]], spec: Spec, *, positional: int) -> tuple[str, Callable[..., Any]]:
-    """Return a function with its hyperparameters filled in; it is called with so many ``positional`` arguments."""
+    """Return a function's name and the function with its hyperparameters bound.
+
+    ``positional`` is the number of arguments that the caller will pass.
+    """
     kind = kinds.name
-    name, given = _split(kind, spec)
+    name, settings = _split(kind, spec)
     function = kinds.find(name).value
     parameters = list(inspect.signature(function).parameters.values())
-    own = {one.name: one for one in parameters[positional:] if one.kind is not Parameter.VAR_KEYWORD}
-    if given is not None and not isinstance(given, Mapping):
-        if len(own) != 1:
-            raise ValueError(f"the {kind} {name} takes {_named(own)}, not just {given!r}; write {{{name}: {{…}}}}")
-        given = {next(iter(own)): given}
-    values = dict(given or {})
-    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)
+    hyperparameters = {p.name: p for p in parameters[positional:] if p.kind is not Parameter.VAR_KEYWORD}
+    names = ", ".join(hyperparameters) or "none"
+    if settings is not None and not isinstance(settings, Mapping):
+        if len(hyperparameters) != 1:
+            raise ValueError(f"the {kind} {name} takes {names}, not just {settings!r}; write {{{name}: {{…}}}}")
+        settings = {next(iter(hyperparameters)): settings}
+    values = dict(settings or {})
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
     for key in values:
-        if key not in own and not takes_all:
-            raise ValueError(f"the {kind} {name} has no hyperparameter {key!r}; it has {_named(own)}")
-    missing = [key for key, one in own.items() if _is_required(one) and key not in values]
+        if key not in hyperparameters and not takes_any:
+            raise ValueError(f"the {kind} {name} has no hyperparameter {key!r}; it has {names}")
+    missing = [key for key, p in hyperparameters.items() if _is_required(p) and key not in values]
     if missing:
         raise ValueError(f"the {kind} {name} needs {' and '.join(missing)}, as in {{{name}: {{{missing[0]}: …}}}}")
     return name, partial(function, **values)
 
 
 def name_of(spec: Spec) -> str:
-    """The name in an entry of a configuration."""
+    """Return the name in an entry of a configuration."""
     return _split("filter", spec)[0]
 
 
@@ -83,7 +87,7 @@ def _split(kind: str, spec: Any) -> tuple[str, Any]:
     if isinstance(spec, Mapping) and len(spec) == 1 and isinstance(next(iter(spec)), str):
         return next(iter(spec.items()))
     raise ValueError(
-        f"a {kind} is a name such as {'max_redundancy' if kind == 'filter' else 'entropy'}, or a name over its "
+        f"a {kind} is a name such as {'max_redundancy' if kind == 'filter' else 'entropy'}, or a name with its "
         f"hyperparameters such as {{max_redundancy: {{limit: 0.31}}}}; got {spec!r}"
     )
 
@@ -98,7 +102,3 @@ def _try(name: str, call: Callable[[], object]) -> None:
 def _is_required(parameter: Parameter) -> bool:
     named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return named and parameter.default is Parameter.empty
-
-
-def _named(parameters: Mapping[str, Parameter]) -> str:
-    return ", ".join(parameters) or "none"

@@ -1,4 +1,4 @@
-"""A sampled response, and a pool of them as the columns of a table."""
+"""Sampled responses, and pools of them as columns of a table."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from typing import Any
 
 Columns = dict[str, list[Any]]
 CUT = "cut_"
-"""Begins the columns that hold what a response is like up to its first answer."""
+"""Prefix of the columns that describe a response cut after its first answer."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One response to a problem, with its verdict and the means of what the engine recorded over its own tokens."""
+    """One response to a problem, with its verdict and means of its token statistics."""
 
     problem: str
     """Id of the problem."""
     sample: int
-    """Which of the problem's responses it is."""
+    """Index among the problem's responses."""
     text: str
     correct: bool
     answer: str | None = None
-    """The answer in the task's normal form; None where it states none."""
+    """The answer in the task's normal form; None without one."""
     tokens: int = 0
     entropy: float | None = None
-    """Mean token entropy in nats; None where it was not recorded."""
+    """Mean token entropy in nats; None if not recorded."""
     branching: float | None = None
-    """Mean branching factor; None where it was not recorded."""
+    """Mean branching factor; None if not recorded."""
     finished: bool = True
-    """Whether it ended by itself, not at the length limit."""
+    """Whether it ended before the length limit."""
     answer_end: int | None = None
-    """Where its first whole answer ends, in characters; None where it has none."""
+    """Where its first complete answer ends, in characters; None without one."""
     cut: Sample | None = None
-    """The same response, ended at its first answer and judged anew; None where nothing follows that answer."""
+    """The same response, cut after its first answer and verified again; None if nothing follows that answer."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from all others of a pool."""
+        """Unique key within a pool."""
         return self.problem, self.sample
 
 
-_OWN = tuple(field.name for field in fields(Sample) if field.name != "cut")
-_OF_CUT = ("answer_end", "correct", "answer", "tokens", "entropy", "branching")
-"""What must be kept of a cut response; its text begins the whole one's."""
+_FIELDS = tuple(field.name for field in fields(Sample) if field.name != "cut")
+_CUT_FIELDS = ("answer_end", "correct", "answer", "tokens", "entropy", "branching")
+"""Stored fields of a cut response; its text is a prefix of the whole one's."""
 
 
 def to_columns(samples: Sequence[Sample]) -> Columns:
-    """A pool as columns."""
-    columns: Columns = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
-    for name in _OF_CUT:
+    """Convert a pool to columns."""
+    columns: Columns = {name: [getattr(sample, name) for sample in samples] for name in _FIELDS}
+    for name in _CUT_FIELDS:
         columns[CUT + name] = [None if sample.cut is None else getattr(sample.cut, name) for sample in samples]
     return columns
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Sample]:
-    """The pool that `to_columns` wrote; other columns are left out."""
-    found = []
+    """Convert columns of `to_columns` back to a pool; other columns are ignored."""
+    samples = []
     for row in range(len(columns["problem"])):
-        sample = Sample(**{name: columns[name][row] for name in _OWN})
+        sample = Sample(**{name: columns[name][row] for name in _FIELDS})
         end = columns[f"{CUT}answer_end"][row]
         if end is not None:
-            kept = {name: columns[CUT + name][row] for name in _OF_CUT}
-            sample = replace(sample, cut=replace(sample, text=sample.text[:end], finished=True, **kept))
-        found.append(sample)
-    return found
+            values = {name: columns[CUT + name][row] for name in _CUT_FIELDS}
+            sample = replace(sample, cut=replace(sample, text=sample.text[:end], finished=True, **values))
+        samples.append(sample)
+    return samples
 
 
 def by_key(samples: Iterable[Sample]) -> dict[tuple[str, int], Sample]:
-    """The samples under their keys."""
+    """Index the samples by their keys."""
     return {sample.key: sample for sample in samples}

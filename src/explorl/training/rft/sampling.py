@@ -1,4 +1,4 @@
-"""Draws the responses of an iteration and judges them: the pool that filters and selectors choose from."""
+"""Sample and verify the responses of an iteration: the pool for filters and selectors."""
 
 from __future__ import annotations
 
@@ -23,101 +23,106 @@ from explorl.training.rft.samples import Sample
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A problem as it is asked."""
+class PromptedProblem:
+    """A problem with its prompt."""
 
     problem: Problem
     prompt: Prompt
 
 
-class Sampler:
-    """Samples one policy, and verifies what it says."""
+class PoolSampler:
+    """Samples one policy and verifies its responses."""
 
     def __init__(self, config: Config, policy: Policy, task: Task, mark: str | None) -> None:
         self.config, self.policy, self.task, self.mark = config, policy, task, mark
         dtype = getattr(torch, config.model.evaluation_dtype)
         self.engine = Engine(policy.model, policy.tokenizer, batch_size=config.evaluation.batch_size, dtype=dtype)
-        self.by = self._by()
+        self.engine_name = self._choose_engine()
 
-    def draw(self, asked: Sequence[Ask], seed: int, on_finish: Callable[[int], None] | None = None) -> list[Sample]:
-        """`rft.samples` responses to each, in their order; the same seed draws the same ones."""
-        prompts, count = [one.prompt for one in asked], self.config.rft.samples
+    def sample(
+        self, problems: Sequence[PromptedProblem], seed: int, on_finish: Callable[[int], None] | None = None
+    ) -> list[Sample]:
+        """Return `rft.samples` verified responses per problem, in order; the same seed gives the same ones."""
+        prompts, count = [item.prompt for item in problems], self.config.rft.samples
         limits = [limit_of(self.config, self.policy, prompt) for prompt in prompts]
         params = replace(sampling_params(self.config), seed=seed)
         tick = on_finish or (lambda _: None)
-        drawn: Sequence[Rollout | reference.Completion]
-        if self.by == "explorl":
+        rollouts: Sequence[Rollout | reference.Completion]
+        if self.engine_name == "explorl":
             params = replace(params, max_tokens=limits)
-            drawn = self.engine.generate(prompts, count, params, on_finish=lambda _: tick(1)).check()
+            rollouts = self.engine.generate(prompts, count, params, on_finish=lambda _: tick(1)).check()
         else:
             params = replace(params, max_tokens=min(limits))
             model, tokenizer = self.policy.model, self.policy.tokenizer
-            drawn = reference.generate(model, tokenizer, prompts, count, params, on_batch=tick)
-        return self._judged(asked, drawn)
+            rollouts = reference.generate(model, tokenizer, prompts, count, params, on_batch=tick)
+        return self._verify(problems, rollouts)
 
-    def prompt_tokens(self, asked: Sequence[Ask]) -> int:
-        """Tokens of the prompts, each counted once a response."""
-        return self.config.rft.samples * sum(len(self._ids(one.prompt)) for one in asked)
+    def prompt_tokens(self, problems: Sequence[PromptedProblem]) -> int:
+        """Count the prompt tokens, once per response."""
+        return self.config.rft.samples * sum(len(self._ids(item.prompt)) for item in problems)
 
     def release(self) -> None:
-        """Gives the memory of the engine back."""
+        """Release the engine's memory."""
         self.engine.release()
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return prompt_token_ids(self.policy.tokenizer, prompt)
 
-    def _by(self) -> Literal["explorl", "generate"]:
-        """What samples: as `rollout.engine` says, or as the model allows."""
-        wanted = self.config.rollout.engine
-        if wanted == "generate":
+    def _choose_engine(self) -> Literal["explorl", "generate"]:
+        """Return the engine to sample with: `rollout.engine`, or what the model supports."""
+        configured = self.config.rollout.engine
+        if configured == "generate":
             return "generate"
         try:
             self.engine.check(self.config.rollout.max_tokens)
         except UnsupportedModel as error:
-            if wanted == "explorl":
+            if configured == "explorl":
                 raise
             warnings.warn(
-                f"sampling by model.generate, which is slower than Explorl's engine: {error.reason}", stacklevel=2
+                f"sampling with model.generate, which is slower than Explorl's engine: {error.reason}", stacklevel=2
             )
             return "generate"
         return "explorl"
 
-    def _judged(self, asked: Sequence[Ask], drawn: Sequence[Rollout | reference.Completion]) -> list[Sample]:
-        ends = [None if self.mark is None else first_answer_end(one.text, self.mark) for one in drawn]
+    def _verify(
+        self, problems: Sequence[PromptedProblem], rollouts: Sequence[Rollout | reference.Completion]
+    ) -> list[Sample]:
+        """Verify every response as sampled and, if it has an answer, cut after the first one."""
+        ends = [None if self.mark is None else first_answer_end(rollout.text, self.mark) for rollout in rollouts]
         cuts = [
             index
-            for index, (one, end) in enumerate(zip(drawn, ends, strict=True))
-            if end is not None and (end < len(one.text) or one.finish_reason == "length")
+            for index, (rollout, end) in enumerate(zip(rollouts, ends, strict=True))
+            if end is not None and (end < len(rollout.text) or rollout.finish_reason == "length")
         ]
-        opened = all_opened(self.policy.tokenizer, [one.prompt for one in asked])
-        texts = [one.text for one in drawn] + [drawn[index].text[: ends[index]] for index in cuts]
-        places = [one.prompt_index for one in drawn] + [drawn[index].prompt_index for index in cuts]
+        opened = all_opened(self.policy.tokenizer, [item.prompt for item in problems])
+        texts = [rollout.text for rollout in rollouts] + [rollouts[index].text[: ends[index]] for index in cuts]
+        indices = [rollout.prompt_index for rollout in rollouts] + [rollouts[index].prompt_index for index in cuts]
         verdicts = verdicts_of(
-            self.task, texts, [asked[place].problem for place in places], [opened[place] for place in places]
+            self.task, texts, [problems[index].problem for index in indices], [opened[index] for index in indices]
         )
         samples = []
-        for one, verdict, end in zip(drawn, verdicts, ends, strict=False):
-            count = len(one.token_ids)
+        for rollout, verdict, end in zip(rollouts, verdicts, ends, strict=False):
+            count = len(rollout.token_ids)
             samples.append(
                 Sample(
-                    asked[one.prompt_index].problem.id, one.sample_index, one.text, verdict.correct, verdict.answer,
-                    count, mean(one, "entropy", count), mean(one, "branching", count),
-                    one.finish_reason != "length", end,
+                    problems[rollout.prompt_index].problem.id, rollout.sample_index, rollout.text, verdict.correct,
+                    verdict.answer, count, mean(rollout, "entropy", count), mean(rollout, "branching", count),
+                    rollout.finish_reason != "length", end,
                 )
             )  # fmt: skip
-        for index, text, verdict in zip(cuts, texts[len(drawn) :], verdicts[len(drawn) :], strict=True):
-            one = drawn[index]
-            count = tokens_up_to(one.token_ids, len(text), self.policy.tokenizer)
+        for index, text, verdict in zip(cuts, texts[len(rollouts) :], verdicts[len(rollouts) :], strict=True):
+            rollout = rollouts[index]
+            count = tokens_up_to(rollout.token_ids, len(text), self.policy.tokenizer)
             cut = replace(
                 samples[index], text=text, correct=verdict.correct, answer=verdict.answer, tokens=count,
-                entropy=mean(one, "entropy", count), branching=mean(one, "branching", count), finished=True,
+                entropy=mean(rollout, "entropy", count), branching=mean(rollout, "branching", count), finished=True,
             )  # fmt: skip
             samples[index] = replace(samples[index], cut=cut)
         return samples
 
 
 def sampling_params(config: Config) -> SamplingParams:
-    """How responses are drawn, as `rollout` says."""
+    """Return the sampling parameters of `rollout`."""
     rollout = config.rollout
     return SamplingParams(
         temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p,
@@ -126,7 +131,7 @@ def sampling_params(config: Config) -> SamplingParams:
 
 
 def limit_of(config: Config, policy: Policy, prompt: Prompt) -> int:
-    """Most tokens of a response: `rollout.max_tokens`, or what the model's context leaves."""
+    """Return the token limit of a response: `rollout.max_tokens`, or what the model's context leaves."""
     context = getattr(policy.model.config, "max_position_embeddings", None)
     limit = config.rollout.max_tokens
     if context is None:
@@ -135,29 +140,28 @@ def limit_of(config: Config, policy: Policy, prompt: Prompt) -> int:
 
 
 def check_room(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
-    """That a response of any length can be learnt whole: the fit cuts examples off at `sft.max_length`."""
+    """Raise `ConfigError` if the fit would truncate a response of full length at `sft.max_length`."""
     longest = max(
         len(prompt_token_ids(policy.tokenizer, prompt)) + limit_of(config, policy, prompt)
         for prompt in sorted(prompts, key=lambda prompt: len(str(prompt)))[-64:]
     )
     if longest > config.sft.max_length:
         raise ConfigError(
-            f"sft.max_length is {config.sft.max_length}, and a prompt with a response of rollout.max_tokens = "
-            f"{config.rollout.max_tokens} may have {longest} tokens, the last of which would not be learnt; use "
-            f"{longest} or more"
+            f"sft.max_length is {config.sft.max_length}, but a prompt with a response of rollout.max_tokens = "
+            f"{config.rollout.max_tokens} may have {longest} tokens and would be truncated; use {longest} or more"
         )
 
 
-def mean(drawn: Rollout | reference.Completion, name: str, tokens: int) -> float | None:
-    """Mean of a record over the first tokens; 0 of none, None where it was not recorded."""
-    values: Tensor | None = getattr(drawn, name, None)
+def mean(rollout: Rollout | reference.Completion, name: str, tokens: int) -> float | None:
+    """Return the mean of a token statistic over the first tokens; 0 for none, None if not recorded."""
+    values: Tensor | None = getattr(rollout, name, None)
     if values is None:
         return None
     return float(values[:tokens].double().mean()) if min(tokens, len(values)) else 0.0
 
 
 def tokens_up_to(ids: Sequence[int], characters: int, tokenizer: Any) -> int:
-    """The fewest tokens whose text has so many characters: found by halving, a decoded prefix a time."""
+    """Return the fewest tokens whose text has that many characters, by bisection over decoded prefixes."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
