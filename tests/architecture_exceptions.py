@@ -43,12 +43,11 @@ DUPLICATE_CLASSES: Exceptions = {
     ("Drawn", 2): "to be renamed after what each holds",
     ("FastestDrop", 2): "one measured offline, one while training",
     ("Limits", 2): "to be renamed after what each holds",
-    ("NothingToLearn", 2): "to be renamed after what each holds",
     ("Outcome", 3): "to be renamed after what each holds",
     ("Probe", 2): "to be renamed after what each holds",
     ("Run", 2): "to be renamed after what each holds",
     ("Sample", 2): "to be renamed after what each holds",
-    ("Sampler", 3): "to become sample_and_verify",
+    ("Sampler", 2): "to become sample_and_verify",
     ("Settings", 2): "to be renamed after what each holds",
 }
 
@@ -109,7 +108,6 @@ BANNED_WORDS: Exceptions = {
     ("tasks", "nobody"): "to be rewritten",
     ("tasks", "seat"): "to be rewritten",
     ("training", "anew"): "to be rewritten",
-    ("training", "but for"): "to be rewritten",
     ("training", "nobody"): "to be rewritten",
     ("training", "somebody"): "to be rewritten",
 }
