@@ -221,7 +221,7 @@ def test_the_command(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: 
             "invalid value '0' for '--tool-calls': Input should be greater than or equal to 1"
             "|invalid value for '--tool-calls': 0 is not in the range x>=1",
         ),
-        (["--tool-calls", "2"], "--tool-calls is 2, but no tool is named; add --tools python, or leave it out"),
+        (["--tool-calls", "2"], "--tool-calls is 2: no tool is named; add --tools python, or leave it out"),
     ],
 )
 def test_bad_options_are_said_before_anything_is_loaded(

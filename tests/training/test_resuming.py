@@ -93,7 +93,7 @@ def test_a_finished_run_made_longer_is_the_long_run(
     assert starts[1]["changed"] == {"training.steps": [4, 6]}
 
     for change, words in {
-        "training.steps=3": "training.steps is 3 in --set and 6 in",
+        "training.steps=3": "training.steps is 3: it was 6 in",
         "rollout.temperature=2": "rollout.temperature is 1.0 in",
         "model.name=tiny": "model.name is",
         "strategies=[]": "strategies is ['mask_truncated']",

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from explorl.core.errors import ExplorlError
+
 MAX_DEPTH = 64
 """Most levels of lists and mappings within one another."""
 MAX_SHARED = 10_000_000
 """Most values of a file of tensors, with those that are shared counted each time."""
 
 
-class DocumentError(ValueError):
+class DocumentError(ExplorlError, ValueError):
     """A document that cannot be read; the message names it, the place in it, and what to do."""
 
 

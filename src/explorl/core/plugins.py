@@ -25,6 +25,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, Literal, TypeVar
 
+from explorl.core.errors import ExplorlError
+
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,7 +39,7 @@ _added: list[str] = []
 """Folders that are on Python's path because a module there was named."""
 
 
-class PluginError(ValueError):
+class PluginError(ExplorlError, ValueError):
     """A plug-in that cannot be found, or that is none; the message names it and what to write."""
 
 

@@ -39,6 +39,7 @@ import yaml
 
 from explorl import __version__
 from explorl.core.documents import DocumentError, parse_json
+from explorl.core.errors import ExplorlError
 from explorl.core.text import clean, is_clean
 from explorl.core.yaml_documents import parse_yaml
 
@@ -58,7 +59,7 @@ RESUME_COMMANDS = {
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
 
 
-class StoreError(Exception):
+class StoreError(ExplorlError):
     """A run folder that cannot be written, read or resumed; the message names the path and what to do."""
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from explorl.core.errors import ConfigError
 from explorl.core.store import file_name, write_json
 from explorl.core.text import clean
 from explorl.evaluation.evaluation import Evaluation, fitting_template
@@ -119,7 +120,7 @@ def run_evaluation(
     """
     index, count = _shard(shard)
     if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; sample 1 problem or more at a time, such as 32")
+        raise ConfigError(key="chunk", value=chunk, hint="sample 1 problem or more at a time, such as 32")
     chosen = _tasks(tasks, task_options or {})
     labelled = _labelled(models)
     for model in labelled.values():  # before hours go into the first one
@@ -127,7 +128,7 @@ def run_evaluation(
             resolve_model(model)
     used = None if tools is None else ToolUse.of(tools)
     if engine not in ("explorl", "vllm"):
-        raise ValueError(f"engine is {engine!r}; use 'explorl' or 'vllm'")
+        raise ConfigError(key="engine", value=engine, hint="use 'explorl' or 'vllm'")
     if engine == "vllm":
         need_vllm()
         if used is not None:
@@ -338,7 +339,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     """ "0/4" as (0, 4)."""
     found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if found is None:
-        raise ValueError(f"shard is {text!r}; use index/count, such as 0/4 for the first of four")
+        raise ConfigError(key="shard", value=text, hint="use index/count, such as 0/4 for the first of four")
     return _shard((int(found[1]), int(found[2])))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from explorl.core.errors import ExplorlError
 from explorl.core.store import read_json, write_json
 from explorl.core.text import clean
 from explorl.stats import Interval, bootstrap_mean
@@ -40,7 +41,7 @@ LONGEST_REPLY = 100_000
 """Characters of the judge's own text that are searched for a verdict: the last ones."""
 
 
-class JudgeError(Exception):
+class JudgeError(ExplorlError):
     """A judge that cannot be reached or understood; the message names its address and what it said."""
 
 
