@@ -16,9 +16,9 @@ from rich.console import Console
 import explorl.core.store
 from explorl.analysis.study_results import results_table, study_results
 from explorl.cli.app import main
-from explorl.core.store import RunStore, StoreError
+from explorl.core.store import RunStore, StoreError, locked
 from explorl.study.archive import UNKNOWN, keep, restore
-from explorl.study.arm import done, locked, run_folder
+from explorl.study.arm import done, run_folder
 from explorl.study.run_study import default_folder, locked_study, run_study, study_status, write_results
 from explorl.study.spec import load_study
 from explorl.study.watch import frame

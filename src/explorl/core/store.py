@@ -23,6 +23,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -90,22 +91,53 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`; renamed to it when the block ends, removed when the block fails."""
+    """Yield a temporary path beside `path`; rename it to `path` when the block ends, remove it when the block fails."""
     path = Path(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        temporary.touch(exist_ok=False)
         try:
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)
             temporary.replace(path)
             fsync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def open_lock(folder: Path) -> IO[str]:
+    """Lock a folder for this process until the returned file is closed; StoreError if another process has locked it."""
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StoreError(f"another process is at work in {folder}; wait for it, or stop it first") from None
+    return file
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process while the block runs; the system releases the lock if the process dies."""
+    with open_lock(folder):
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process has locked the folder."""
+    path = folder / ".lock"
+    if not path.exists():
+        return False
+    with path.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def sync_tree(folder: Path) -> None:
@@ -137,9 +169,9 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a text file whole or not at all; a lone surrogate, which has no UTF-8, becomes U+FFFD."""
+    """Write a text file whole or not at all; a lone surrogate, which has no UTF-8, becomes U+FFFD."""
     with atomic_path(path) as temporary:
-        temporary.write_text(_LONE.sub("\ufffd", text), encoding="utf-8")
+        temporary.write_text(_LONE.sub("\ufffd", text), encoding="utf-8", newline="")
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -280,7 +312,7 @@ class RunStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._held: IO[str] | None = None
+        self._lock: IO[str] | None = None
         self._written: list[tuple[str, Sequence[Any], Any]] = []
         """The columns of the latest rollouts: name, values, and those as pyarrow has them."""
 
@@ -376,21 +408,13 @@ class RunStore:
 
     def lock(self) -> None:
         """Keeps other processes out of the folder, until `unlock` or the end of this one."""
-        with storage_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            held = (self.folder / ".lock").open("w")
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            held.close()
-            raise StoreError(f"another process is at work in {self.folder}; wait for it, or stop it first") from None
-        self._held = held
+        self._lock = open_lock(self.folder)
 
     def unlock(self) -> None:
         """Lets other processes in."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Writes the resolved configuration."""
