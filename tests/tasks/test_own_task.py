@@ -207,7 +207,7 @@ def test_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD = [
-    ("own_puzzle:Puzzle", "there is no module 'own_puzzle'; start in the folder that holds it"),
+    ("own_puzzle:Puzzle", "there is no module 'own_puzzle'; start in the folder that has it"),
     ("own_puzzles.deep:Puzzle", "there is no module 'own_puzzles.deep'"),
     ("own_puzzles:Puzle", "own_puzzles has no 'Puzle' to use; it has Puzzle, Sized"),
     ("own_puzzles:Puzzle.deeper", r"own_puzzles has no 'Puzzle\.deeper'"),

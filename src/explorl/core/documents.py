@@ -15,9 +15,9 @@ from typing import Any
 from explorl.core.errors import ExplorlError
 
 MAX_DEPTH = 64
-"""Most levels of lists and mappings within one another."""
+"""Maximum nesting depth of lists and mappings."""
 MAX_SHARED = 10_000_000
-"""Most values of a file of tensors, with those that are shared counted each time."""
+"""Maximum number of values of a tensor file, with shared ones counted each time."""
 
 
 class DocumentError(ExplorlError, ValueError):
@@ -28,12 +28,12 @@ class NestingError(DocumentError):
     """A document with too many levels of lists and mappings."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"{place} is nested over {MAX_DEPTH} levels, the most that are read")
+        super().__init__(f"{place} is nested over {MAX_DEPTH} levels, the maximum")
 
 
 # ---------------------------------------------------------------------------- JSON
 def parse_json(text: str | bytes, place: str, **options: Any) -> Any:
-    """Return what a JSON document says; `DocumentError` where it is none. The options are those of `json.loads`."""
+    """Parse a JSON document; raise DocumentError if it is invalid. The options are those of `json.loads`."""
     try:
         value = json.loads(text, **options)
     except RecursionError:
@@ -57,9 +57,9 @@ def _check_depth(value: Any, place: str) -> None:
 
 # ---------------------------------------------------------------------------- tensors
 def load_tensors(path: str | Path, **options: Any) -> Any:
-    """Return the tensors and plain values that `torch.save` wrote to a file; `DocumentError` where it holds more.
+    """Load the tensors and plain values that `torch.save` wrote to a file, without running any code from it.
 
-    Nothing in the file is run. The options are those of `torch.load`.
+    Raise DocumentError if it holds anything else. The options are those of `torch.load`.
     """
     import torch
 
@@ -67,9 +67,11 @@ def load_tensors(path: str | Path, **options: Any) -> Any:
         value = torch.load(path, **{"map_location": "cpu", **options, "weights_only": True})
     except (MemoryError, FileNotFoundError, PermissionError):
         raise
-    except Exception as error:  # a damaged file fails in any way: torch, pickle and zip have errors of their own
-        why = "loading it would run code" if "WeightsUnpickler error" in str(error) else _first_line(error)
-        raise DocumentError(f"{path} is no file of tensors and plain values: {why}; restore it, or remove it") from None
+    except Exception as error:  # a damaged file raises errors of torch, pickle or zip
+        reason = "loading it would run code" if "WeightsUnpickler error" in str(error) else _first_line(error)
+        raise DocumentError(
+            f"{path} is no file of tensors and plain values: {reason}; restore it, or remove it"
+        ) from None
     check_size(value, _items, MAX_SHARED, str(path))
     return value
 
@@ -90,7 +92,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def check_size(root: Any, parts: Callable[[Any], Iterable[Any]], most: int, place: str) -> None:
-    """Raise where what is shared within a value makes too many values or levels of it, or it contains itself."""
+    """Raise DocumentError if a value, with shared parts expanded, is too large or too deep, or contains itself."""
     sizes: dict[int, tuple[int, int]] = {}
     open_values: set[int] = set()
 
@@ -99,14 +101,14 @@ def check_size(root: Any, parts: Callable[[Any], Iterable[Any]], most: int, plac
         if key in sizes:
             return sizes[key]
         if key in open_values:
-            raise DocumentError(f"{place} contains itself; write it out")
+            raise DocumentError(f"{place} contains itself; write it without the cycle")
         if level > MAX_DEPTH:
             raise NestingError(place)
         open_values.add(key)
         count, depth = 1, 0
         for part in parts(value):
-            many, deep = measure(part, level + 1)
-            count, depth = count + many, max(depth, deep + 1)
+            part_count, part_depth = measure(part, level + 1)
+            count, depth = count + part_count, max(depth, part_depth + 1)
         open_values.discard(key)
         if count > most:
             raise DocumentError(f"{place} has over {most:,} values; make it smaller")

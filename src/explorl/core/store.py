@@ -1,18 +1,18 @@
-"""A run is a folder that survives anything: config, provenance, metrics, rollouts, checkpoints.
+"""Store a run in a folder that survives crashes: configuration, provenance, metrics, rollouts, checkpoints.
 
     run/
       config.yaml            the resolved configuration
       run.json               what kind of run it is: grpo, sft or rft
-      provenance.json        version, git commit, seeds, library versions, hardware; one entry for each start
-      metrics.jsonl          one line for each logged step
-      rollouts/*.parquet     what the policy wrote, one file per step
+      provenance.json        version, git commit, seeds, library versions, hardware; one entry per start
+      metrics.jsonl          one line per logged step
+      rollouts/*.parquet     completions, one file per step
       evaluations/*.json     summaries, with their completions beside them as parquet
       checkpoints/checkpoint-N/
-      iterations/            those of an rft run: see explorl.training.rft.folder
+      iterations/            of an rft run: see explorl.training.rft.folder
 
-A file is written under a temporary name, synced and renamed, and a checkpoint folder likewise, so whatever carries its
-final name is whole. `metrics.jsonl` alone grows in place: a line is appended by one write and synced, and `rewind`
-cuts off a torn last line together with everything after the checkpoint that a run resumes from.
+Files and checkpoint folders are written under a temporary name, synced and renamed, so whatever has its final name is
+complete. Only `metrics.jsonl` grows in place: a line is appended by one write and synced, and `rewind` removes an
+incomplete last line together with everything after the checkpoint that a run resumes from.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from explorl.core.text import clean, is_clean
 from explorl.core.yaml_documents import parse_yaml
 
 MOST_BYTES = 80
-"""Length of a name that `file_name` makes: three of them fit into a file system's 255."""
+"""Maximum length of a name that `file_name` returns: three of them fit into a file system's 255."""
 _LONE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("\r\n?")
 _PLAIN = {bool, int, float, type(None)}
@@ -56,7 +56,8 @@ RESUME_COMMANDS = {
     "study": "explorl study FILE.yaml --run {folder}",
     "evaluation": "explorl eval --model … --task … --out {parent}",
 }
-"""The command that goes on with what a folder holds, by its kind."""
+"""The command that resumes what a folder holds, by its kind."""
+_ARTICLES = {"study": "a", "evaluation": "an"}
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
 
 
@@ -65,23 +66,23 @@ class StoreError(ExplorlError):
 
 
 def kind_of(folder: str | Path) -> str | None:
-    """What a folder holds: a run of kind grpo, sft or rft, a study or an evaluation; None: none of them."""
-    place = Path(folder)
+    """Return the kind of run in a folder (grpo, sft or rft), "study" or "evaluation"; None if it holds none of them."""
+    folder = Path(folder)
     for name, kind in (("study.json", "study"), ("evaluation.json", "evaluation")):
-        if (place / name).is_file():
+        if (folder / name).is_file():
             return kind
-    return RunStore(place).kind
+    return RunStore(folder).kind
 
 
 def resume_command(folder: str | Path) -> str:
-    """The command that goes on with what a folder holds."""
-    place = Path(folder)
-    command = RESUME_COMMANDS.get(kind_of(place) or "", RESUME_COMMANDS["grpo"])
-    return command.format(folder=shlex.quote(str(place)), parent=shlex.quote(str(place.parent)))
+    """Return the command that resumes what a folder holds."""
+    folder = Path(folder)
+    command = RESUME_COMMANDS.get(kind_of(folder) or "", RESUME_COMMANDS["grpo"])
+    return command.format(folder=shlex.quote(str(folder)), parent=shlex.quote(str(folder.parent)))
 
 
 def fsync_folder(folder: Path) -> None:
-    """Makes a rename in this folder durable."""
+    """Sync a folder, which makes renames in it durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -141,7 +142,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def sync_tree(folder: Path) -> None:
-    """Makes every file of a folder durable."""
+    """Sync every file of a folder."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -150,7 +151,7 @@ def sync_tree(folder: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """A temporary folder beside `path`; takes its place when the block ends, removed when the block fails."""
+    """Yield a temporary folder beside `path`; move it to `path` when the block ends, remove it when the block fails."""
     path = Path(path)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,12 +176,12 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
+    """Write a JSON file whole or not at all."""
     write_text(path, _json(value, indent=2) + "\n")
 
 
 def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] | None = None) -> Any:
-    """What a JSON file holds, if need be a mapping or a list; `StoreError` where it holds none."""
+    """Return the value in a JSON file; raise StoreError if it is invalid or, with ``kind``, no mapping or no list."""
     try:
         value = parse_json(path.read_bytes(), str(path))
     except DocumentError as error:
@@ -191,7 +192,7 @@ def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] | None = 
 
 
 def read_study(folder: Path) -> dict[str, Any]:
-    """Return the record of a study, study.json in its folder; `StoreError` where there is none."""
+    """Return the record of a study, study.json in its folder; raise StoreError if it is missing or damaged."""
     path = folder / "study.json"
     if not path.is_file():
         raise StoreError(f"{folder} holds no study: {path} is missing")
@@ -206,7 +207,7 @@ def read_study(folder: Path) -> dict[str, Any]:
 
 
 def _json(value: Any, **options: Any) -> str:
-    """JSON that has UTF-8: lone surrogates are written as the escapes that JSON has for them."""
+    """Return JSON text that can be encoded as UTF-8: lone surrogates are written as JSON escapes."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, **options)
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -214,27 +215,27 @@ def _json(value: Any, **options: Any) -> str:
 def write_parquet(
     path: str | Path, columns: Mapping[str, Sequence[Any]], types: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes a parquet file whole or not at all, its texts cleaned; ``types`` are pyarrow's, by column."""
+    """Write a parquet file whole or not at all, with texts cleaned; ``types`` are pyarrow's, by column."""
     types = types or {}
     _write_arrays(path, {name: _array(values, types.get(name)) for name, values in columns.items()})
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """The columns of a parquet file, or those of them that it has; `StoreError` where it cannot be read."""
+    """Return the columns of a parquet file, or those of ``columns`` that it has; StoreError if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            there = [name for name in columns or file.schema_arrow.names if name in file.schema_arrow.names]
-            table = file.read(columns=there)
-            return {name: table[name].to_pylist() for name in there}
+            names = [name for name in columns or file.schema_arrow.names if name in file.schema_arrow.names]
+            table = file.read(columns=names)
+            return {name: table[name].to_pylist() for name in names}
     except (pa.ArrowException, OSError) as error:
         raise StoreError(f"cannot read {path}: {error}; restore it, or remove it") from error
 
 
 def _array(values: Sequence[Any], kind: Any = None) -> Any:
-    """A column as pyarrow has it, its texts cleaned."""
+    """Return a column as a pyarrow array, with texts cleaned."""
     import pyarrow as pa
 
     return pa.array(cleaned(values), kind)
@@ -250,18 +251,18 @@ def _write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
 
 
 def digest_of(rows: Sequence[Any]) -> str:
-    """A digest of rows of plain values."""
+    """Return a digest of rows of plain values."""
     return hashlib.blake2b(json.dumps(rows, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def step_files(folder: Path, ending: str) -> dict[int, Path]:
-    """A folder's files of steps, such as ``step-000012.parquet``, by step; somebody's copies of them are none."""
-    found = ((path.stem.removeprefix("step-"), path) for path in folder.glob(f"step-*{ending}"))
-    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))
+    """Return a folder's files such as ``step-000012.parquet`` by step, without copies that users made of them."""
+    paths = ((path.stem.removeprefix("step-"), path) for path in folder.glob(f"step-*{ending}"))
+    return dict(sorted((int(step), path) for step, path in paths if step.isdecimal()))
 
 
 def cleaned(value: Any) -> Any:
-    """Plain values with every text `clean`, keys too; a line ends with a newline only."""
+    """Return plain values with every text `clean`, including keys, and with newlines as the only line ends."""
     if isinstance(value, str):
         return clean(_LINE_END.sub("\n", value))
     if isinstance(value, list | tuple):
@@ -273,7 +274,7 @@ def cleaned(value: Any) -> Any:
 
 
 def file_name(text: str) -> str:
-    """A text as a name of a file or folder: letters, digits and ``.+_-``, not hidden, no path, not too long."""
+    """Return a text as the name of a file or folder: letters, digits and ``.+_-``, not hidden and not too long."""
     name = re.sub(r"[^\w.+-]+", "-", clean(text)).strip("-.")
     if name and len(name.encode()) <= MOST_BYTES:
         return name
@@ -284,7 +285,7 @@ def file_name(text: str) -> str:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turns the errors of a full disk or a folder without permission into a `StoreError` that names the path."""
+    """Raise errors of a full disk or missing permission as a `StoreError` that names the path."""
     try:
         yield
     except StoreError:
@@ -308,13 +309,13 @@ def _free_space(path: Path) -> str:
 
 
 class RunStore:
-    """Reads and writes one run's folder."""
+    """Read and write one run's folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._lock: IO[str] | None = None
         self._written: list[tuple[str, Sequence[Any], Any]] = []
-        """The columns of the latest rollouts: name, values, and those as pyarrow has them."""
+        """The columns of the latest rollouts: name, values, and the values as a pyarrow array."""
 
     # ------------------------------------------------------------------ paths
     @property
@@ -344,24 +345,24 @@ class RunStore:
     # ------------------------------------------------------------------ beginning
     @property
     def kind(self) -> str | None:
-        """What kind of run it is: "grpo", "sft" or "rft"; None: no run, or one that cannot be told."""
+        """The kind of run: "grpo", "sft" or "rft"; None if there is none, or it is unknown."""
         if self.kind_path.is_file():
             return str(read_json(self.kind_path, dict).get("kind"))
         if not self.config_path.is_file():
             return None
-        lines = [line for line in self.metrics() if line.get("kind") == "train"]  # of a version without run.json
+        lines = [line for line in self.metrics() if line.get("kind") == "train"]  # older versions have no run.json
         return None if not lines else "grpo" if any("reward" in line for line in lines) else "sft"
 
     @property
     def has_steps(self) -> bool:
-        """Whether anything has been trained here, or sampled to be learnt."""
+        """Whether anything has been trained here, or sampled to train on."""
         lines = any(line.get("kind") == "train" for line in self.metrics())
         parts = (*self.checkpoints.glob("checkpoint-*"), *self.folder.glob("iterations/iteration-*"))
         return lines or bool(parts) or (self.folder / "model").exists()
 
     @classmethod
     def create(cls, folder: str | Path, config: Mapping[str, Any]) -> RunStore:
-        """Starts a run in a folder that holds none yet, or one that never came to its first step."""
+        """Start a run in a folder without a run, or with one that never reached its first step."""
         store = cls(folder)
         store.require_empty()
         with storage_errors(store.folder):
@@ -372,10 +373,9 @@ class RunStore:
         return store
 
     def require_empty(self) -> None:
-        """That a new run may start here: `StoreError` where there is one with steps, or no permission."""
-        if (held := kind_of(self.folder)) in ("study", "evaluation"):
-            article = "an" if held == "evaluation" else "a"
-            raise StoreError(f"{self.folder} holds {article} {held}; name another folder with --run")
+        """Raise StoreError if the folder already holds something, or cannot be written."""
+        if (kind := kind_of(self.folder)) in ("study", "evaluation"):
+            raise StoreError(f"{self.folder} holds {_ARTICLES[kind]} {kind}; name another folder with --run")
         if self.config_path.exists() and self.has_steps:
             raise StoreError(
                 f"{self.folder} already holds a run; resume it with `{resume_command(self.folder)}`, "
@@ -388,7 +388,7 @@ class RunStore:
             raise StoreError(f"cannot write into {self.folder}: no permission; name another folder with --run")
 
     def begin(self, config: Mapping[str, Any], kind: str) -> None:
-        """Starts a run of this kind, or goes on with it."""
+        """Start a run of this kind, or resume it."""
         if self.has_steps:
             self.check_kind(kind)
         if not self.has_steps:
@@ -399,42 +399,47 @@ class RunStore:
             write_json(self.kind_path, {"kind": kind})
 
     def check_kind(self, kind: str) -> None:
-        """That what is here, if anything, is of this kind; `StoreError` with the command for what it is."""
-        held = kind_of(self.folder)
-        if held not in (None, kind):
+        """Raise StoreError, with the right command, if the folder holds something of another kind."""
+        present = kind_of(self.folder)
+        if present not in (None, kind):
             raise StoreError(
-                f"{self.folder} holds a run of kind {held}, not {kind}; resume it with `{resume_command(self.folder)}`"
+                f"{self.folder} holds a run of kind {present}, not {kind}; resume it with "
+                f"`{resume_command(self.folder)}`"
             )
 
     def lock(self) -> None:
-        """Keeps other processes out of the folder, until `unlock` or the end of this one."""
+        """Lock the folder against other processes, until `unlock` or the end of this process."""
         self._lock = open_lock(self.folder)
 
     def unlock(self) -> None:
-        """Lets other processes in."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Writes the resolved configuration."""
+        """Write the resolved configuration."""
         write_text(self.config_path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
     @classmethod
     def open(cls, folder: str | Path) -> RunStore:
-        """Opens a run that was created before."""
+        """Open an existing run; raise StoreError if the folder holds none."""
         store = cls(folder)
         if not store.config_path.is_file():
             if store.kind_path.is_file():
-                raise StoreError(f"{store.folder} holds half a run: {store.config_path} is missing; restore it")
-            held = kind_of(folder)
-            what = f"a {held}; go on with it with `{resume_command(folder)}`" if held else "no run"
-            why = "" if held else f": {store.config_path} is missing; list the folder that --run named, such as runs/a"
-            raise StoreError(f"{store.folder} holds {what}{why}")
+                raise StoreError(f"{store.folder} is an incomplete run: {store.config_path} is missing; restore it")
+            kind = kind_of(folder)
+            if kind:
+                article = _ARTICLES.get(kind, "a")
+                raise StoreError(f"{store.folder} holds {article} {kind}; resume it with `{resume_command(folder)}`")
+            raise StoreError(
+                f"{store.folder} holds no run: {store.config_path} is missing; give the folder that --run named, such "
+                "as runs/a"
+            )
         return store
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration that the run was created with."""
+        """Return the resolved configuration that the run was created with."""
         try:
             loaded = parse_yaml(self.config_path.read_text(encoding="utf-8"), str(self.config_path))
         except (DocumentError, UnicodeDecodeError) as error:
@@ -444,24 +449,24 @@ class RunStore:
         return loaded
 
     def data_changed_warning(self, digest: str) -> str | None:
-        """Says so where the rows with this digest are not what the run was trained on when it was last started."""
+        """Return a warning if the digest differs from that of the rows that the run was last trained on."""
         starts = read_json(self.provenance_path, list) if self.provenance_path.exists() else []
         before = next((start["rows"] for start in reversed(starts) if start.get("rows")), digest)
         if before == digest:
             return None
         return (
-            f"the problems are not those that {self.folder} was trained on so far: their texts, their answers or their "
-            "number have changed; going on with what they are now"
+            f"the problems differ from those that {self.folder} was trained on so far: their texts, their answers or "
+            "their number have changed; training continues with the current ones"
         )
 
     def record_start(self, **facts: Any) -> None:
-        """Adds an entry to provenance.json: one for each time the run was started or resumed."""
+        """Add an entry to provenance.json, which has one per start or resumption of the run."""
         entries = read_json(self.provenance_path, list) if self.provenance_path.exists() else []
         write_json(self.provenance_path, [*entries, {**provenance(), **facts}])
 
     # ------------------------------------------------------------------ metrics
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Appends one line to metrics.jsonl."""
+        """Append one line to metrics.jsonl."""
         line = _json(_finite(dict(record))) + "\n"
         with storage_errors(self.metrics_path):
             size = self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
@@ -479,7 +484,7 @@ class RunStore:
                 os.close(descriptor)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All whole lines of metrics.jsonl; a torn last line is left out."""
+        """Return all complete lines of metrics.jsonl, without an incomplete last line."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -495,47 +500,49 @@ class RunStore:
 
     # ------------------------------------------------------------------ rollouts
     def write_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Writes the completions of one step; written once more with further columns, only those are converted."""
-        held = {name: (values, array) for name, values, array in self._written}
+        """Write the completions of one step; if called again with more columns, only these are converted."""
+        cache = {name: (values, array) for name, values, array in self._written}
         self._written = [
-            (name, values, held[name][1] if name in held and held[name][0] is values else _array(values))
+            (name, values, cache[name][1] if name in cache and cache[name][0] is values else _array(values))
             for name, values in columns.items()
         ]
         _write_arrays(self.rollouts / f"step-{step:06d}.parquet", {name: array for name, _, array in self._written})
 
     # ------------------------------------------------------------------ checkpoints
     def checkpoint_folders(self) -> list[Path]:
-        """The checkpoints, oldest first."""
-        found = [path for path in self.checkpoints.glob("checkpoint-*") if path.name[11:].isdecimal()]
-        return sorted(found, key=checkpoint_step)
+        """Return the checkpoints, oldest first."""
+        paths = [path for path in self.checkpoints.glob("checkpoint-*") if path.name[11:].isdecimal()]
+        return sorted(paths, key=checkpoint_step)
 
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint."""
+        """Return the newest checkpoint."""
         return next(reversed(self.checkpoint_folders()), None)
 
     def latest_valid_checkpoint(self, fault: Callable[[Path], str | None], say: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint without a fault; those with one are set aside, and it is said. None where there is none
-        at all, `StoreError` where all have faults."""
+        """Return the newest checkpoint without a fault, or None if there are no checkpoints.
+
+        Newer ones with a fault are renamed and reported to ``say``; StoreError if all have one.
+        """
         faults: dict[Path, str] = {}
         for path in reversed(self.checkpoint_folders()):
             why = fault(path)
             if why is None:
                 for damaged, reason in faults.items():
                     damaged.replace(damaged.with_name(f"damaged-{damaged.name}"))
-                    say(f"{damaged.name} is damaged ({reason}); going on from {path.name}")
+                    say(f"{damaged.name} is damaged ({reason}); resuming from {path.name}")
                 return path
             faults[path] = why
         if faults:
             path, reason = next(iter(faults.items()))
             raise StoreError(
-                f"{self.folder} has no whole checkpoint: in {path.name}, {reason}; remove {self.checkpoints} to train "
+                f"{self.folder} has no valid checkpoint: in {path.name}, {reason}; remove {self.checkpoints} to train "
                 "from the beginning"
             )
         return None
 
     @contextmanager
     def stage_checkpoint(self) -> Iterator[Path]:
-        """A folder to write `checkpoint-N` into; it is moved to `checkpoints/` when the block ends."""
+        """Yield a folder to write `checkpoint-N` into; move that to `checkpoints/` when the block ends."""
         with atomic_folder(self.checkpoints / "staged") as staging:
             yield staging
             for folder in staging.glob("checkpoint-*"):
@@ -547,33 +554,32 @@ class RunStore:
         fsync_folder(self.checkpoints)
 
     def prune_checkpoints(self, keep: int) -> None:
-        """Removes all but the newest `keep` checkpoints: each loses its name first, so none is ever seen half-gone."""
-        found = self.checkpoint_folders()
-        for path in found[:-keep] if keep > 0 else []:
-            doomed = path.with_name(f".{path.name}.removed")
-            path.replace(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        """Remove all but the newest `keep` checkpoints; each is renamed first, so that no partial one is visible."""
+        for path in self.checkpoint_folders()[:-keep] if keep > 0 else []:
+            renamed = path.with_name(f".{path.name}.removed")
+            path.replace(renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
 
     # ------------------------------------------------------------------ resuming
     def rewind(self, step: int) -> None:
-        """Forgets everything logged after `step`, so that a resumed run has no double step."""
-        kept = [record for record in self.metrics() if record.get("step", 0) <= step]
-        write_text(self.metrics_path, "".join(_json(record) + "\n" for record in kept))
-        for after, path in step_files(self.rollouts, ".parquet").items():
-            if after > step:
+        """Remove everything logged after `step`, so that a resumed run logs no step twice, and temporary files."""
+        records = [record for record in self.metrics() if record.get("step", 0) <= step]
+        write_text(self.metrics_path, "".join(_json(record) + "\n" for record in records))
+        for number, path in step_files(self.rollouts, ".parquet").items():
+            if number > step:
                 path.unlink()
-        litter_names = (".*.tmp", ".*.old", ".*.removed", "staged")
-        for litter in [path for name in litter_names for path in self.folder.rglob(name)]:
-            shutil.rmtree(litter) if litter.is_dir() else litter.unlink()
+        patterns = (".*.tmp", ".*.old", ".*.removed", "staged")
+        for path in [path for pattern in patterns for path in self.folder.rglob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def checkpoint_step(checkpoint: Path) -> int:
-    """The update after which a checkpoint was written."""
+    """Return the optimizer step after which a checkpoint was written."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity have no place in JSON: they become null."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     if isinstance(value, dict):
@@ -584,7 +590,7 @@ def _finite(value: Any) -> Any:
 
 
 def provenance() -> dict[str, Any]:
-    """What a reader needs to judge or repeat a run: versions, commit, hardware, time."""
+    """Return what is needed to reproduce a run: versions, commit, hardware, time."""
     import torch
 
     versions: dict[str, str | None] = {}
@@ -610,7 +616,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source tree that this code runs from, with + where it was changed; None when installed."""
+    """Return the commit of the source tree that this code runs from, with + if it was changed; None if installed."""
     here = Path(__file__).parent
     try:
         commit = subprocess.run(
