@@ -163,7 +163,7 @@ def test_text_and_code_are_kept_and_gone_on_with(
         for call in calls:
             assert policy.tokenizer.decode(rows["token_ids"][row][call["begin"] : call["end"]]) == "49>>"
             assert (call["source"], call["status"], call["text"]) in [("7*7", "ok", "49"), ("8*8", "ok", "49")]
-    with pytest.raises(Exception, match=r"another tool\.max_calls: 3 there, 2 asked for"):
+    with pytest.raises(Exception, match=r"another tool\.max_calls: 3 there, 2 requested"):
         run_evaluation([policy], [TASK], how, tmp_path, name="plain", tools=calculator_tool(max_calls=2))
 
 

@@ -580,7 +580,7 @@ def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> 
     identity = json.loads((sized.folder / "evaluation.json").read_text())
     assert identity["task_options"] == {"size": 3}
     assert "task_options" not in json.loads((deaf.folder / "evaluation.json").read_text())
-    with pytest.raises(StoreError, match=r"another task_options\.size: 3 there, 4 asked for"):
+    with pytest.raises(StoreError, match=r"another task_options\.size: 3 there, 4 requested"):
         run_evaluation([policy], names[:1], how, here / "out", limit=3, task_options={"size": 4})
     with pytest.raises(ValueError, match="unknown option of task 'own_puzzles:Deaf': 'sise'"):
         run_evaluation([policy], names[1:], how, here / "out", limit=3, task_options={"sise": 4})

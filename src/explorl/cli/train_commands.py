@@ -223,7 +223,7 @@ def _print_finished(store: RunStore, change: str) -> None:
 
 @contextmanager
 def _resumable(store: RunStore) -> Iterator[None]:
-    """Unlock the run's folder at the end; on an interruption, add the command that resumes the run."""
+    """Release the run's lock at the end; on an interruption, add the command that resumes the run."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
