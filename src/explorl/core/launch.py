@@ -131,7 +131,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _silenced_logs() -> Iterator[None]:
-    """Silence logs: the launcher's own reports of a failure repeat the process's message."""
+    """Suppress logs: the launcher's own reports of a failure repeat the process's message."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
