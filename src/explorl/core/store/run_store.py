@@ -17,38 +17,36 @@ incomplete last line together with everything after the checkpoint that a run re
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
-import platform
-import re
-import secrets
 import shlex
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from explorl import __version__
 from explorl.core.documents import DocumentError, parse_json
-from explorl.core.errors import ExplorlError
-from explorl.core.text import clean, is_clean
+from explorl.core.store.atomic_files import (
+    StoreError,
+    atomic_folder,
+    fsync_folder,
+    json_text,
+    open_lock,
+    read_json,
+    step_files,
+    storage_errors,
+    sync_tree,
+    to_array,
+    write_arrays,
+    write_json,
+    write_text,
+)
+from explorl.core.store.provenance import provenance
 from explorl.core.yaml_documents import parse_yaml
 
-MOST_BYTES = 80
-"""Maximum length of a name that `file_name` returns: three of them fit into a file system's 255."""
-_LONE = re.compile("[\ud800-\udfff]")
-_LINE_END = re.compile("\r\n?")
-_PLAIN = {bool, int, float, type(None)}
 RESUME_COMMANDS = {
     "grpo": "explorl train --resume {folder}",
     "sft": "explorl sft --resume {folder}",
@@ -58,11 +56,6 @@ RESUME_COMMANDS = {
 }
 """The command that resumes what a folder holds, by its kind."""
 _ARTICLES = {"study": "a", "evaluation": "an"}
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
-
-
-class StoreError(ExplorlError):
-    """A run folder that cannot be written, read or resumed; the message names the path and what to do."""
 
 
 def kind_of(folder: str | Path) -> str | None:
@@ -81,116 +74,6 @@ def resume_command(folder: str | Path) -> str:
     return command.format(folder=shlex.quote(str(folder)), parent=shlex.quote(str(folder.parent)))
 
 
-def fsync_folder(folder: Path) -> None:
-    """Sync a folder, which makes renames in it durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it to `path` when the block ends, remove it when the block fails."""
-    path = Path(path)
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        temporary.touch(exist_ok=False)
-        try:
-            yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            fsync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def open_lock(folder: Path) -> IO[str]:
-    """Lock a folder for this process until the returned file is closed; StoreError if another process has locked it."""
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise StoreError(f"another process is at work in {folder}; wait for it, or stop it first") from None
-    return file
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process while the block runs; the system releases the lock if the process dies."""
-    with open_lock(folder):
-        yield
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a process has locked the folder."""
-    path = folder / ".lock"
-    if not path.exists():
-        return False
-    with path.open("r") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
-
-
-def sync_tree(folder: Path) -> None:
-    """Sync every file of a folder."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
-@contextmanager
-def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; move it to `path` when the block ends, remove it when the block fails."""
-    path = Path(path)
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
-        try:
-            yield temporary
-            sync_tree(temporary)
-            temporary.chmod(0o755)
-            if path.exists():
-                path.replace(temporary.with_suffix(".old"))
-            temporary.replace(path)
-            fsync_folder(path.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.rmtree(temporary.with_suffix(".old"), ignore_errors=True)
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all; a lone surrogate, which has no UTF-8, becomes U+FFFD."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(_LONE.sub("\ufffd", text), encoding="utf-8", newline="")
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    write_text(path, _json(value, indent=2) + "\n")
-
-
-def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] | None = None) -> Any:
-    """Return the value in a JSON file; raise StoreError if it is invalid or, with ``kind``, no mapping or no list."""
-    try:
-        value = parse_json(path.read_bytes(), str(path))
-    except DocumentError as error:
-        raise StoreError(f"{error}; restore it, or remove it") from error
-    if kind is not None and not isinstance(value, kind):
-        raise StoreError(f"{path} holds no {'mapping' if kind is dict else 'list'}; restore it, or remove it")
-    return value
-
-
 def read_study(folder: Path) -> dict[str, Any]:
     """Return the record of a study, study.json in its folder; raise StoreError if it is missing or damaged."""
     path = folder / "study.json"
@@ -204,108 +87,6 @@ def read_study(folder: Path) -> dict[str, Any]:
         if any(needs - entry.keys() for entry in entries if isinstance(entry, dict)):
             raise StoreError(f"{path} has an entry of {key} without {', '.join(sorted(needs))}; restore it")
     return record
-
-
-def _json(value: Any, **options: Any) -> str:
-    """Return JSON text that can be encoded as UTF-8: lone surrogates are written as JSON escapes."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, **options)
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def write_parquet(
-    path: str | Path, columns: Mapping[str, Sequence[Any]], types: Mapping[str, Any] | None = None
-) -> None:
-    """Write a parquet file whole or not at all, with texts cleaned; ``types`` are pyarrow's, by column."""
-    types = types or {}
-    _write_arrays(path, {name: _array(values, types.get(name)) for name, values in columns.items()})
-
-
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Return the columns of a parquet file, or those of ``columns`` that it has; StoreError if it cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            names = [name for name in columns or file.schema_arrow.names if name in file.schema_arrow.names]
-            table = file.read(columns=names)
-            return {name: table[name].to_pylist() for name in names}
-    except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"cannot read {path}: {error}; restore it, or remove it") from error
-
-
-def _array(values: Sequence[Any], kind: Any = None) -> Any:
-    """Return a column as a pyarrow array, with texts cleaned."""
-    import pyarrow as pa
-
-    return pa.array(cleaned(values), kind)
-
-
-def _write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table({cleaned(name): array for name, array in arrays.items()})
-    with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
-
-
-def digest_of(rows: Sequence[Any]) -> str:
-    """Return a digest of rows of plain values."""
-    return hashlib.blake2b(json.dumps(rows, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
-
-
-def step_files(folder: Path, ending: str) -> dict[int, Path]:
-    """Return a folder's files such as ``step-000012.parquet`` by step, without copies that users made of them."""
-    paths = ((path.stem.removeprefix("step-"), path) for path in folder.glob(f"step-*{ending}"))
-    return dict(sorted((int(step), path) for step, path in paths if step.isdecimal()))
-
-
-def cleaned(value: Any) -> Any:
-    """Return plain values with every text `clean`, including keys, and with newlines as the only line ends."""
-    if isinstance(value, str):
-        return clean(_LINE_END.sub("\n", value))
-    if isinstance(value, list | tuple):
-        kinds = set(map(type, value))
-        if kinds <= _PLAIN or (kinds == {str} and is_clean("".join(value))):
-            return value
-        return [cleaned(item) for item in value]
-    return {cleaned(key): cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def file_name(text: str) -> str:
-    """Return a text as the name of a file or folder: letters, digits and ``.+_-``, not hidden and not too long."""
-    name = re.sub(r"[^\w.+-]+", "-", clean(text)).strip("-.")
-    if name and len(name.encode()) <= MOST_BYTES:
-        return name
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    start = name.encode()[: MOST_BYTES - 9].decode(errors="ignore")
-    return f"{start}-{digest}" if start else digest
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Raise errors of a full disk or missing permission as a `StoreError` that names the path."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except Exception as error:
-        # safetensors and torch wrap the operating system's error into their own types
-        wrapped = (
-            "No space left", "File too large", "(os error ", "PytorchStreamWriter failed", "file write failed",
-            "iostream error", "unexpected pos",
-        )  # fmt: skip
-        if isinstance(error, OSError) or any(phrase in str(error) for phrase in wrapped):
-            raise StoreError(f"cannot write {path}: {error}{_free_space(path)}") from error
-        raise
-
-
-def _free_space(path: Path) -> str:
-    folder = next((p for p in [path, *path.parents] if p.exists()), None)
-    if folder is None or (not folder.is_dir() and not folder.parent.is_dir()):
-        return ""
-    return f" ({shutil.disk_usage(folder).free / 2**20:.0f} MiB free there)"
 
 
 class RunStore:
@@ -467,7 +248,7 @@ class RunStore:
     # ------------------------------------------------------------------ metrics
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl."""
-        line = _json(_finite(dict(record))) + "\n"
+        line = json_text(_finite(dict(record))) + "\n"
         with storage_errors(self.metrics_path):
             size = self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
             descriptor = os.open(self.metrics_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -503,10 +284,10 @@ class RunStore:
         """Write the completions of one step; if called again with more columns, only these are converted."""
         cache = {name: (values, array) for name, values, array in self._written}
         self._written = [
-            (name, values, cache[name][1] if name in cache and cache[name][0] is values else _array(values))
+            (name, values, cache[name][1] if name in cache and cache[name][0] is values else to_array(values))
             for name, values in columns.items()
         ]
-        _write_arrays(self.rollouts / f"step-{step:06d}.parquet", {name: array for name, _, array in self._written})
+        write_arrays(self.rollouts / f"step-{step:06d}.parquet", {name: array for name, _, array in self._written})
 
     # ------------------------------------------------------------------ checkpoints
     def checkpoint_folders(self) -> list[Path]:
@@ -564,7 +345,7 @@ class RunStore:
     def rewind(self, step: int) -> None:
         """Remove everything logged after `step`, so that a resumed run logs no step twice, and temporary files."""
         records = [record for record in self.metrics() if record.get("step", 0) <= step]
-        write_text(self.metrics_path, "".join(_json(record) + "\n" for record in records))
+        write_text(self.metrics_path, "".join(json_text(record) + "\n" for record in records))
         for number, path in step_files(self.rollouts, ".parquet").items():
             if number > step:
                 path.unlink()
@@ -587,45 +368,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def provenance() -> dict[str, Any]:
-    """Return what is needed to reproduce a run: versions, commit, hardware, time."""
-    import torch
-
-    versions: dict[str, str | None] = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    cuda = torch.cuda.is_available()
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "explorl": __version__,
-        "git_commit": _git_commit(),
-        "python": platform.python_version(),
-        "libraries": versions,
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
-        "command": [clean(part) for part in (Path(sys.argv[0]).name, *sys.argv[1:])],
-    }
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the source tree that this code runs from, with + if it was changed; None if installed."""
-    here = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True, text=True, timeout=10, check=True,
-        ).stdout.strip()  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+" if changed else "")
