@@ -145,7 +145,7 @@ def test_unlike_evaluations_are_refused(policies: dict[str, Policy], folders: li
 
 
 def test_bad_input(folders: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs 2 evaluation folders or more, got 1"):
+    with pytest.raises(ValueError, match="needs at least 2 evaluation folders, got 1"):
         compare(folders[:1], tmp_path)
     with pytest.raises(StoreError, match="no evaluation's folder"):
         compare([folders[0], tmp_path], tmp_path)

@@ -154,7 +154,7 @@ def test_a_fault_in_yaml_is_named_with_its_line() -> None:
     with pytest.raises(ConfigError, match=r"own\.yaml is not YAML: line 2 is indented with a tab; indent with spaces"):
         read_yaml("task:\n\tname: jsonl\n", "own.yaml")
     with pytest.raises(
-        ConfigError, match=r"own\.yaml is not YAML: line 2, column 1 \(in what begins in line 1\): expected ',' or '\]'"
+        ConfigError, match=r"own\.yaml is not YAML: line 2, column 1 \(in what starts in line 1\): expected ',' or '\]'"
     ):
         read_yaml("a: [1\n", "own.yaml")
 

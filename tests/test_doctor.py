@@ -45,7 +45,7 @@ def test_everything_is_tried_here() -> None:
     assert diagnosis.is_safe == (not programs.capabilities().missing)
     if diagnosis.is_safe:
         assert found["judges", "code"].works
-        assert diagnosis.consequences["code"].startswith("runs programs shut in by ")
+        assert diagnosis.consequences["code"].startswith("runs programs isolated by ")
     json.dumps(diagnosis.as_json())
 
 
@@ -70,7 +70,7 @@ def test_a_machine_without_isolation_fails(monkeypatch: pytest.MonkeyPatch, requ
     assert result.exit_code == 1
     said = json.loads(result.stdout)
     assert said["is_safe"] is False
-    assert "because EXPLORL_UNISOLATED=1 says so" in said["consequences"]["code"]
+    assert "because EXPLORL_UNISOLATED is 1" in said["consequences"]["code"]
     assert "nothing isolates" in said["consequences"]["math"]
 
 

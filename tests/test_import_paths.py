@@ -220,7 +220,7 @@ FOREIGN = [
     "code:interact", "pickle:loads", "importlib:import_module", "antigravity:fly", "functools:partial",
     "unittest.mock:MagicMock", "unittest.mock:sentinel.see", "types:SimpleNamespace", "concurrent.futures:Executor",
     "explorl.cli.app:os.system", "explorl.tasks.registry:Task", "explorl.cli.app:main",
-    "explorl.core.store:subprocess.run",
+    "explorl.core.store.provenance:subprocess.run",
     "explorl.models.smollm2:fetch_smollm2", "torch.hub:load", "torch:load", "numpy:fromfile", "yaml:unsafe_load",
 ]  # fmt: skip
 """In Python's library, in Explorl itself and in installed packages."""

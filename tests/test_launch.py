@@ -17,7 +17,7 @@ import yaml
 
 from explorl.cli.app import main
 from explorl.core import processes
-from explorl.core.launch import _first_of, check_file, command_line
+from explorl.core.launch import _first_failure, check_file, command_line
 
 TWO = {
     "compute_environment": "LOCAL_MACHINE",
@@ -74,7 +74,7 @@ def test_files_that_it_does_not_take(
 def test_one_of_several_processes_launches_none(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_file(two)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(Exception, match="one of 2 processes already"):
+    with pytest.raises(Exception, match="one of 2 processes"):
         check_file(two)
 
 
@@ -131,7 +131,7 @@ def failure(code: int, at: float, text: str | None = None) -> Any:
     ],
 )
 def test_the_first_failure_is_told(failures: dict[int, Any], said: str, code: int) -> None:
-    found = _first_of(failures)
+    found = _first_failure(failures)
     assert (str(found), found.code) == (said, code)
 
 

@@ -130,9 +130,9 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
     faults = {"checkpoint-100": "it is empty"}
     found = store.latest_valid_checkpoint(lambda path: faults.get(path.name), said.append)
     assert found == store.checkpoints / "checkpoint-10"
-    assert said == ["checkpoint-100 is damaged (it is empty); going on from checkpoint-10"]
+    assert said == ["checkpoint-100 is damaged (it is empty); resuming from checkpoint-10"]
     assert (store.checkpoints / "damaged-checkpoint-100").is_dir()
-    with pytest.raises(StoreError, match=r"no whole checkpoint: in checkpoint-10, torn; remove .*checkpoints"):
+    with pytest.raises(StoreError, match=r"no valid checkpoint: in checkpoint-10, torn; remove .*checkpoints"):
         store.latest_valid_checkpoint(lambda path: "torn", said.append)
     assert (store.checkpoints / "checkpoint-10").is_dir()
     assert RunStore(tmp_path / "none").latest_valid_checkpoint(lambda path: None, said.append) is None

@@ -39,7 +39,7 @@ def test_what_is_shown() -> None:
     assert clean("a\tb\n\x1b[1m\0\x7f\x85\ud800\u202eπ") == "a\tb\n␛[1m␀␡���π"
     assert clean("abcdef", 4) == "abc…"
     assert clean("abcd", 4) == "abcd"
-    with pytest.raises(ValueError, match="most=0: give a count of characters like 200"):
+    with pytest.raises(ValueError, match="most is 0; use a number of characters like 200"):
         clean("a", 0)
 
 

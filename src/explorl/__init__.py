@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Engine", "ExplorationTrainer", "PassAtK", "RunRecorder", "SamplingParams", "__version__", "strategies"]
 
-_HOME = {
+_MODULES = {
     "Engine": "explorl.rollout",
     "ExplorationTrainer": "explorl.training.grpo.trainer",
     "PassAtK": "explorl.training.run_recorder",
@@ -23,11 +23,11 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use: torch, transformers and TRL take seconds."""
+    """Import on first use: torch, transformers and TRL take seconds."""
     from importlib import import_module
 
     if name == "strategies":
         return import_module("explorl.strategies")
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -79,7 +79,7 @@ def test_a_name_is_looked_up_in_order(folder: Path, monkeypatch: pytest.MonkeyPa
         ("shelf_module:Wide.Outer", "has no 'Wide.Outer' to use"),
         ("shelf_module:failing", "shelf_module failed: KeyError: 'failing' (shelf_module.py, line"),
         ("shelf_package.none:Wide", "there is no module 'shelf_package.none'"),
-        ("plian", "unknown shelf 'plian'; did you mean 'plain'? (one of your own is written like my_pkg.shelves:Wide)"),
+        ("plian", "unknown shelf 'plian'; did you mean 'plain'? (name your own like my_pkg.shelves:Wide)"),
         ("collections:OrderedDict", "collections is part of Python's library"),
         ("shelf_package.__main__:Wide", "is a program"),
         (7, "the name of a shelf is 7; give text, like my_pkg.shelves:Wide"),

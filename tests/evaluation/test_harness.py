@@ -254,9 +254,7 @@ def test_verdicts_on_rows_that_have_changed_since_are_not_taken_over(tiny: Polic
 
     folder = evaluated("1+2", "out")
     assert evaluated("1+2", "out", samples=2) == folder
-    with pytest.raises(
-        StoreError, match=r"tiny-rows-plain holds verdicts on problem 'jsonl:\w+' as it was: its answer"
-    ):
+    with pytest.raises(StoreError, match=r"tiny-rows-plain holds outdated verdicts on problem 'jsonl:\w+': its answer"):
         evaluated("2+3", "out", samples=2)
     other = evaluated("2+3", "other", samples=2)
     evaluated("1+2", "out", samples=2)

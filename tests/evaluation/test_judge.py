@@ -139,7 +139,7 @@ def test_the_server_may_say_how_long_to_wait(server: Server) -> None:
 def test_a_refusal_is_final_and_the_key_stays_secret(server: Server) -> None:
     server.replies = [(401, '{"error": "bad key"}')]
     asked = judge(server, api_key="very-secret")
-    with pytest.raises(JudgeError, match=r"refused: status 401.*bad key") as caught:
+    with pytest.raises(JudgeError, match=r"refused the request: status 401.*bad key") as caught:
         asked("q", "r")
     assert len(server.seen) == 1
     assert "very-secret" not in str(caught.value)
@@ -151,7 +151,7 @@ def test_it_gives_up_and_says_why(server: Server) -> None:
     with pytest.raises(JudgeError, match=r"no verdict in 3 attempts: status 500: out of memory"):
         judge(server, retries=2)("q", "r")
     server.replies = [said("I cannot say.")]
-    with pytest.raises(JudgeError, match=r"no verdict in 1 attempts: its reply is no verdict"):
+    with pytest.raises(JudgeError, match=r"no verdict in 1 attempts: its reply has no verdict"):
         judge(server, retries=0)("q", "r")
 
 

@@ -163,7 +163,7 @@ def test_text_and_code_are_kept_and_gone_on_with(
         for call in calls:
             assert policy.tokenizer.decode(rows["token_ids"][row][call["begin"] : call["end"]]) == "49>>"
             assert (call["source"], call["status"], call["text"]) in [("7*7", "ok", "49"), ("8*8", "ok", "49")]
-    with pytest.raises(Exception, match=r"another tool\.max_calls: 3 there, 2 asked for"):
+    with pytest.raises(Exception, match=r"another tool\.max_calls: 3 there, 2 requested"):
         run_evaluation([policy], [TASK], how, tmp_path, name="plain", tools=calculator_tool(max_calls=2))
 
 
@@ -221,7 +221,7 @@ def test_the_command(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: 
             "invalid value '0' for '--tool-calls': Input should be greater than or equal to 1"
             "|invalid value for '--tool-calls': 0 is not in the range x>=1",
         ),
-        (["--tool-calls", "2"], "--tool-calls is 2, but no tool is named; add --tools python, or leave it out"),
+        (["--tool-calls", "2"], "--tool-calls is 2: no tool is named; add --tools python, or leave it out"),
     ],
 )
 def test_bad_options_are_said_before_anything_is_loaded(

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 from explorl import metrics
+from explorl.core.store import StoreError
 from explorl.core.text import clean
 from explorl.stats import Interval, Table
 
@@ -150,7 +151,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, where):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, where, fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(StoreError, match=r"cannot write .*t\.json: disk full"):
         TABLE.write(path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["t.json"]

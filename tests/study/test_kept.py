@@ -13,12 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-import explorl.core.store
 from explorl.analysis.study_results import results_table, study_results
 from explorl.cli.app import main
-from explorl.core.store import RunStore, StoreError
+from explorl.core.store import RunStore, StoreError, atomic_files, locked
 from explorl.study.archive import UNKNOWN, keep, restore
-from explorl.study.arm import done, locked, run_folder
+from explorl.study.arm import done, run_folder
 from explorl.study.run_study import default_folder, locked_study, run_study, study_status, write_results
 from explorl.study.spec import load_study
 from explorl.study.watch import frame
@@ -539,7 +538,7 @@ def test_folders_of_others_are_left_alone(whole_study: Path, file: Path, tmp_pat
 def test_an_interrupted_restore_leaves_whole_runs_and_goes_on(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, places = explorl.core.store.atomic_path, 0
+    real, places = atomic_files.atomic_path, 0
 
     def interrupted(count: int) -> bool:
         left = count
@@ -552,7 +551,7 @@ def test_an_interrupted_restore_leaves_whole_runs_and_goes_on(
             return real(to)
 
         with monkeypatch.context() as patch:
-            patch.setattr(explorl.core.store, "atomic_path", path)
+            patch.setattr(atomic_files, "atomic_path", path)
             try:
                 restore([file], tmp_path / "mini")
             except KeyboardInterrupt:

@@ -19,13 +19,11 @@ import pytest
 from rich.console import Console
 
 from explorl.core.config import ConfigError
-from explorl.core.store import RunStore, StoreError
+from explorl.core.store import RunStore, StoreError, is_locked, locked
 from explorl.core.terminal import Pace
 from explorl.models import ModelError
 from explorl.study.arm import (
     done,
-    is_locked,
-    locked,
     main,
     prepare,
     prepared,

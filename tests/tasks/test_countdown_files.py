@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from explorl.core.store import StoreError
 from explorl.tasks.countdown.generator import MINI, PAPER, Puzzle, make_splits
 from explorl.tasks.countdown.problem_files import (
     HUB_ID,
@@ -123,7 +124,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StoreError, match="No space left"):
         write_splits(file, {"sft": [Puzzle((1, 2), 3)]})
     assert file.read_bytes() == before
     assert os.listdir(tmp_path) == ["splits.jsonl"]

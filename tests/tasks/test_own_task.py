@@ -207,7 +207,7 @@ def test_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD = [
-    ("own_puzzle:Puzzle", "there is no module 'own_puzzle'; start in the folder that holds it"),
+    ("own_puzzle:Puzzle", "there is no module 'own_puzzle'; start in the folder that has it"),
     ("own_puzzles.deep:Puzzle", "there is no module 'own_puzzles.deep'"),
     ("own_puzzles:Puzle", "own_puzzles has no 'Puzle' to use; it has Puzzle, Sized"),
     ("own_puzzles:Puzzle.deeper", r"own_puzzles has no 'Puzzle\.deeper'"),
@@ -580,7 +580,7 @@ def test_evaluation_by_name_and_with_options(here: Path, small_policy: Path) -> 
     identity = json.loads((sized.folder / "evaluation.json").read_text())
     assert identity["task_options"] == {"size": 3}
     assert "task_options" not in json.loads((deaf.folder / "evaluation.json").read_text())
-    with pytest.raises(StoreError, match=r"another task_options\.size: 3 there, 4 asked for"):
+    with pytest.raises(StoreError, match=r"another task_options\.size: 3 there, 4 requested"):
         run_evaluation([policy], names[:1], how, here / "out", limit=3, task_options={"size": 4})
     with pytest.raises(ValueError, match="unknown option of task 'own_puzzles:Deaf': 'sise'"):
         run_evaluation([policy], names[1:], how, here / "out", limit=3, task_options={"sise": 4})

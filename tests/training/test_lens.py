@@ -419,7 +419,7 @@ def test_an_observer_that_fails_is_named(observer: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("tests.training.test_lens", "one of your own is written like my_pkg.watching:Lengths"),
+        ("tests.training.test_lens", "name your own like my_pkg.watching:Lengths"),
         ("tests.training.test_lens:Nowhere", "has no 'Nowhere' to use"),
         ("no_such_package.at:All", "there is no module 'no_such_package'"),
         ("tests.training.test_lens:PROMPTS", "is no object with a method see"),

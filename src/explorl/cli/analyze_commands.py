@@ -109,7 +109,7 @@ def analyze(
         )
     elif model and task:
         if dtype not in DTYPES:
-            raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
+            raise ConfigError(key="--dtype", value=dtype, hint="use float32, bfloat16 or float16")
         changes = {"max_tokens": max_tokens, "temperature": temperature}
         folder, outcomes = analyze_checkpoint(
             model, task, out=out, only=only, seed=seed, options=analysis_options, task_options=task_options,

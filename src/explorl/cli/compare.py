@@ -1,4 +1,4 @@
-"""Compares evaluations of the same problems: tables, figures and one JSON file."""
+"""Compare evaluations of the same problems: tables, figures and one JSON file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from explorl.report.study_page import write_report
 from explorl.stats import Table
 
 SAME = ("task", "split", "protocol", "sampling", "answer_mark")
-"""What evaluations must share. The template may differ: each model is asked as it was trained to be."""
+"""What evaluations must have in common. The template may differ: each model has the one it was trained with."""
 
 
 @dataclass(frozen=True)
 class EvaluationComparison:
-    """What was found, and where it was written."""
+    """The result of a comparison, and where it was written."""
 
     boundary: Boundary
     table: Table
@@ -38,29 +38,29 @@ class EvaluationComparison:
 def compare(
     folders: Sequence[str | Path], out: str | Path, *, names: Sequence[str] | None = None, common: bool = False
 ) -> EvaluationComparison:
-    """Compares two or more evaluation folders and writes a page, ``comparison.json``, tables and figures into ``out``.
+    """Compare two or more evaluation folders and write a page, ``comparison.json``, tables and figures into ``out``.
 
-    They must have the same task, protocol, problems and number of samples; ``common`` takes the problems and samples
-    that all of them have. ``names`` are what the models are called, by default the labels they were evaluated under.
+    They must have the same task, protocol, problems and number of samples; ``common`` uses the problems and samples
+    that all of them have. ``names`` label the models; the default is the labels of the evaluations.
     """
     if len(folders) < 2:
-        raise ValueError(f"a comparison needs 2 evaluation folders or more, got {len(folders)}")
+        raise ValueError(f"a comparison needs at least 2 evaluation folders, got {len(folders)}")
     identities = [EvaluationFolder(folder).identity() for folder in folders]
     _check_alike(folders, identities)
     labels = _names(folders, identities, names)
     evaluations = dict(zip(labels, map(load_evaluation, folders), strict=True))
     evaluations = _common(evaluations) if common else _checked(evaluations)
-    found = boundary(evaluations)
+    result = boundary(evaluations)
     target = Path(out)
-    paths = [path for name, figure in figures(found) for path in save(figure, target, name)]
-    result = EvaluationComparison(found, found.table(), found.differences_table(), target, paths)
+    paths = [path for name, figure in figures(result) for path in save(figure, target, name)]
+    comparison = EvaluationComparison(result, result.table(), result.differences_table(), target, paths)
     for ending in ("json", "csv", "tex"):
-        result.table.write(target / f"table.{ending}")
-        found.differences_table(all_ks=True).write(target / f"differences.{ending}")
+        comparison.table.write(target / f"table.{ending}")
+        result.differences_table(all_ks=True).write(target / f"differences.{ending}")
     write_json(
         target / "comparison.json",
         {
-            **found.as_json(),
+            **result.as_json(),
             "task": identities[0]["task"],
             "protocol": identities[0]["protocol"],
             "folders": {name: str(folder) for name, folder in zip(labels, folders, strict=True)},
@@ -70,37 +70,37 @@ def compare(
     )
     named = {name: str(folder) for name, folder in zip(labels, folders, strict=True)}
     files = {} if common else {name: EvaluationFolder(folder).parts() for name, folder in named.items()}
-    write_report(target / "report.html", comparison_results(found, identities[0], named, files))
-    return result
+    write_report(target / "report.html", comparison_results(result, identities[0], named, files))
+    return comparison
 
 
 def compare_command(
     folders: Sequence[Path], out: Path, *, console: Console, names: Sequence[str] | None = None, common: bool = False
 ) -> EvaluationComparison:
-    """The body of `explorl compare`."""
-    result = compare(folders, out, names=names, common=common)
-    result.table.print(console)
-    result.differences.print(console)
-    console.print(literal("report: ", (result.out / "report.html", "bold")), soft_wrap=True)
-    console.print(literal(f"figures and comparison.json: {result.out}"), soft_wrap=True)
-    return result
+    """Compare evaluations, and print the tables and where the files are."""
+    comparison = compare(folders, out, names=names, common=common)
+    comparison.table.print(console)
+    comparison.differences.print(console)
+    console.print(literal("report: ", (comparison.out / "report.html", "bold")), soft_wrap=True)
+    console.print(literal(f"figures and comparison.json: {comparison.out}"), soft_wrap=True)
+    return comparison
 
 
 def _check_alike(folders: Sequence[str | Path], identities: Sequence[Mapping[str, Any]]) -> None:
     first = identities[0]
     for folder, identity in zip(folders[1:], identities[1:], strict=True):
         for key in SAME:
-            mine, theirs = first[key], identity[key]
-            if mine == theirs:
+            value, other = first[key], identity[key]
+            if value == other:
                 continue
-            if isinstance(mine, dict):
-                key, mine, theirs = next(
-                    (f"{key}.{inner}", mine.get(inner), theirs.get(inner))
-                    for inner in sorted(mine.keys() | theirs.keys())
-                    if mine.get(inner) != theirs.get(inner)
+            if isinstance(value, dict):
+                key, value, other = next(
+                    (f"{key}.{inner}", value.get(inner), other.get(inner))
+                    for inner in sorted(value.keys() | other.keys())
+                    if value.get(inner) != other.get(inner)
                 )
             raise StoreError(
-                f"{folders[0]} and {folder} differ in {key}: {mine!r} and {theirs!r}; evaluate both the same way"
+                f"{folders[0]} and {folder} differ in {key}: {value!r} and {other!r}; evaluate both the same way"
             )
 
 
@@ -113,32 +113,32 @@ def _names(
     if len(set(labels)) < len(labels) and names is None:
         labels = [clean(Path(folder).name) if labels.count(label) > 1 else label
                   for folder, label in zip(folders, labels, strict=True)]  # fmt: skip
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise ValueError(f"two models are called {twice!r}; give each a name of its own")
+    duplicate = next((label for label in labels if labels.count(label) > 1), None)
+    if duplicate is not None:
+        raise ValueError(f"two models are called {duplicate!r}; give each its own name")
     return labels
 
 
 def _checked(evaluations: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
-    """Themselves, where they have the same problems and samples."""
+    """Return the evaluations in the same order; raise StoreError if their problems or samples differ."""
     (name, first), *others = evaluations.items()
     advice = "evaluate both the same way, or compare what they have in common (--common)"
     for other, evaluation in others:
         if evaluation.samples != first.samples:
             raise StoreError(f"{name} has {first.samples} samples per problem, {other} {evaluation.samples}; {advice}")
-        mine, theirs = set(first.problem_ids), set(evaluation.problem_ids)
-        if mine != theirs:
-            odd = sorted(mine ^ theirs)[0]
-            holder, lacking = (name, other) if odd in mine else (other, name)
+        ids, other_ids = set(first.problem_ids), set(evaluation.problem_ids)
+        if ids != other_ids:
+            unmatched = sorted(ids ^ other_ids)[0]
+            holder, lacking = (name, other) if unmatched in ids else (other, name)
             raise StoreError(
-                f"{name} answered {len(mine)} problems, {other} {len(theirs)}, {len(mine & theirs)} of them the same: "
-                f"{odd!r} is in {holder} and not in {lacking}; {advice}"
+                f"{name} has {len(ids)} problems, {other} {len(other_ids)}, {len(ids & other_ids)} of them the same: "
+                f"{unmatched!r} is in {holder} and not in {lacking}; {advice}"
             )
     return _common(evaluations)
 
 
 def _common(evaluations: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
-    """The problems and samples that all have, in the order of the first."""
+    """Return the evaluations restricted to the problems and samples that all have, in the order of the first."""
     first = next(iter(evaluations.values()))
     shared = set.intersection(*(set(evaluation.problem_ids) for evaluation in evaluations.values()))
     if not shared:
@@ -150,22 +150,25 @@ def _common(evaluations: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
 
 
 def _check_data(evaluations: Mapping[str, Evaluation], problems: Sequence[str]) -> None:
-    """That the problems had the same answers, and whatever else they consist of, in all evaluations that say."""
-    (name, first), *others = [
-        (name, dict(zip(one.rows["problem"], one.rows.get(DIGEST) or [None] * len(one.rows["problem"]), strict=True)))
-        for name, one in evaluations.items()
-    ]
+    """Raise StoreError if a problem's data, such as its answer, differs between evaluations that have digests of it."""
+    (name, first), *others = [(name, _digests(evaluation)) for name, evaluation in evaluations.items()]
     for other, digests in others:
         for problem in problems:
             if None not in (pair := (first[problem], digests[problem])) and len({*pair}) > 1:
                 raise StoreError(
-                    f"{name} and {other} were judged by different data of problem {problem!r}: its answer, text or "
-                    "another column has changed in between; evaluate both on the same"
+                    f"{name} and {other} have different data for problem {problem!r}: its answer, text or another "
+                    "column has changed in between; evaluate both on the same data"
                 )
 
 
+def _digests(evaluation: Evaluation) -> dict[str, str | None]:
+    """Return the digest of each problem's data; None for those of older versions."""
+    problems = evaluation.rows["problem"]
+    return dict(zip(problems, evaluation.rows.get(DIGEST) or [None] * len(problems), strict=True))
+
+
 def _restricted(evaluation: Evaluation, problems: Sequence[str], samples: int) -> Evaluation:
-    place = {problem: index for index, problem in enumerate(evaluation.problem_ids)}
-    kept = [place[problem] * evaluation.samples + sample for problem in problems for sample in range(samples)]
-    rows = {name: [values[row] for row in kept] for name, values in evaluation.rows.items()}
+    index = {problem: index for index, problem in enumerate(evaluation.problem_ids)}
+    numbers = [index[problem] * evaluation.samples + sample for problem in problems for sample in range(samples)]
+    rows = {name: [values[number] for number in numbers] for name, values in evaluation.rows.items()}
     return replace(evaluation, problem_ids=list(problems), samples=samples, rows=rows)

@@ -1,4 +1,4 @@
-"""`explorl doctor`: what works on this machine, found by trying it, and what the commands will therefore do."""
+"""Try what works on this machine, and tell what the commands will do therefore (`explorl doctor`)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KINDS = ("network", "files", "processes")
 """What programs can be isolated from."""
 ISOLATION_ADVICE = (
     "use a kernel and container that permit user namespaces (docker: --security-opt seccomp=unconfined, or --cap-add "
-    "SYS_ADMIN), or Linux 5.13 with Landlock; or run everything in a machine that holds nothing of value, and say "
+    "SYS_ADMIN), or Linux 5.13 with Landlock; or run everything in a machine that holds nothing of value, and set "
     f"{programs.UNISOLATED}=1"
 )
 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One thing that was tried."""
+    """The result of one check."""
 
     area: str
     """"isolation", "judges", "device" or "libraries"."""
@@ -35,25 +35,25 @@ class DoctorFinding:
     works: bool
     found: str
     advice: str = ""
-    """What to do where it does not work; nothing where that harms nobody."""
+    """What to do if it does not work; empty if it does no harm."""
 
 
 @dataclass
 class Diagnosis:
-    """All that was tried, and what follows."""
+    """The results of all checks, and what follows from them."""
 
     findings: list[DoctorFinding] = field(default_factory=list)
     consequences: dict[str, str] = field(default_factory=dict)
-    """What ``train``, ``eval`` and the tasks will do, by their names."""
+    """What ``train``, ``eval`` and the tasks will do, by name."""
     is_safe: bool = False
-    """Whether programs that a model wrote run where they can reach nothing."""
+    """Whether programs that a model wrote are isolated from files, network and other processes."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def examine() -> Diagnosis:
-    """Try everything out; takes some seconds."""
+    """Run all checks, which takes some seconds."""
     diagnosis = Diagnosis()
     guarantees = _isolation(diagnosis)
     _judges(diagnosis)
@@ -64,11 +64,11 @@ def examine() -> Diagnosis:
 
 
 def _isolation(diagnosis: Diagnosis) -> programs.Guarantees | None:
-    """Try each set of layers; the guarantees of the one that programs will run in."""
+    """Try each set of layers, and return the guarantees of the one that programs will run in."""
     if sys.platform != "linux":
-        found = f"this is {sys.platform}; the sandbox needs Linux"
+        detail = f"this is {sys.platform}; the sandbox needs Linux"
         diagnosis.findings.append(
-            DoctorFinding("isolation", "sandbox", False, found, "run in a Linux container or machine")
+            DoctorFinding("isolation", "sandbox", False, detail, "run in a Linux container or machine")
         )
         return None
     for layers in programs.LAYER_SETS:
@@ -78,8 +78,8 @@ def _isolation(diagnosis: Diagnosis) -> programs.Guarantees | None:
         except programs.SandboxError as error:
             diagnosis.findings.append(DoctorFinding("isolation", name, False, _short(error)))
             continue
-        kept = [kind for kind in KINDS if kind not in guarantees.missing]
-        parts = [f"isolated: {', '.join(kept) or 'nothing'}"]
+        isolated = [kind for kind in KINDS if kind not in guarantees.missing]
+        parts = [f"isolated: {', '.join(isolated) or 'nothing'}"]
         parts += [f"open: {', '.join(guarantees.missing)}"] if guarantees.missing else []
         parts += [] if guarantees.processes_limited else ["processes and threads are not limited"]
         parts += [] if guarantees.separate_user else ["programs run as this user"]
@@ -100,7 +100,7 @@ def _named(layers: programs.Layers) -> str:
 
 
 def _judges(diagnosis: Diagnosis) -> None:
-    """Have the judges judge."""
+    """Try each judge on an answer."""
     from explorl.tasks import get_task
     from explorl.tasks.math.judge import Judge
 
@@ -108,24 +108,24 @@ def _judges(diagnosis: Diagnosis) -> None:
         with Judge(workers=1, limit=20.0) as judge:
             right, wrong = judge.judge_many([("2k+2", "2(k+1)"), ("2k+2", "2(k+2)")])
             if not right.same or wrong.same:
-                raise RuntimeError(f"it says {right.same} of 2(k+1) for 2k+2, and {wrong.same} of 2(k+2)")
-        return f"judges in a sealed process, {1000 * wrong.seconds:.0f} ms for a comparison"
+                raise RuntimeError(f"it returned {right.same} for 2(k+1) = 2k+2, and {wrong.same} for 2(k+2)")
+        return f"judges in an isolated process, {1000 * wrong.seconds:.0f} ms for a comparison"
 
     def gym() -> str:
         task = get_task("gym:leg_counting", sizes={"sft": 0, "train": 0, "holdout": 1})
         (problem,) = task.problems("holdout")
         if not task.verify(f"<answer>{problem.data['answer']}</answer>", problem).correct:
             raise RuntimeError("it does not accept its own answer")
-        return "scores in a sealed process"
+        return "scores in an isolated process"
 
     def code() -> str:
         tested = programs.run_tests("def f(x): return x", "def check(c): assert c(1) == 1", entry_point="f")
         if tested.status != "ok":
-            raise RuntimeError(f"a right program ended with {tested.status}: {tested.error}")
+            raise RuntimeError(f"a correct program ended with {tested.status}: {tested.error}")
         return f"runs programs, {1000 * tested.seconds:.0f} ms for a small one"
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what isolation lacks is said above
+        warnings.simplefilter("ignore")  # reported above
         _try(diagnosis, "judges", "math", mathematics, "pip install 'math-verify[antlr4_13_2]'")
         if importlib.util.find_spec("reasoning_gym") is None:
             finding = DoctorFinding(
@@ -138,7 +138,7 @@ def _judges(diagnosis: Diagnosis) -> None:
 
 
 def _device(diagnosis: Diagnosis) -> None:
-    """Sample with the engine and take the training pass, in the precision that training will have."""
+    """Try the engine and the training pass in the precision that training will use."""
     import torch
 
     from explorl.modeling.gpu import kernel_fault
@@ -149,16 +149,16 @@ def _device(diagnosis: Diagnosis) -> None:
     if gpu:
         properties = torch.cuda.get_device_properties(0)
         count = torch.cuda.device_count()
-        found = f"{count} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-        diagnosis.findings.append(DoctorFinding("device", "GPU", True, found))
+        detail = f"{count} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+        diagnosis.findings.append(DoctorFinding("device", "GPU", True, detail))
     else:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
         built = "this torch is built without CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         advice = "install the torch wheel for your CUDA to use one" if os.path.exists("/dev/nvidia0") else ""
         diagnosis.findings.append(DoctorFinding("device", "GPU", False, f"{built}; {cores} cores will compute", advice))
     half = has_arithmetic(device, torch.bfloat16)
-    found = "computes in it" if half else "this processor has no arithmetic for it"
-    diagnosis.findings.append(DoctorFinding("device", "bfloat16", half, found))
+    detail = "computes in it" if half else "this processor has no arithmetic for it"
+    diagnosis.findings.append(DoctorFinding("device", "bfloat16", half, detail))
     fault = kernel_fault(device) if gpu else "no GPU"
     if gpu:
         advice = "pip install triton; it needs a C compiler and Python's headers (apt install gcc python3-dev)"
@@ -171,7 +171,11 @@ def _device(diagnosis: Diagnosis) -> None:
         diagnosis, "device", "engine", lambda: _sampled(device, half), "set rollout.engine to generate; report this"
     )
     passes = _try(
-        diagnosis, "device", "training pass", lambda: _trained(device, half), "it steps aside for the model's own"
+        diagnosis,
+        "device",
+        "training pass",
+        lambda: _trained(device, half),
+        "none: the model's own pass is used",
     )
     where = f"on {device.type}" + (" with Triton kernels in CUDA graphs" if not fault and engine else "")
     precision = "float32, or bfloat16 with model.dtype=bfloat16" if half else "float32"
@@ -231,22 +235,22 @@ def _libraries(diagnosis: Diagnosis) -> None:
 def _programs(diagnosis: Diagnosis, guarantees: programs.Guarantees | None) -> None:
     works = {finding.what: finding.works for finding in diagnosis.findings if finding.area == "judges"}
     if diagnosis.is_safe and guarantees is not None:
-        code = f"runs programs shut in by {' and '.join(guarantees.layers)}"
+        code = f"runs programs isolated by {' and '.join(guarantees.layers)}"
     elif os.environ.get(programs.UNISOLATED) == "1":
-        code = f"runs programs without isolation, because {programs.UNISOLATED}=1 says so"
+        code = f"runs programs without isolation, because {programs.UNISOLATED} is 1"
     else:
         code = "refuses to run programs: nothing would isolate them"
     diagnosis.consequences["code"] = code
-    isolated = "sealed processes" if diagnosis.is_safe else "processes of their own, which nothing isolates"
+    isolated = "isolated processes" if diagnosis.is_safe else "separate processes without isolation"
     diagnosis.consequences["math"] = f"compares answers in {isolated}" if works["math"] else "does not work"
     diagnosis.consequences["gym:…"] = f"scores answers in {isolated}" if works["gym"] else "does not work"
 
 
 def _try(diagnosis: Diagnosis, area: str, what: str, action: Callable[[], str], advice: str) -> bool:
-    """Do it and write down what came of it; whether it works."""
+    """Run a check, add its result to the diagnosis, and return whether it works."""
     try:
         finding = DoctorFinding(area, what, True, action())
-    except Exception as error:  # whatever a stranger's machine comes up with
+    except Exception as error:  # anything can fail on an unknown machine
         finding = DoctorFinding(area, what, False, _short(error), advice)
     diagnosis.findings.append(finding)
     return finding.works

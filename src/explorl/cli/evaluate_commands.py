@@ -118,11 +118,13 @@ def evaluate(
     from explorl.rollout.tools import get_tool
 
     if dtype not in DTYPES:
-        raise ConfigError(f"--dtype is {dtype!r}; use float32, bfloat16 or float16")
+        raise ConfigError(key="--dtype", value=dtype, hint="use float32, bfloat16 or float16")
     if engine not in SAMPLERS:
-        raise ConfigError(f"--engine is {engine!r}; use explorl or vllm")
+        raise ConfigError(key="--engine", value=engine, hint="use explorl or vllm")
     if tools is None and tool_calls is not None:
-        raise ConfigError(f"--tool-calls is {tool_calls}, but no tool is named; add --tools python, or leave it out")
+        raise ConfigError(
+            "no tool is named", key="--tool-calls", value=tool_calls, hint="add --tools python, or leave it out"
+        )
     limits = {} if tool_calls is None else {"max_calls": tool_calls}
     changes = {
         "samples": samples,

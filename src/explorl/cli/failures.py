@@ -13,12 +13,9 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from explorl.core.config import ConfigError
-from explorl.core.store import StoreError
+from explorl.core.errors import ExplorlError
 from explorl.core.terminal import NOT_FINITE
 from explorl.core.text import clean
-from explorl.evaluation.llm_judge import JudgeError
-from explorl.models import ModelError
 
 _LONGEST = 2_000
 """Characters that are shown of a line: a value in a file may have a million."""
@@ -83,7 +80,7 @@ def explain(error: Exception) -> str | None:
         lines = [lines[0], "use weights from before the training diverged, such as an earlier checkpoint"]
     elif type(error).__module__.startswith("jinja2."):  # not imported here: few commands render templates
         lines = [f"the model's chat template refuses a prompt: {lines[0]}", "use a template of text, or correct it"]
-    elif not isinstance(error, USER_ERRORS) and type(error).__name__ != "UnsupportedModel":
+    elif not isinstance(error, USER_ERRORS):
         return None
     lines = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…" for line in lines]
     return "\n".join(lines if len(lines) < 4 else [*lines[:2], f"(and {len(lines) - 2} lines more)"])
@@ -95,4 +92,4 @@ def clean_lines(text: str) -> list[str]:
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, of which some releases of typer bring their own
-USER_ERRORS = (ConfigError, StoreError, ModelError, JudgeError, ValueError, OSError, ImportError)
+USER_ERRORS = (ExplorlError, ValueError, OSError, ImportError)

@@ -1,6 +1,6 @@
-"""The shortest way to see it work: GRPO on the embedded policy, plain and with a strategy, side by side.
+"""Run the quickstart: GRPO on the embedded policy, plain and with a strategy, side by side.
 
-It is a study of two arms and one seed, in a folder like that of any other.
+It is a study of two arms and one seed, with the folder of any other study.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ARMS: dict[str, list[str]] = {"plain GRPO": [], "risk-sensitive GRPO": ["risk_se
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """What the quickstart has come to."""
+    """The results of the quickstart and where its report is."""
 
     results: dict[str, Any]
     study: Path
-    """Its study file."""
+    """The study file."""
     report: Path
     seconds: float
 
@@ -49,7 +49,7 @@ def quickstart(
 ) -> QuickstartResult:
     """Train two arms from the same checkpoint on the same prompts, evaluate them before and after, write the report.
 
-    An arm that is already in `folder` is not trained again, and one that was interrupted goes on.
+    An arm that is finished in `folder` is not trained again, and an interrupted one is resumed.
     """
     began = time.monotonic()
     file = folder.with_name(f"{folder.name}.yaml")
@@ -66,7 +66,7 @@ def quickstart(
 
 
 def verdict(results: Mapping[str, Any]) -> str:
-    """Return what training did to pass@1 and pass@k of each arm."""
+    """Return a sentence on how training changed pass@1 and pass@k of each arm."""
     arms = []
     for arm in results["arms"]:
         gain = arm["gain"]
@@ -80,7 +80,7 @@ def verdict(results: Mapping[str, Any]) -> str:
 
 
 def study_file(steps: int | None, problems: int, samples: int) -> dict[str, Any]:
-    """The quickstart as a study."""
+    """Return the content of the study file."""
     steps = steps or load_config(preset="tiny").training.steps
     return {
         "name": "quickstart",
@@ -98,7 +98,7 @@ def study_file(steps: int | None, problems: int, samples: int) -> dict[str, Any]
 
 
 def table(results: Mapping[str, Any]) -> Table:
-    """Scores of the start and the arms in percent, with the gains over the start in points."""
+    """Return the scores of the start and the arms in percent, with the gains over the start in points."""
     scores = ends_of_k(results["start"]["measures"])
     gains = [f"gain in {name} (points)" for name in scores]
     rows: list[list[Cell]] = [
@@ -113,5 +113,5 @@ def table(results: Mapping[str, Any]) -> Table:
 
 
 def _ends(gain: Mapping[str, Any]) -> list[int]:
-    """Where the smallest and the largest k stand."""
+    """Return the positions of the smallest and the largest k."""
     return list(dict.fromkeys((0, len(gain["k"]) - 1)))

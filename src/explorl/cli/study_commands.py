@@ -139,8 +139,8 @@ def study(
     print_line("report: ", (outcome.folder / "report.html", "bold"))
     print_table(outcome.table, json_file)
     changes = [("--set", change) for change in overrides]
-    options = command_line(("--profile", profile), *changes, ("--run", run), ("--launch", launch))
-    command = ["explorl", "study", what[0], *options]
+    arguments = command_line(("--profile", profile), *changes, ("--run", run), ("--launch", launch))
+    command = ["explorl", "study", what[0], *arguments]
     if outcome.failed:
         retry = command_line(*command, ("--seeds", seeds), *(("--only", arm) for arm in only))
         print_line("next, to retry the failed runs: ", shlex.join(retry))

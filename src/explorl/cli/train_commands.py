@@ -185,7 +185,7 @@ def _check_extension(store: RunStore, stored: Config, config: Config) -> None:
     for key in {"training.steps", "sft.epochs"} & changed.keys():
         old, new = changed[key]
         if new < old:
-            raise ConfigError(f"{key} is {new} in --set and {old} in {store.config_path}; use {old} or more")
+            raise ConfigError(f"it was {old} in {store.config_path}", key=key, value=new, hint=f"use {old} or more")
         schedule = (stored.training if key == "training.steps" else stored.sft).schedule
         if schedule != "constant":
             print_line(
@@ -200,7 +200,8 @@ def _check_not_fewer_iterations(config: Config, store: RunStore) -> None:
         return
     old, new = store.config().get("rft", {}).get("iterations", 0), config.rft.iterations
     if new < old:
-        raise ConfigError(f"rft.iterations is {new} in --set and {old} in {store.config_path}; use {old} or more")
+        problem = f"it was {old} in {store.config_path}"
+        raise ConfigError(problem, key="rft.iterations", value=new, hint=f"use {old} or more")
 
 
 def _is_finished(store: RunStore, config: Config, kind: str) -> bool:
@@ -222,7 +223,7 @@ def _print_finished(store: RunStore, change: str) -> None:
 
 @contextmanager
 def _resumable(store: RunStore) -> Iterator[None]:
-    """Unlock the run's folder at the end; on an interruption, add the command that resumes the run."""
+    """Release the run's lock at the end; on an interruption, add the command that resumes the run."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

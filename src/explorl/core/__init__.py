@@ -1,1 +1,1 @@
-"""What every other package stands on and that stands on none of them: looking up plug-ins."""
+"""Configuration, plug-ins, run store, errors, text and terminal; imports no other package."""

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from explorl.core.errors import ExplorlError
+
 MAX_DEPTH = 64
-"""Most levels of lists and mappings within one another."""
+"""Maximum nesting depth of lists and mappings."""
 MAX_SHARED = 10_000_000
-"""Most values of a file of tensors, with those that are shared counted each time."""
-MAX_UNWRITTEN = 2**30
-"""Most bytes of a tensor beyond those that its file holds, which some of its elements share."""
+"""Maximum number of values of a tensor file, with shared ones counted each time."""
+MAX_UNSTORED = 2**30
+"""Maximum bytes of a tensor beyond those that its file stores, if elements share storage."""
 
 
-class DocumentError(ValueError):
+class DocumentError(ExplorlError, ValueError):
     """A document that cannot be read; the message names it, the place in it, and what to do."""
 
 
@@ -28,12 +30,12 @@ class NestingError(DocumentError):
     """A document with too many levels of lists and mappings."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"{place} is nested over {MAX_DEPTH} levels, the most that are read")
+        super().__init__(f"{place} is nested over {MAX_DEPTH} levels, the maximum")
 
 
 # ---------------------------------------------------------------------------- JSON
 def parse_json(text: str | bytes, place: str, **options: Any) -> Any:
-    """Return what a JSON document says; `DocumentError` where it is none. The options are those of `json.loads`."""
+    """Parse a JSON document; raise DocumentError if it is invalid. The options are those of `json.loads`."""
     try:
         value = json.loads(text, **options)
     except RecursionError:
@@ -57,9 +59,9 @@ def _check_depth(value: Any, place: str) -> None:
 
 # ---------------------------------------------------------------------------- tensors
 def load_tensors(path: str | Path, **options: Any) -> Any:
-    """Return the tensors and plain values that `torch.save` wrote to a file; `DocumentError` where it holds more.
+    """Load the tensors and plain values that `torch.save` wrote to a file, without running any code from it.
 
-    Nothing in the file is run. The options are those of `torch.load`.
+    Raise DocumentError if it holds anything else. The options are those of `torch.load`.
     """
     import torch
 
@@ -67,22 +69,24 @@ def load_tensors(path: str | Path, **options: Any) -> Any:
         value = torch.load(path, **{"map_location": "cpu", **options, "weights_only": True})
     except (MemoryError, FileNotFoundError, PermissionError):
         raise
-    except Exception as error:  # a damaged file fails in any way: torch, pickle and zip have errors of their own
-        why = "loading it would run code" if "WeightsUnpickler error" in str(error) else _first_line(error)
-        raise DocumentError(f"{path} is no file of tensors and plain values: {why}; restore it, or remove it") from None
+    except Exception as error:  # a damaged file raises errors of torch, pickle or zip
+        reason = "loading it would run code" if "WeightsUnpickler error" in str(error) else _first_line(error)
+        raise DocumentError(
+            f"{path} is no file of tensors and plain values: {reason}; restore it, or remove it"
+        ) from None
     check_size(value, lambda part: _items(_checked_tensor(part, str(path))), MAX_SHARED, str(path))
     return value
 
 
 def _checked_tensor(value: Any, place: str) -> Any:
-    """Return a value; raise where it is a tensor that is far larger than what is stored of it."""
+    """Return a value; raise `DocumentError` for a tensor that is far larger than its stored elements."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         size = value.numel() * value.element_size()
-        if size > value.untyped_storage().nbytes() + MAX_UNWRITTEN:
+        if size > value.untyped_storage().nbytes() + MAX_UNSTORED:
             raise DocumentError(
-                f"{place} has a tensor of {size:,} bytes that it does not hold; restore it, or remove it"
+                f"{place} has a tensor of {size:,} bytes that the file does not store; restore it, or remove it"
             )
     return value
 
@@ -103,7 +107,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def check_size(root: Any, parts: Callable[[Any], Iterable[Any]], most: int, place: str) -> None:
-    """Raise where what is shared within a value makes too many values or levels of it, or it contains itself."""
+    """Raise DocumentError if a value, with shared parts expanded, is too large or too deep, or contains itself."""
     sizes: dict[int, tuple[int, int]] = {}
     open_values: set[int] = set()
 
@@ -112,14 +116,14 @@ def check_size(root: Any, parts: Callable[[Any], Iterable[Any]], most: int, plac
         if key in sizes:
             return sizes[key]
         if key in open_values:
-            raise DocumentError(f"{place} contains itself; write it out")
+            raise DocumentError(f"{place} contains itself; write it without the cycle")
         if level > MAX_DEPTH:
             raise NestingError(place)
         open_values.add(key)
         count, depth = 1, 0
         for part in parts(value):
-            many, deep = measure(part, level + 1)
-            count, depth = count + many, max(depth, deep + 1)
+            part_count, part_depth = measure(part, level + 1)
+            count, depth = count + part_count, max(depth, part_depth + 1)
         open_values.discard(key)
         if count > most:
             raise DocumentError(f"{place} has over {most:,} values; make it smaller")

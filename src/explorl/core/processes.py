@@ -1,7 +1,7 @@
-"""Several processes that train one run: what the first one decides, and how the failure of one is told.
+"""Coordinate several processes that train one run: share decisions and report failures once.
 
-`accelerate launch` and torchrun start them and say in the environment which one each is. The first process speaks and
-writes the run's folder; where one fails, the launcher ends the others.
+`accelerate launch` and torchrun start them and set each one's rank in the environment. The first process prints and
+writes the run's folder; if one fails, the launcher ends the others.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import TypeVar
 Decision = TypeVar("Decision")
 
 LAUNCH_FILE = "EXPLORL_LAUNCHED"
-"""The file of `--launch`, where that has started this process, and tells of its failure."""
+"""Environment variable with the file of `--launch`, if that has started this process and reports its failure."""
 INTERRUPTION_FILE = "EXPLORL_LAST_WORD"
-"""The file in which the first process leaves how to go on after an interruption, for `--launch` to say."""
+"""Environment variable with the file to which the first process writes how to resume, for `--launch` to print."""
 WAIT = 6 * 3600
-"""Seconds that a process waits for the others, which may be evaluating; a failed one is noticed at once."""
+"""Seconds that a process waits for the others, which may be evaluating; failures are noticed immediately."""
 
 
 class EndedElsewhere(Exception):
-    """The first process has failed, and says why."""
+    """The first process has failed, and reports why."""
 
 
 def number() -> int:
-    """Which of the processes this is; 0 is the first, or the only one."""
+    """Return the rank of this process; 0 is the first or only one."""
     return int(os.environ.get("RANK") or 0)
 
 
 def count() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
@@ -42,12 +42,12 @@ def is_first() -> bool:
 
 
 def decide_on_first(decide: Callable[[], Decision]) -> Decision:
-    """What the first process decides, on all of them; where it fails, the others end with it."""
+    """Return on all processes what ``decide`` returns on the first; raise EndedElsewhere if it fails there."""
     if count() == 1:
         return decide()
     from accelerate.utils import broadcast_object_list
 
-    _meet()
+    _connect()
     if not is_first():
         decided, failed = broadcast_object_list([None, False])
         if failed:
@@ -61,24 +61,26 @@ def decide_on_first(decide: Callable[[], Decision]) -> Decision:
     return broadcast_object_list([outcome, False])[0]
 
 
-def _meet() -> None:
-    """Has the processes find each other, as the trainers will; on GPUs where there are any."""
+def _connect() -> None:
+    """Connect the processes as the trainers will, on GPUs if there are any."""
     from datetime import timedelta
 
     import torch
     from accelerate import PartialState
 
-    if not torch.cuda.is_available():  # else accelerate would let each of them train by itself, without a word
+    if not torch.cuda.is_available():  # without this, accelerate would silently let each process train by itself
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
-    found = PartialState(cpu=on_cpu, timeout=timedelta(seconds=WAIT)).num_processes
-    if found != count():
-        raise RuntimeError(f"{count()} processes were started, and accelerate sees {found} of them")
+    connected = PartialState(cpu=on_cpu, timeout=timedelta(seconds=WAIT)).num_processes
+    if connected != count():
+        raise RuntimeError(f"{count()} processes were started, but accelerate found {connected}")
 
 
 def report_interruption(text: str) -> bool:
-    """Leaves how to go on with the launcher, which says it if it was interrupted itself, and not where it ended this
-    process because another one has failed; False where there is none to say it."""
+    """Leave the message with the launcher, and return whether there is one.
+
+    The launcher prints it if it was interrupted itself, and not if it ended this process because another failed.
+    """
     path = os.environ.get(INTERRUPTION_FILE)
     if not path:
         return False
@@ -87,12 +89,12 @@ def report_interruption(text: str) -> bool:
 
 
 def report_failure(text: str, code: int) -> bool:
-    """Leaves a failure with the launcher, which tells the first of all; False where there is none to tell it."""
+    """Leave a failure with the launcher, and return whether it will report the first one of all processes."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return False
     now = time.time()
-    about = {"py_callstack": text, "timestamp": str(int(now)), "exact": now, "code": code}
+    details = {"py_callstack": text, "timestamp": str(int(now)), "exact": now, "code": code}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": about}}), encoding="utf-8")
+    Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": details}}), encoding="utf-8")
     return bool(os.environ.get(LAUNCH_FILE))

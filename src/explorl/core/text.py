@@ -1,4 +1,4 @@
-"""Text from strangers, made fit to be written to files, shown on a terminal and drawn."""
+"""Clean text from untrusted sources for files, the terminal and figures."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _SHOWN = {
 }
 
 _MOST_MARKS = 30
-"""On one letter. No language has more (Unicode Standard Annex #15, Stream-Safe Text Format)."""
+"""Combining marks on a letter; no language has more (Unicode Standard Annex #15, Stream-Safe Text Format)."""
 
 
 def is_clean(text: str) -> bool:
-    """Whether `clean` leaves the text as it is."""
+    """Return whether `clean` leaves the text unchanged."""
     return _UNFIT.search(text) is None
 
 
 def clean(text: str, most: int | None = None) -> str:
-    """The text with a visible character for each that cannot be encoded, steers a terminal or turns the writing around.
+    """Replace characters that cannot be encoded, control a terminal or change the writing direction by visible ones.
 
-    Control characters but newline and tab become their pictures (``␛``); lone surrogates, the controls from U+0080 to
-    U+009F, overrides of the writing direction and what XML does not know become ``\N{REPLACEMENT CHARACTER}``. A text
-    of over ``most`` characters ends with ``…`` as the last of them. Cleaning twice changes nothing more.
+    Control characters except newline and tab become their pictures (``␛``); lone surrogates, the controls from U+0080
+    to U+009F, overrides of the writing direction and characters that XML lacks become ``\N{REPLACEMENT CHARACTER}``.
+    A text of over ``most`` characters is truncated to them, the last being ``…``. Cleaning twice changes nothing more.
     """
     if most is not None:
         if most < 1:
-            raise ValueError(f"most={most}: give a count of characters like 200, or None for all")
+            raise ValueError(f"most is {most}; use a number of characters like 200, or None for all")
         if len(text) > most:
             text = f"{text[: most - 1]}…"
     return text if is_clean(text) else text.translate(_SHOWN)
 
 
 def normalized(text: str, form: Literal["NFC", "NFKC"]) -> str:
-    """Unicode's normal form, in time that grows with the text; one with over 30 marks on a letter stays as it is.
+    """Return Unicode's normal form in linear time; a text with over 30 marks on a letter is returned unchanged.
 
-    The marks on a letter are put in order by a sort in quadratic time: a megabyte of them takes minutes.
+    Normalization sorts the marks on a letter in quadratic time: a megabyte of them takes minutes.
     """
     if text.isascii():
         return text
-    marks = [sign for sign in set(text) if unicodedata.combining(unicodedata.normalize("NFKD", sign)[0])]
+    marks = [char for char in set(text) if unicodedata.combining(unicodedata.normalize("NFKD", char)[0])]
     if marks and re.search(f"[{re.escape(''.join(marks))}]{{{_MOST_MARKS + 1}}}", text):
         return text
     return unicodedata.normalize(form, text)

@@ -33,8 +33,8 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         self.values += 1
         if self.depth > MAX_DEPTH or self.values > MAX_VALUES:
-            what = f"nested over {MAX_DEPTH} levels" if self.depth > MAX_DEPTH else f"over {MAX_VALUES:,} values"
-            raise yaml.composer.ComposerError(None, None, f"{what}; make it smaller", self.peek_event().start_mark)
+            problem = f"nested over {MAX_DEPTH} levels" if self.depth > MAX_DEPTH else f"over {MAX_VALUES:,} values"
+            raise yaml.composer.ComposerError(None, None, f"{problem}; make it smaller", self.peek_event().start_mark)
         try:
             return super().compose_node(parent, index)
         finally:
@@ -66,14 +66,14 @@ _Loader.yaml_constructors = {
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """Return what a YAML document says; `DocumentError` where it is none, or has a key twice."""
+    """Parse a YAML document; raise DocumentError if it is invalid or has duplicate keys."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         check_size(node, _nodes, MAX_VALUES, f"{place}, with its aliases written out,")
-        _refuse_double_keys(node, place, ())
+        _reject_duplicate_keys(node, place, ())
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         raise DocumentError(f"{place} is not YAML: {shortened(_yaml_fault(error, text))}") from None
@@ -89,33 +89,33 @@ def _nodes(node: Any) -> Iterable[Any]:
     return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
-def _refuse_double_keys(node: Any, place: str, trail: tuple[str, ...], seen: set[int] | None = None) -> None:
-    """Raise where a key is repeated: YAML would let the second win, and an arm of a study or a section would be lost.
+def _reject_duplicate_keys(node: Any, place: str, trail: tuple[str, ...], visited: set[int] | None = None) -> None:
+    """Raise DocumentError for a duplicate key: in YAML the second wins, so an arm or a section would be lost.
 
-    ``seen`` holds the nodes that were looked at, to which an alias may lead again.
+    ``visited`` holds the ids of checked nodes, which aliases may refer to again.
     """
-    seen = set() if seen is None else seen
-    if id(node) in seen:
+    visited = set() if visited is None else visited
+    if id(node) in visited:
         return
-    seen.add(id(node))
+    visited.add(id(node))
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
             line, name = key.start_mark.line + 1, str(key.value)
             if name in lines:
-                what = f"arm {name!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, name))}"
+                entry = f"arm {name!r}" if trail[-1:] == ("arms",) else f"key {'.'.join((*trail, name))}"
                 raise DocumentError(
-                    f"{place} has the {what} twice, in lines {lines[name]} and {line}; keep or rename one"
+                    f"{place} has the {entry} twice, in lines {lines[name]} and {line}; keep or rename one"
                 )
             lines[name] = line
-            _refuse_double_keys(value, place, (*trail, name), seen)
+            _reject_duplicate_keys(value, place, (*trail, name), visited)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_double_keys(item, place, trail, seen)
+            _reject_duplicate_keys(item, place, trail, visited)
 
 
 def _yaml_fault(error: yaml.YAMLError, text: str) -> str:
-    """Return in one line where a text stops being YAML."""
+    """Return in one line where and why a text is not YAML."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())
@@ -123,6 +123,6 @@ def _yaml_fault(error: yaml.YAMLError, text: str) -> str:
     line = lines[min(mark.line, len(lines) - 1)]
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"line {mark.line + 1} is indented with a tab; indent with spaces, two for each level"
-    begin = getattr(error, "context_mark", None) or mark
-    since = f" (in what begins in line {begin.line + 1})" if begin.line != mark.line else ""
+    start = getattr(error, "context_mark", None) or mark
+    since = f" (in what starts in line {start.line + 1})" if start.line != mark.line else ""
     return f"line {mark.line + 1}, column {mark.column + 1}{since}: {getattr(error, 'problem', error)}"

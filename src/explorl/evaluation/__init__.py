@@ -1,4 +1,4 @@
-"""Evaluations: sample, verify and score, under a protocol that can be named."""
+"""Evaluate policies: sample, verify and score under a named protocol."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template"
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use: the command needs `judge`'s error when it starts, and torch takes seconds."""
+    """Import on first use: torch takes seconds."""
     if name in __all__:
-        from explorl.evaluation import evaluation  # which has them all
+        from explorl.evaluation import evaluation
 
         return getattr(evaluation, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

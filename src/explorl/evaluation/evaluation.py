@@ -1,4 +1,4 @@
-"""Sample, verify, score: how good a policy is at a task, under a protocol that can be named."""
+"""Sample completions of a policy, verify and score them, under a named protocol."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = ["PROTOCOLS", "Evaluation", "Protocol", "evaluate", "fitting_template"
 
 
 SHARES = ("well_formed", "truncated", "format_violations", "redundancy", "repetitive", "language_mixing")
-"""Measures in percent, as all with an @ are."""
+"""Measures in percent, like all with an @."""
 
 
 def number_format(measure: str, *, difference: bool = False) -> str:
-    """How a value of this measure, or a difference of two, is written: in percent, in points, or as it is."""
+    """Return the format of a measure, or of a difference of two: percent, points, or a plain number."""
     if "@" in measure or measure in SHARES:
         return "+.1p" if difference else ".1%"
     return "+.3f" if difference else ".3f"
@@ -45,7 +45,7 @@ def number_format(measure: str, *, difference: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Every completion with its verdict, and the scores that follow."""
+    """Every completion with its verdict, and the scores computed from them."""
 
     task: str
     model: str
@@ -56,43 +56,43 @@ class Evaluation:
     rows: dict[str, list[Any]]
     """One entry per completion, problem by problem."""
     measures: tuple[str, ...] = ()
-    """What the protocol's source reports, such as "maj@k"; k is the number of samples."""
+    """The measures that the protocol's source reports, such as "maj@k"; k is the number of samples."""
     tool: str = ""
-    """The tool that completions could call; empty where they could call none."""
+    """The tool that completions could call; empty if none."""
     data: str | None = None
-    """A digest of all problems' data, on which the verdicts depend; None where it is not known."""
+    """A digest of all problems' data, on which the verdicts depend; None if unknown."""
 
     @property
     def correct(self) -> np.ndarray:
-        """problems × samples."""
+        """Verdicts as an array of problems × samples."""
         return np.asarray(self.rows["correct"], dtype=bool).reshape(len(self.problem_ids), self.samples)
 
     def per_problem(self, k: int) -> np.ndarray:
-        """Unbiased pass@k of each problem."""
+        """Return the unbiased pass@k of each problem."""
         return np.asarray(pass_at_k(self.samples, self.correct.sum(axis=1), k))
 
     def pass_at(self, k: int) -> Interval:
-        """Mean pass@k with a 95 % bootstrap interval over problems."""
+        """Return the mean pass@k with a 95 % bootstrap interval over problems."""
         return bootstrap_mean(self.per_problem(k))
 
     @property
     def answers(self) -> list[list[str | None]]:
-        """problems × samples."""
+        """Answers as lists of problems × samples."""
         answers, n = self.rows["answer"], self.samples
         return [answers[start : start + n] for start in range(0, len(answers), n)]
 
     def measure_per_problem(self, name: str) -> np.ndarray:
-        """pass@k, avg@k (of the first k samples) or maj@k of each problem; "k" itself is the number of samples."""
+        """Return pass@k, avg@k (of the first k samples) or maj@k of each problem; "k" is the number of samples."""
         kind, _, number = name.partition("@")
         if kind not in ("pass", "avg", "maj") or not (number == "k" or number.isdecimal()):
-            raise ValueError(f"unknown measure {name!r}; use pass@1, avg@8 or maj@k, say")
+            raise ValueError(f"unknown measure {name!r}; use one like pass@1, avg@8 or maj@k")
         k = self.samples if number == "k" else int(number)
         if kind == "pass":
             return self.per_problem(k)
         return np.asarray(avg_at_k(self.correct, k) if kind == "avg" else maj_at_k(self.answers, self.correct, k))
 
     def measured(self) -> dict[str, Interval]:
-        """The measures of the protocol's source, under names such as "maj@8"."""
+        """Return the measures of the protocol's source, under names such as "maj@8"."""
         return {
             name.replace("@k", f"@{self.samples}"): bootstrap_mean(self.measure_per_problem(name))
             for name in self.measures
@@ -104,7 +104,7 @@ class Evaluation:
         return sorted({2**i for i in range(self.samples.bit_length()) if 2**i <= self.samples} | {self.samples})
 
     def summary(self) -> dict[str, Any]:
-        """Scores as plain values."""
+        """Return the scores as plain values."""
         return {
             "task": self.task,
             "model": self.model,
@@ -124,12 +124,12 @@ class Evaluation:
         }
 
     def _token_mean(self, measure: str) -> float | None:
-        """Mean over all sampled tokens; None where it was not recorded."""
+        """Return the mean over all sampled tokens, or None if it was not recorded."""
         values, tokens = self.rows[measure], self.rows["tokens"]
         return None if None in values else float(np.average(values, weights=tokens))
 
     def table(self) -> Table:
-        """pass@k with intervals, and what the completions look like."""
+        """Return a table of pass@k with intervals and of statistics of the completions."""
         summary = self.summary()
         scores = {**self.measured(), **{f"pass@{k}": self.pass_at(k) for k in self.ks}}
         rows: list[list[Any]] = [[name, value] for name, value in scores.items()]
@@ -145,20 +145,20 @@ class Evaluation:
         return Table(["measure", "value"], rows, title=title, row_numbers=numbers)
 
     def save(self, folder: Path, name: str) -> None:
-        """Writes `name`.json (the summary) and `name`.parquet (every completion)."""
+        """Write `name`.json (the summary) and `name`.parquet (every completion)."""
         write_parquet(folder / f"{name}.parquet", self.rows)
         write_json(folder / f"{name}.json", self.summary())
 
 
 def fitting_template(task: Task, tokenizer: Any, template: str | None = None) -> str | None:
-    """The template to ask with: the given one, chat for a model that has a chat template, else the task's default."""
+    """Return the given prompt template, else "chat" for a model with a chat template, else None: the task's default."""
     if template is not None:
         return template
     return "chat" if getattr(tokenizer, "chat_template", None) and "chat" in task.templates else None
 
 
 def data_digest(problem: Problem) -> str | None:
-    """A digest of what a problem's verdicts depend on; None where that is not JSON."""
+    """Return a digest of what a problem's verdicts depend on, or None if that is not JSON."""
     try:
         return hashlib.blake2b(json.dumps(problem.data, sort_keys=True).encode(), digest_size=8).hexdigest()
     except (TypeError, ValueError):
@@ -180,24 +180,25 @@ def evaluate(
     tools: ToolUse | ToolSpec | str | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Draws the protocol's number of completions of each problem, `batch_size` at a time, and verifies them.
+    """Sample the protocol's number of completions of each problem, `batch_size` at a time, and verify them.
 
-    `engine="generate"` samples by `model.generate`, the reference; it records neither entropy nor branching factor.
-    None takes it, with a warning, where the engine would not compute what the model computes. `engine="vllm"` samples
-    by a vLLM that is started for it and reads the policy's weights, and records by a pass of the policy. `dtype` is
-    that in which the engine samples; None is that of the weights.
+    `engine="generate"` samples by `model.generate`, the reference, which records neither entropy nor branching factor.
+    None uses it, with a warning, if Explorl's engine does not support the model. `engine="vllm"` starts a vLLM with the
+    policy's weights, and records by a pass of the policy. `dtype` is the engine's; None is that of the weights.
 
-    `tools`: a tool that completions may call, such as "python" or ``python_tool(max_calls=3)``. Answers are then read
-    from what the model said, not from what a program printed, and only sampled tokens are counted and measured.
+    `tools`: a tool that completions may call, such as "python" or ``python_tool(max_calls=3)``. Answers are then parsed
+    from the model's own text, not from a program's output, and only sampled tokens are counted and measured.
     """
-    used = None if tools is None else ToolUse.of(tools)
-    if used is not None:
-        used.check(policy.tokenizer, policy.name)
+    tool_use = None if tools is None else ToolUse.of(tools)
+    if tool_use is not None:
+        tool_use.check(policy.tokenizer, policy.name)
         if engine in ("generate", "vllm"):
-            raise ValueError(f"engine is {engine!r}, which cannot call tool {used.tool.name!r}; use 'explorl' or None")
+            raise ValueError(
+                f"engine is {engine!r}, which cannot call tool {tool_use.tool.name!r}; use 'explorl' or None"
+            )
     samples = how.samples_for(task)
     if not problems:
-        raise ValueError(f"there are no problems to evaluate {policy.name} on; ask task {task.name} for 1 or more")
+        raise ValueError(f"there are no problems to evaluate {policy.name} on; use 1 or more of task {task.name}")
     prompts = [task.prompt(problem, template) for problem in problems]
     context = getattr(policy.model.config, "max_position_embeddings", None)
     params = replace(how.sampling, seed=seed)
@@ -209,14 +210,14 @@ def evaluate(
     longest += int(np.max(params.max_tokens))
     completions: Sequence[Rollout | reference.Completion]
     sampler = Engine(policy.model, policy.tokenizer, batch_size=batch_size, dtype=dtype)
-    if used is not None:
+    if tool_use is not None:
         sampler.check(longest)
         engine = "explorl"
     if engine is None:
         engine = _fitting_engine(sampler, longest)
     tick = None if on_progress is None else lambda _: on_progress(1)
-    if used is not None:
-        completions = generate_with_tools(sampler, prompts, samples, params, used, on_finish=tick).check()
+    if tool_use is not None:
+        completions = generate_with_tools(sampler, prompts, samples, params, tool_use, on_finish=tick).check()
     elif engine == "vllm":
         completions = _by_vllm(policy, prompts, samples, params, batch_size, tick)
     elif engine == "explorl":
@@ -236,36 +237,36 @@ def evaluate(
         for key in (
             "problem", "sample", "prompt", "completion", "tokens", "finish_reason",
             "correct", "well_formed", "answer", "error", "entropy", "branching",
-            *(TOOL_COLUMNS if used is not None else ()),
+            *(TOOL_COLUMNS if tool_use is not None else ()),
         )
     }  # fmt: skip
-    places = [completion.prompt_index for completion in completions]
-    seen = [prompt_as_seen(policy.tokenizer, prompt) for prompt in prompts]
+    indices = [completion.prompt_index for completion in completions]
+    rendered = [prompt_as_seen(policy.tokenizer, prompt) for prompt in prompts]
     opened = all_opened(policy.tokenizer, prompts, params.prefix)
     verdicts = iter(
         verdicts_of(
             task,
             [answer_text(completion) for completion in completions],
-            [problems[place] for place in places],
-            [opened[place] for place in places],
+            [problems[index] for index in indices],
+            [opened[index] for index in indices],
         )
     )
     for completion in completions:
         problem = problems[completion.prompt_index]
         verdict = next(verdicts)
         values = (
-            problem.id, completion.sample_index, seen[completion.prompt_index],
+            problem.id, completion.sample_index, rendered[completion.prompt_index],
             completion.text, sampled_tokens(completion), completion.finish_reason,
             verdict.correct, verdict.well_formed, verdict.answer, verdict.error,
             mean_of(completion, "entropy"), mean_of(completion, "branching"),
-            *(tool_columns(completion).values() if used is not None and isinstance(completion, Rollout) else ()),
+            *(tool_columns(completion).values() if tool_use is not None and isinstance(completion, Rollout) else ()),
         )  # fmt: skip
         for key, value in zip(rows, values, strict=True):
             rows[key].append(value)
     ids = [problem.id for problem in problems]
-    tool = "" if used is None else used.tool.name
+    tool = "" if tool_use is None else tool_use.tool.name
     digests = [data_digest(problem) for problem in problems]
-    data = None if None in digests else digest_of(sorted(zip(ids, digests, strict=True)))  # in whatever order
+    data = None if None in digests else digest_of(sorted(zip(ids, digests, strict=True)))  # independent of the order
     return Evaluation(task.name, policy.name, name, samples, how.sampling, ids, rows, how.measures, tool, data)
 
 

@@ -1,8 +1,8 @@
-"""Evaluations of many models on many tasks: resumable, in several processes, with hundreds of samples per problem.
+"""Evaluate many models on many tasks: resumable, in several processes, with hundreds of samples per problem.
 
-What is sampled stays sampled: asking for more samples or more problems draws only those that are missing, and they are
-the ones that a single call for all of them would have drawn (see `numbering`); statistics of their tokens may
-differ in the last bits, as sums do that are taken over batches of another size.
+Samples are stored: a call for more samples or problems draws only the missing ones, which are those that a single call
+for all of them would have drawn (see `seeds`). Statistics of their tokens may differ in the last bits, since sums
+depend on the batch size.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from explorl.core.errors import ConfigError
 from explorl.core.store import file_name, write_json
 from explorl.core.text import clean
 from explorl.evaluation.evaluation import Evaluation, fitting_template
@@ -39,14 +40,12 @@ from explorl.tasks import Task, get_task, takes_option, task_type
 from explorl.tasks.base import problems_of
 
 RECORD_BYTES = 2 << 30
-"""Token records are kept by default where they take no more than this before compression."""
-TELLING = 0.02
-"""Share of the completions that must be drawn before the time they took says when the others will be there."""
+"""Token records are stored by default if they take no more bytes than this before compression."""
 
 
 @dataclass(frozen=True)
 class EvaluationProgress:
-    """How far one evaluation is, in completions of this process's share."""
+    """The progress of one evaluation, in completions of this process's share."""
 
     model: str
     task: str
@@ -56,21 +55,21 @@ class EvaluationProgress:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One model on one task."""
+    """The result of one model on one task."""
 
     folder: Path
     drawn: int
-    """Completions that this call drew; the others were there already."""
+    """Number of completions that this call drew; the others were stored already."""
     missing: int
-    """Completions that other processes still have to draw."""
+    """Number of completions that other processes have yet to draw."""
     evaluation: Evaluation | None
-    """None where something is missing."""
+    """The evaluation; None if completions are missing."""
     scores: Mapping[str, Interval | None]
 
 
 @dataclass(frozen=True)
 class FailedEvaluation:
-    """One model on one task that could not be evaluated, and why."""
+    """A model and a task that could not be evaluated, and why."""
 
     model: str
     task: str
@@ -100,66 +99,67 @@ def run_evaluation(
     on_progress: Callable[[EvaluationProgress], None] | None = None,
     on_failure: Callable[[FailedEvaluation], None] | None = None,
 ) -> list[Evaluated]:
-    """Evaluates every model on every task, each into ``out/<model>-<task>-<name>``, and goes on where a call ended.
+    """Evaluate every model on every task, each in ``out/<model>-<task>-<name>``, and resume interrupted evaluations.
 
     Args:
-        models: Names that `load_policy` knows or policies; a mapping gives them labels of your own.
-        tasks: Names that `get_task` knows (with ``task_options``) or tasks.
-        how: The protocol, and ``name`` what it is called.
+        models: Policies, or names for `load_policy`; a mapping sets their labels.
+        tasks: Tasks, or names for `get_task`, with ``task_options``.
+        how: The protocol; ``name`` is its name.
         shard: (index, count): draw only this process's chunks. None is torchrun's RANK and WORLD_SIZE, or all.
-        chunk: Problems that are sampled and stored at a time, with up to 16 samples each.
-        on_failure: Called where a model cannot be evaluated on a task, and the others are; without it, that is raised.
-        token_records: Keep ids, entropy, branching factor and log-probability of every token; None is yes up to 2 GiB.
+        chunk: Number of problems that are sampled and stored at a time, with up to 16 samples each.
+        on_failure: Called if a model cannot be evaluated on a task, before continuing with the others; if None, the
+            error is raised.
+        token_records: Store id, entropy, branching factor and log-probability of every token; None does so up to 2 GiB.
         tools: A tool, such as "python": every model is evaluated without it and with it, text and code side by side
-            (Deng et al. 2025, Figure 2). With it, a model is called ``<model>+<tool>``.
-        engine: "vllm" samples with vLLM, which is started for each model; other samples, the same protocol.
+            (Deng et al. 2025, Figure 2). With it, a model is labelled ``<model>+<tool>``.
+        engine: "vllm" starts vLLM for each model; the samples differ, the protocol is the same.
         trust_remote_code: Run Python code that comes with a model.
 
-    In several processes, the one that finishes last scores them all; an earlier one reports what is still missing.
+    With several processes, the last one to finish scores them all; the others report what is still missing.
     """
     index, count = _shard(shard)
     if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; sample 1 problem or more at a time, such as 32")
-    chosen = _tasks(tasks, task_options or {})
+        raise ConfigError(key="chunk", value=chunk, hint="sample 1 problem or more at a time, such as 32")
+    task_list = _tasks(tasks, task_options or {})
     labelled = _labelled(models)
-    for model in labelled.values():  # before hours go into the first one
+    for model in labelled.values():  # fail before hours are spent on the first one
         if isinstance(model, str):
             resolve_model(model)
-    used = None if tools is None else ToolUse.of(tools)
+    tool_use = None if tools is None else ToolUse.of(tools)
     if engine not in ("explorl", "vllm"):
-        raise ValueError(f"engine is {engine!r}; use 'explorl' or 'vllm'")
+        raise ConfigError(key="engine", value=engine, hint="use 'explorl' or 'vllm'")
     if engine == "vllm":
         need_vllm()
-        if used is not None:
-            raise ValueError(f"engine is 'vllm', which cannot call tool {used.tool.name!r}; use 'explorl'")
-    kinds = [None] if used is None else [None, used]
+        if tool_use is not None:
+            raise ValueError(f"engine is 'vllm', which cannot call tool {tool_use.tool.name!r}; use 'explorl'")
+    variants = [None] if tool_use is None else [None, tool_use]
     results = []
-    with _pool(used) as pool:
+    with _pool(tool_use) as pool:
         for label, model in labelled.items():
-            failed = partial(_failed, on_failure)
+            report_failure = partial(_report_failure, on_failure)
             policy = sampler = None
             try:
-                policy, sampler = _opened(label, model, how, batch_size, dtype, engine, trust_remote_code)
-                if used is not None:
-                    used.check(policy.tokenizer, label)
+                policy, sampler = _open(label, model, how, batch_size, dtype, engine, trust_remote_code)
+                if tool_use is not None:
+                    tool_use.check(policy.tokenizer, label)
             except Exception as error:
-                for (task, _), tool in itertools.product(chosen, kinds):
-                    failed(_called(label, tool), task, error)
+                for (task, _), tool in itertools.product(task_list, variants):
+                    report_failure(_tool_label(label, tool), task, error)
                 continue
-            mark = fingerprint(policy)
-            for (task, given), tool in itertools.product(chosen, kinds):
+            weights = fingerprint(policy)
+            for (task, options), tool in itertools.product(task_list, variants):
                 try:
                     problems = problems_of(task, split, limit)
                     fitting = fitting_template(task, policy.tokenizer, template)
-                    check_prompts([task.prompt(one, fitting) for one in problems], policy, task, fitting, "--template")
+                    check_prompts([task.prompt(p, fitting) for p in problems], policy, task, fitting, "--template")
                     job = Job(policy, sampler, task, problems, how, fitting, seed, tool, pool)
-                    # a colon as in gym:chain_sum is part of a folder's name
-                    asked = ":".join(map(file_name, task_label(task).split(":")))
-                    folder = f"{file_name(_called(label, tool))}-{asked}-{file_name(name)}"
+                    # keep the colon of names like gym:chain_sum
+                    task_name = ":".join(map(file_name, task_label(task).split(":")))
+                    folder = f"{file_name(_tool_label(label, tool))}-{task_name}-{file_name(name)}"
                     store = EvaluationFolder(Path(out) / folder)
                     identity: dict[str, Any] = {
-                        "model": _called(label, tool),
-                        "fingerprint": mark,
+                        "model": _tool_label(label, tool),
+                        "fingerprint": weights,
                         "task": task_label(task),
                         "split": split,
                         "template": fitting,
@@ -167,10 +167,10 @@ def run_evaluation(
                         "sampling": {key: value for key, value in asdict(how.sampling).items() if key != "seed"},
                         "seed": seed,
                         "answer_mark": job.answer_mark,
-                        "token_records": _records(store, job, token_records),
+                        "token_records": _stores_records(store, job, token_records),
                     }
-                    if judged_by := {key: value for key, value in given.items() if key not in ("data_dir", "path")}:
-                        identity["task_options"] = judged_by
+                    if verifying := {key: value for key, value in options.items() if key not in ("data_dir", "path")}:
+                        identity["task_options"] = verifying
                     if engine == "vllm":
                         identity["engine"] = engine
                     if tool is not None:
@@ -178,30 +178,32 @@ def run_evaluation(
                     store.claim(identity)
                     results.append(_fill(store, job, job.chunks(chunk)[index::count], how, on_progress))
                 except Exception as error:
-                    failed(_called(label, tool), task, error)
+                    report_failure(_tool_label(label, tool), task, error)
             sampler.release()
             del policy, sampler  # the next model needs the memory
     return results
 
 
-def _pool(used: ToolUse | None) -> AbstractContextManager[InterpreterPool | None]:
-    return nullcontext() if used is None else used.pool()
+def _pool(tool_use: ToolUse | None) -> AbstractContextManager[InterpreterPool | None]:
+    return nullcontext() if tool_use is None else tool_use.pool()
 
 
-def _called(label: str, tool: ToolUse | None) -> str:
-    """What a model is called where it may call a tool."""
+def _tool_label(label: str, tool: ToolUse | None) -> str:
+    """Return a model's label, with the tool that it may call."""
     return label if tool is None else f"{label}+{tool.tool.name}"
 
 
-def _failed(on_failure: Callable[[FailedEvaluation], None] | None, label: str, task: Task, error: Exception) -> None:
-    """Tells of a failure, or raises it where nobody asked to be told."""
+def _report_failure(
+    on_failure: Callable[[FailedEvaluation], None] | None, label: str, task: Task, error: Exception
+) -> None:
+    """Report a failure, or raise it without ``on_failure``."""
     if on_failure is None:
         raise error
     text = clean(" ".join(str(error).split()) or type(error).__name__)
     on_failure(FailedEvaluation(label, task_label(task), text))
 
 
-def _opened(
+def _open(
     label: str,
     model: str | Policy,
     how: Protocol,
@@ -210,7 +212,7 @@ def _opened(
     kind: Literal["explorl", "vllm"],
     trust_remote_code: bool,
 ) -> tuple[Policy, Engine | VllmEngine]:
-    """A policy, and an engine that can sample it."""
+    """Return the policy, and an engine that can sample it."""
     if isinstance(model, str):
         policy = load_policy(model, dtype=dtype, device=_device(), trust_remote_code=trust_remote_code)
     else:
@@ -231,7 +233,7 @@ def _opened(
 
 
 def _source(model: str | Policy) -> str | None:
-    """Where another sampler can read a model's weights; None where they have to be written out for it."""
+    """Return where vLLM can read a model's weights; None if they must be written to files for it."""
     if not isinstance(model, str):
         return None
     path = resolve_model(model)
@@ -239,19 +241,19 @@ def _source(model: str | Policy) -> str | None:
 
 
 def _tasks(tasks: Sequence[str | Task], options: Mapping[str, Any]) -> list[tuple[Task, dict[str, Any]]]:
-    """The tasks of these names, each with the options that it has and was given; one that none has is an error."""
+    """Return the tasks, each with the options that it accepts; an option that no task accepts is an error."""
     names = [task for task in tasks if isinstance(task, str)]
-    nobodys = {key for key in options if not any(takes_option(name, key) for name in names)}
-    chosen: list[tuple[Task, dict[str, Any]]] = []
+    unknown = {key for key in options if not any(takes_option(name, key) for name in names)}
+    result: list[tuple[Task, dict[str, Any]]] = []
     for task in tasks:
         if not isinstance(task, str):
-            chosen.append((task, {}))
+            result.append((task, {}))
             continue
-        given = {key: value for key, value in options.items() if key in nobodys or takes_option(task, key)}
-        if any(map(_reads_files, names)) and not _reads_files(task):  # it needs no folder, though others beside it do
-            given.pop("data_dir", None)
-        chosen.append((get_task(task, **given), given))
-    return chosen
+        accepted = {key: value for key, value in options.items() if key in unknown or takes_option(task, key)}
+        if any(map(_reads_files, names)) and not _reads_files(task):  # the folder is for the other tasks
+            accepted.pop("data_dir", None)
+        result.append((get_task(task, **accepted), accepted))  # an unknown option is an error of get_task
+    return result
 
 
 def _reads_files(name: str) -> bool:
@@ -265,14 +267,14 @@ def _fill(
     how: Protocol,
     on_progress: Callable[[EvaluationProgress], None] | None,
 ) -> Evaluated:
-    """Draws what is missing of these chunks, and scores the evaluation where nothing is missing any more."""
+    """Sample what is missing of these chunks, and score the evaluation once nothing is missing."""
     identity = store.identity()
     ids = [problem.id for problem in job.problems]
-    have = store.have(ids, job.samples, job.digests)
-    share = np.zeros_like(have)
+    stored = store.have(ids, job.samples, job.digests)
+    share = np.zeros_like(stored)
     for chunk in chunks:
         share[chunk.problems, chunk.samples] = True
-    done, total, drawn = int((have & share).sum()), int(share.sum()), 0
+    done, total, drawn = int((stored & share).sum()), int(share.sum()), 0
 
     def tick(advance: int) -> None:
         nonlocal done
@@ -282,7 +284,7 @@ def _fill(
 
     tick(0)
     for chunk in chunks:
-        wanted = ~have[chunk.problems, chunk.samples]
+        wanted = ~stored[chunk.problems, chunk.samples]
         if wanted.any():
             rows = job.draw(chunk, wanted, identity["token_records"], tick)
             store.write(rows)
@@ -291,11 +293,12 @@ def _fill(
     if missing:
         return Evaluated(store.folder, drawn, missing, None, {})
     evaluation = evaluation_of(identity, store.read(len(ids), job.samples), job.samples, how.measures)
-    return Evaluated(store.folder, drawn, 0, evaluation, _summarise(store, evaluation, how.source))
+    return Evaluated(store.folder, drawn, 0, evaluation, _summarize(store, evaluation, how.source))
 
 
-def _summarise(store: EvaluationFolder, evaluation: Evaluation, source: str) -> dict[str, Interval | None]:
-    found = scores(evaluation)
+def _summarize(store: EvaluationFolder, evaluation: Evaluation, source: str) -> dict[str, Interval | None]:
+    """Write the summary and tables of a complete evaluation, and return its scores."""
+    intervals = scores(evaluation)
     write_json(
         store.summary_path,
         {
@@ -304,26 +307,26 @@ def _summarise(store: EvaluationFolder, evaluation: Evaluation, source: str) -> 
             "measures": list(evaluation.measures),
             "problems": len(evaluation.problem_ids),
             "samples": evaluation.samples,
-            "scores": as_json(found),
+            "scores": as_json(intervals),
             "unsolvable": unsolved(evaluation),
         },
     )
     for ending in ("json", "csv", "tex"):
-        table(evaluation, found).write(store.folder / f"table.{ending}")
-    return found
+        table(evaluation, intervals).write(store.folder / f"table.{ending}")
+    return intervals
 
 
-def _records(store: EvaluationFolder, job: Job, asked: bool | None) -> bool:
-    """Whether token records are kept: as asked, as in the folder, or where they are small."""
-    if asked is not None:
-        return asked
+def _stores_records(store: EvaluationFolder, job: Job, choice: bool | None) -> bool:
+    """Return whether token records are stored: as chosen, as in the folder, or if they are small."""
+    if choice is not None:
+        return choice
     if store.identity_path.exists():
         return bool(store.identity()["token_records"])
     return sum(job.limits) * job.samples * 4 * len(TOKEN_COLUMNS) <= RECORD_BYTES
 
 
 def fingerprint(policy: Policy) -> str:
-    """Hash of the weights, their names and types, and of what the tokenizer makes of messages."""
+    """Return a hash of the weights, their names and dtypes, and of the vocabulary's size and the chat template."""
     import torch
 
     digest = hashlib.blake2b(digest_size=16)
@@ -335,11 +338,11 @@ def fingerprint(policy: Policy) -> str:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """ "0/4" as (0, 4)."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if found is None:
-        raise ValueError(f"shard is {text!r}; use index/count, such as 0/4 for the first of four")
-    return _shard((int(found[1]), int(found[2])))
+    """Return "0/4" as (0, 4)."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None:
+        raise ConfigError(key="shard", value=text, hint="use index/count, such as 0/4 for the first of four")
+    return _shard((int(match[1]), int(match[2])))
 
 
 def _labelled(models: Sequence[str | Policy] | Mapping[str, str | Policy]) -> Mapping[str, str | Policy]:
@@ -355,7 +358,7 @@ def _labelled(models: Sequence[str | Policy] | Mapping[str, str | Policy]) -> Ma
 
 
 def model_label(name: str) -> str:
-    """What a model is called in tables: a hub id without its owner, a run's model or checkpoint with the run's name."""
+    """Return a model's label in tables: a hub id without its owner; the run's name for its model or checkpoint."""
     parts = Path(name).parts
     if len(parts) > 1 and (parts[-1] == "model" or parts[-1].startswith("checkpoint-")):
         run = parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else parts[-2]
@@ -373,7 +376,7 @@ def _shard(shard: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _device() -> str | None:
-    """The device of torchrun's LOCAL_RANK, where there are several."""
+    """Return the device of torchrun's LOCAL_RANK, or None without it."""
     import torch
 
     rank = os.environ.get("LOCAL_RANK")

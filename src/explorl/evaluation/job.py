@@ -1,4 +1,4 @@
-"""Draws and verifies the completions of one model on one task, a chunk at a time."""
+"""Sample and verify the completions of one model on one task, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from explorl.tasks.marks import asked_mark
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some problems × some samples of one block."""
+    """A range of problems × a range of samples of one block."""
 
     problems: slice
     samples: slice
 
 
 class Job:
-    """One model on one task, with a tool that it may call or without."""
+    """The evaluation of one model on one task, with or without a tool."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Job:
         engine: Engine | VllmEngine,
         task: Task,
         problems: Sequence[Problem],
-        how: Protocol,
+        protocol: Protocol,
         template: str | None,
         seed: int,
         tools: ToolUse | None = None,
@@ -57,19 +57,19 @@ class Job:
     ) -> None:
         self.policy, self.engine, self.task, self.problems = policy, engine, task, problems
         self.tools, self.pool = tools, pool
-        self.sampling, self.seed, self.samples = how.sampling, seed, how.samples_for(task)
+        self.sampling, self.seed, self.samples = protocol.sampling, seed, protocol.samples_for(task)
         self.prompts = [task.prompt(problem, template) for problem in problems]
-        self.seen = [prompt_as_seen(policy.tokenizer, prompt) for prompt in self.prompts]
+        self.rendered = [prompt_as_seen(policy.tokenizer, prompt) for prompt in self.prompts]
         self.digests = [data_digest(problem) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
-        self.answer_mark = _answer_mark(task, self.seen[0])
+        self.answer_mark = _answer_mark(task, self.rendered[0])
         prefix = self.sampling.prefix
         if not isinstance(prefix, str):
-            raise ValueError(f"prefix is {prefix!r}; an evaluation has one text for all prompts, such as '<think>'")
-        self.opened = [opens_think(text + prefix) for text in self.seen]
+            raise ValueError(f"prefix is {prefix!r}; use one text for all prompts, such as '<think>'")
+        self.opened = [opens_think(text + prefix) for text in self.rendered]
 
     def chunks(self, problems: int) -> list[Chunk]:
-        """All chunks, the first samples of all problems first."""
+        """Return all chunks, the first samples of all problems first."""
         return [
             Chunk(slice(i, min(i + problems, len(self.problems))), slice(j, min(j + WIDTH, self.samples)))
             for j in range(0, self.samples, WIDTH)
@@ -77,14 +77,14 @@ class Job:
         ]
 
     def draw(self, chunk: Chunk, wanted: np.ndarray, records: bool, tick: Callable[[int], None]) -> Columns:
-        """Samples and verifies the wanted completions of a chunk.
+        """Sample and verify the wanted completions of a chunk.
 
         The others get one token, which keeps the numbering and costs next to nothing.
         """
-        asked = np.flatnonzero(wanted.any(axis=1))
-        first, last = chunk.problems.start + int(asked[0]), chunk.problems.start + int(asked[-1]) + 1
+        problems = np.flatnonzero(wanted.any(axis=1))
+        first, last = chunk.problems.start + int(problems[0]), chunk.problems.start + int(problems[-1]) + 1
         live = np.zeros((last - first, WIDTH), dtype=bool)
-        live[:, : wanted.shape[1]] = wanted[asked[0] : asked[-1] + 1]
+        live[:, : wanted.shape[1]] = wanted[problems[0] : problems[-1] + 1]
         limits = np.where(live, np.asarray(self.limits[first:last])[:, None], 1)
         base = chunk.samples.start
         params = replace(
@@ -97,13 +97,13 @@ class Job:
             if live[rollout.prompt_index, rollout.sample_index]:
                 tick(1)
 
-        finished = self._sampled(self.prompts[first:last], params, live, finish).check()
-        kept = [rollout for rollout in finished if live[rollout.prompt_index, rollout.sample_index]]
-        places = [first + rollout.prompt_index for rollout in kept]
-        numbers = [base + rollout.sample_index for rollout in kept]
-        return self._rows(kept, places, numbers, records)
+        finished = self._sample(self.prompts[first:last], params, live, finish).check()
+        rollouts = [rollout for rollout in finished if live[rollout.prompt_index, rollout.sample_index]]
+        indices = [first + rollout.prompt_index for rollout in rollouts]
+        numbers = [base + rollout.sample_index for rollout in rollouts]
+        return self._columns(rollouts, indices, numbers, records)
 
-    def _sampled(
+    def _sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, live: np.ndarray, finish: Callable[[Rollout], None]
     ) -> Rollouts:
         if self.tools is None:
@@ -114,49 +114,50 @@ class Job:
             self.engine, prompts, WIDTH, params, self.tools, uses=uses, pool=self.pool, on_finish=finish
         )
 
-    def _rows(self, kept: Sequence[Rollout], places: list[int], numbers: list[int], records: bool) -> Columns:
-        answers, measured = [answer_text(rollout) for rollout in kept], [measured_text(rollout) for rollout in kept]
-        verdicts = self._verify(answers, places)
-        rows: Columns = {
-            "problem_index": places,
-            "problem": [self.problems[place].id for place in places],
+    def _columns(self, rollouts: Sequence[Rollout], indices: list[int], numbers: list[int], records: bool) -> Columns:
+        """Return the columns of rollouts of these problems and samples, with token statistics if ``records``."""
+        measured = [measured_text(rollout) for rollout in rollouts]
+        verdicts = self._verify([answer_text(rollout) for rollout in rollouts], indices)
+        columns: Columns = {
+            "problem_index": indices,
+            "problem": [self.problems[index].id for index in indices],
             "sample": numbers,
-            "prompt": [self.seen[place] for place in places],
-            "completion": [rollout.text for rollout in kept],
-            "tokens": [sampled_tokens(rollout) for rollout in kept],
-            "finish_reason": [rollout.finish_reason for rollout in kept],
+            "prompt": [self.rendered[index] for index in indices],
+            "completion": [rollout.text for rollout in rollouts],
+            "tokens": [sampled_tokens(rollout) for rollout in rollouts],
+            "finish_reason": [rollout.finish_reason for rollout in rollouts],
             "correct": [verdict.correct for verdict in verdicts],
             "well_formed": [verdict.well_formed for verdict in verdicts],
             "answer": [verdict.answer for verdict in verdicts],
             "error": [verdict.error for verdict in verdicts],
-            "entropy": [mean_of(rollout, "entropy") for rollout in kept],
-            "branching": [mean_of(rollout, "branching") for rollout in kept],
+            "entropy": [mean_of(rollout, "entropy") for rollout in rollouts],
+            "branching": [mean_of(rollout, "branching") for rollout in rollouts],
             "format_violations": [
                 _violations(text, self.answer_mark, verdict) for text, verdict in zip(measured, verdicts, strict=True)
             ],
             "redundancy": [trigram_redundancy(text) for text in measured],
             "cjk": [language_mixing(text) for text in measured],
-            DIGEST: [self.digests[place] for place in places],
+            DIGEST: [self.digests[index] for index in indices],
         }
         if self.tools is not None:
-            called = [tool_columns(rollout) for rollout in kept]
-            rows |= {name: [each[name] for each in called] for name in TOOL_COLUMNS}
+            calls = [tool_columns(rollout) for rollout in rollouts]
+            columns |= {name: [each[name] for each in calls] for name in TOOL_COLUMNS}
         if records:
-            rows["token_ids"] = [rollout.token_ids for rollout in kept]
+            columns["token_ids"] = [rollout.token_ids for rollout in rollouts]
             for name in ("entropy", "branching", "logps"):
-                rows[f"token_{name}"] = [records_of(rollout, name) for rollout in kept]
-        return rows
+                columns[f"token_{name}"] = [records_of(rollout, name) for rollout in rollouts]
+        return columns
 
-    def _verify(self, texts: list[str], places: list[int]) -> list[Verdict]:
-        problems = [self.problems[place] for place in places]
-        opened = [self.opened[place] for place in places]
+    def _verify(self, texts: list[str], indices: list[int]) -> list[Verdict]:
+        problems = [self.problems[index] for index in indices]
+        opened = [self.opened[index] for index in indices]
         if hasattr(self.task, "verify_many"):
             return verdicts_of(self.task, texts, problems, opened)
-        judged = zip(texts, problems, opened, strict=True)
-        return [self.task.verify(text, problem, opened=is_open) for text, problem, is_open in judged]
+        triples = zip(texts, problems, opened, strict=True)
+        return [self.task.verify(text, problem, opened=is_open) for text, problem, is_open in triples]
 
     def _limit(self, prompt: Prompt) -> int:
-        """Most tokens of a completion: the protocol's, or what the model's context leaves."""
+        """Return the maximum length of a completion: the protocol's, or what the model's context leaves."""
         limit = int(np.max(self.sampling.max_tokens))
         context = getattr(self.policy.model.config, "max_position_embeddings", None)
         if context is None:
@@ -171,12 +172,12 @@ class Job:
 
 
 def _answer_mark(task: Task, prompt: str) -> str | None:
-    """What an answer begins with: as the task says, or as its prompt asks for it; None where answers have no mark."""
+    """Return the text that an answer begins with, from the task or its prompt; None if answers have no mark."""
     if hasattr(task, "answer_mark"):
         return task.answer_mark or None
     return asked_mark(prompt)
 
 
 def _violations(text: str, mark: str | None, verdict: Verdict) -> int:
-    """Marks that are missing or too many; without a mark, 1 where the task says that an answer is not well formed."""
+    """Return the number of missing or surplus marks; without a mark, 1 if the verdict is not well formed."""
     return format_violations(text, mark) if mark else int(not verdict.well_formed)

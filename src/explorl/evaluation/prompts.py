@@ -1,4 +1,4 @@
-"""Whether a model can be asked these prompts at all, before anything is sampled."""
+"""Check before sampling that a model can be given a task's prompts."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from explorl.tasks import Prompt, Task, opens_think
 from explorl.tasks.base import checked_prompt
 
 LONGEST = 64
-"""So many of the prompts with the most characters are counted in tokens."""
+"""Number of the prompts with the most characters that are tokenized to find the longest."""
 
 
 def opens_think_in(tokenizer: Any, prompt: Prompt, prefix: str = "") -> bool:
-    """Whether the prompt, as the model sees it, ends with an open ``<think>``: its chat template may write one."""
+    """Return whether the rendered prompt ends with an open ``<think>``, which a chat template may add."""
     return opens_think(prompt_as_seen(tokenizer, prompt) + prefix)
 
 
 def all_opened(tokenizer: Any, prompts: Sequence[Prompt], prefix: str | Sequence[str] = "") -> list[bool]:
-    """`opens_think_in` of each prompt; the first messages speak for all, which one chat template ends. ``prefix``: what
-    stands behind all prompts, or one for each."""
+    """Return `opens_think_in` of each prompt.
+
+    Only the first prompt of messages is rendered, since one chat template ends them all. ``prefix`` follows all
+    prompts, or is a list with one per prompt.
+    """
     first = next((prompt for prompt in prompts if not isinstance(prompt, str)), None)
     by_template = first is not None and opens_think_in(tokenizer, first)
     ends = [prompt if isinstance(prompt, str) else "<think>" * by_template for prompt in prompts]
     prefixes = [prefix] * len(ends) if isinstance(prefix, str) else prefix
-    return [opens_think(end + own) for end, own in zip(ends, prefixes, strict=True)]
+    return [opens_think(end + text) for end, text in zip(ends, prefixes, strict=True)]
 
 
 def check_prompts(
     prompts: Sequence[Any], policy: Policy, task: Task, template: str | None, key: str = "task.template"
 ) -> None:
-    """That these are prompts, that the model has a chat template where they are messages, and a context long enough.
+    """Raise ConfigError if a prompt is invalid, is made of messages without a chat template, or exceeds the context.
 
-    ``key`` is where the template was named, for the error.
+    ``key`` is the option that names the template, for the error.
     """
     if template is not None and template not in task.templates:
         raise ConfigError(f"{key} is {template!r}; {task.name} has {', '.join(task.templates) or 'none: leave it out'}")
@@ -45,7 +48,7 @@ def check_prompts(
     template = template or next(iter(task.templates), None)
     if any(not isinstance(prompt, str) for prompt in prompts) and not policy.tokenizer.chat_template:
         raise ConfigError(
-            f"{key} is {template!r}, which asks in messages, and the model {policy.name!r} has no chat template; use a "
+            f"{key} is {template!r}, which makes messages, and the model {policy.name!r} has no chat template; use a "
             f"template of text: {_others(task, template)}"
         )
     _check_chat_template(prompts, policy, task, template, key)
@@ -70,7 +73,7 @@ def _check_chat_template(prompts: Sequence[Any], policy: Policy, task: Task, tem
     fault = template_fault(policy.tokenizer, [conversations[0], [*conversations[0], REPLY], longest])
     if fault is not None:
         raise ConfigError(
-            f"{key} is {template!r}, which asks in messages, and the chat template of the model {policy.name!r} "
+            f"{key} is {template!r}, which makes messages, and the chat template of the model {policy.name!r} "
             f"{fault}; correct its chat_template.jinja, or use a template of text: {_others(task, template)}"
         )
 

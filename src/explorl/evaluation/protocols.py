@@ -24,7 +24,7 @@ class Protocol:
     """Tasks for which the source draws another number."""
 
     def samples_for(self, task: Task) -> int:
-        """Samples per problem of this task."""
+        """Return the number of samples per problem of this task."""
         return self.samples_by_task.get(task_label(task), self.samples)
 
 
@@ -77,13 +77,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 
 def task_label(task: Task) -> str:
-    """What a task is called in tables and folders: its data set where it has several, such as aime24."""
+    """Return a task's name in tables and folders: its data set if it has several, such as aime24."""
     dataset = getattr(task, "dataset", None)
     return dataset if isinstance(dataset, str) and dataset else task.name
 
 
 def protocol(name: str, **changes: Any) -> Protocol:
-    """A protocol by name; `samples` and any sampling parameter may be changed."""
+    """Return a protocol by name; `samples` and any sampling parameter may be changed."""
     if name not in PROTOCOLS:
         raise unknown("protocol", name, PROTOCOLS)
     chosen = PROTOCOLS[name]

@@ -1,13 +1,13 @@
-"""An evaluation's folder: what was asked, and every completion drawn so far, in files that are never rewritten.
+"""Store an evaluation in a folder: its identity, and every completion so far, in files that are never rewritten.
 
     <model>-<task>-<protocol>/
-      evaluation.json       what all its samples share: the model's fingerprint, task, template, sampling, seed
-      samples/*.parquet     completions with their verdicts, a chunk a file
-      summary.json          the scores of the latest call that found everything it had asked for
-      table.json .csv .tex  the same for people
+      evaluation.json       what all samples have in common: the model's fingerprint, task, template, sampling, seed
+      samples/*.parquet     completions with their verdicts, one file per chunk
+      summary.json          the scores of the latest call that was complete
+      table.json .csv .tex  the same as tables
 
-A file of samples is named after its rows and written whole, so processes may write side by side: whatever has its name
-is complete, and who draws the same rows writes the same file.
+A file of samples is named after its rows and written atomically, so several processes may write at once: a file with
+its final name is complete, and processes that sample the same rows write the same file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from explorl.core.merge import flatten
 from explorl.core.store import StoreError, cleaned, read_json, write_json, write_parquet
 from explorl.evaluation.completions import TOOL_COLUMNS
 from explorl.evaluation.evaluation import Evaluation
@@ -39,18 +40,18 @@ COLUMNS: Mapping[str, str] = {
 TOKEN_COLUMNS: Mapping[str, str] = {
     "token_ids": "int32", "token_entropy": "float32", "token_branching": "int32", "token_logps": "float32",
 }  # fmt: skip
-"""Lists with one entry per token, null where it was not sampled but said by a tool. The log-probabilities are those of
-the policy at the sampling temperature."""
+"""Lists with one entry per token, null for tokens of a tool's output. The log-probabilities are those of the policy at
+the sampling temperature."""
 
 DIGEST = "data_digest"
-"""Column with a digest of the problem's data, which its verdicts depend on; files of older versions lack it."""
+"""Column with a digest of the problem's data, on which its verdicts depend; missing in files of older versions."""
 TEXT = ("prompt", "completion", "error")
 STALE_SECONDS = 3600
-"""Age at which a temporary file is what a killed process left, not what a living one is writing."""
+"""Age at which a temporary file is taken to be left by a killed process."""
 
 
 class EvaluationFolder:
-    """Reads and writes one evaluation's folder."""
+    """Read and write one evaluation's folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -59,24 +60,24 @@ class EvaluationFolder:
         self.samples = self.folder / "samples"
 
     def identity(self) -> dict[str, Any]:
-        """What all samples share."""
-        return _read_json(self.identity_path, "it is no evaluation's folder")
+        """Return what all samples have in common; raise StoreError if this is no evaluation's folder."""
+        return _read_json(self.identity_path, "this is no evaluation's folder")
 
     def summary(self) -> dict[str, Any]:
-        """The scores of the latest call that found everything."""
-        return _read_json(self.summary_path, "run the evaluation again, without --shard, to draw what is missing")
+        """Return the scores of the latest complete call."""
+        return _read_json(self.summary_path, "run the evaluation again, without --shard, to sample what is missing")
 
     def claim(self, identity: Mapping[str, Any]) -> None:
-        """Begins the evaluation, or goes on with it; `StoreError` where the folder holds another one."""
+        """Start or resume the evaluation; raise StoreError if the folder holds a different one."""
         if not self.identity_path.exists():
             write_json(self.identity_path, dict(identity))
-        asked = _flat(cleaned(json.loads(json.dumps(identity))))
-        there = _flat(self.identity())
-        for key in sorted(asked.keys() | there.keys()):
-            if asked.get(key) != there.get(key):
+        requested = flatten(cleaned(json.loads(json.dumps(identity))))
+        stored = flatten(self.identity())
+        for key in sorted(requested.keys() | stored.keys()):
+            if requested.get(key) != stored.get(key):
                 raise StoreError(
-                    f"{self.folder} holds samples with another {key}: {there.get(key)!r} there, {asked.get(key)!r} "
-                    "asked for; ask for the same or name another folder with --out"
+                    f"{self.folder} holds samples with another {key}: {stored.get(key)!r} there, "
+                    f"{requested.get(key)!r} requested; request the same or name another folder with --out"
                 )
         for path in self.samples.glob(".*.tmp"):
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
@@ -84,7 +85,7 @@ class EvaluationFolder:
 
     # ------------------------------------------------------------------ samples
     def write(self, rows: Columns) -> None:
-        """Adds completions: the columns of `COLUMNS`, and what there is of `TOOL_COLUMNS` and `TOKEN_COLUMNS`."""
+        """Add completions with the columns of `COLUMNS`, and those of `TOOL_COLUMNS` and `TOKEN_COLUMNS`."""
         import pyarrow as pa
 
         kinds = {name: getattr(pa, kind.replace("bool", "bool_"))() for name, kind in COLUMNS.items()}
@@ -98,8 +99,11 @@ class EvaluationFolder:
         write_parquet(self.samples / name, {key: rows[key] for key in kinds}, kinds)
 
     def have(self, problems: Sequence[str], samples: int, digests: Sequence[str | None] | None = None) -> np.ndarray:
-        """Which samples of these problems are there: problems × samples. ``digests``: those of the problems' data."""
-        found = np.zeros((len(problems), samples), dtype=bool)
+        """Return which samples of these problems are stored, as an array of problems × samples.
+
+        Raise StoreError if they are of other problems, or of problems whose data has another digest.
+        """
+        stored = np.zeros((len(problems), samples), dtype=bool)
         ids = np.asarray(cleaned(list(problems)), dtype=object)
         for path in self.parts():
             part = _columns(path, ("problem_index", "problem", "sample"), optional=(DIGEST,))
@@ -111,47 +115,47 @@ class EvaluationFolder:
                 row = int(np.flatnonzero(other)[0])
                 raise StoreError(
                     f"{path}: problem {index[row]} is {part['problem'][row].as_py()!r} there and {ids[index[row]]!r} "
-                    "in this call; ask for the same problems or name another folder with --out"
+                    "in this call; use the same problems or name another folder with --out"
                 )
             if digests is not None and DIGEST in part.column_names:
-                now = np.asarray(digests, dtype=object)[index[inside]]
-                then = part[DIGEST].to_numpy()[inside]
-                changed = (now != then) & (now != None) & (then != None)  # noqa: E711 (by element)
+                current = np.asarray(digests, dtype=object)[index[inside]]
+                earlier = part[DIGEST].to_numpy()[inside]
+                changed = (current != earlier) & (current != None) & (earlier != None)  # noqa: E711 (by element)
                 if changed.any():
-                    odd = ids[index[inside][np.flatnonzero(changed)[0]]]
+                    problem = ids[index[inside][np.flatnonzero(changed)[0]]]
                     raise StoreError(
-                        f"{self.folder} holds verdicts on problem {odd!r} as it was: its answer, text or another "
+                        f"{self.folder} holds outdated verdicts on problem {problem!r}: its answer, text or another "
                         f"column has changed since; name another folder with --out, or remove {self.folder}"
                     )
             inside &= sample < samples
-            found[index[inside], sample[inside]] = True
-        return found
+            stored[index[inside], sample[inside]] = True
+        return stored
 
     def read(self, problems: int, samples: int, columns: Sequence[str] = ()) -> Columns:
-        """The first samples of the first problems, in order; without texts and token records but those named."""
+        """Return the first samples of the first problems, in order; of texts and token records only those named."""
         import pyarrow as pa
 
         wanted = [*(name for name in COLUMNS if name not in TEXT), *columns]
         if "tool" in self.identity():
             wanted += [name for name in TOOL_COLUMNS if name != "tool_calls" and name not in columns]
         parts = [_columns(path, wanted, optional=(DIGEST,)) for path in self.parts()]
-        table = pa.concat_tables(parts, promote_options="default")  # where some are older than a column
+        table = pa.concat_tables(parts, promote_options="default")  # older files lack a column
         keys = table["problem_index"].to_numpy().astype(np.int64), table["sample"].to_numpy().astype(np.int64)
-        places = np.flatnonzero((keys[0] < problems) & (keys[1] < samples))
-        # the same sample may have been drawn twice, by two processes
-        _, first = np.unique(keys[0][places] * samples + keys[1][places], return_index=True)
+        rows = np.flatnonzero((keys[0] < problems) & (keys[1] < samples))
+        # two processes may have drawn the same sample
+        _, first = np.unique(keys[0][rows] * samples + keys[1][rows], return_index=True)
         if len(first) < problems * samples:
             missing = problems * samples - len(first)
             raise StoreError(f"{self.folder} lacks {missing} of {problems * samples} samples; run the evaluation again")
-        return {name: values.to_pylist() for name, values in _named(table.take(pa.array(places[first])))}
+        return {name: values.to_pylist() for name, values in _named(table.take(pa.array(rows[first])))}
 
     def parts(self) -> list[Path]:
-        """The files of samples that are whole."""
+        """Return the complete files of samples."""
         return sorted(self.samples.glob("[!.]*.parquet"))
 
 
 def load_evaluation(folder: str | Path, columns: Sequence[str] = ()) -> Evaluation:
-    """The evaluation that the folder's latest summary is of.
+    """Return the evaluation of the folder's latest summary.
 
     ``columns`` adds texts (prompt, completion, error), token records (`TOKEN_COLUMNS`), which may be large, or the
     calls of a tool (tool_calls, as JSON).
@@ -163,7 +167,7 @@ def load_evaluation(folder: str | Path, columns: Sequence[str] = ()) -> Evaluati
 
 
 def evaluation_of(identity: Mapping[str, Any], rows: Columns, samples: int, measures: Sequence[str]) -> Evaluation:
-    """An `Evaluation` of what `EvaluationFolder.read` returned."""
+    """Return an `Evaluation` of what `EvaluationFolder.read` returned."""
     return Evaluation(
         identity["task"],
         identity["model"],
@@ -183,13 +187,13 @@ def _columns(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> 
 
     try:
         with pq.ParquetFile(path) as file:
-            there = [name for name in optional if name in file.schema_arrow.names]
-            table = file.read(columns=[*names, *there])
+            present = [name for name in optional if name in file.schema_arrow.names]
+            table = file.read(columns=[*names, *present])
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"cannot read {path}: {error}; remove it, and its samples are drawn again") from error
+        raise StoreError(f"cannot read {path}: {error}; remove it to sample its completions again") from error
     for name in names:
         if name not in table.column_names:
-            raise StoreError(f"{path} has no column {name!r}; token records are kept with token_records=True")
+            raise StoreError(f"{path} has no column {name!r}; token records are stored with token_records=True")
     return table
 
 
@@ -197,18 +201,7 @@ def _named(table: Any) -> list[tuple[str, Any]]:
     return [(name, table[name]) for name in table.column_names]
 
 
-def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
     if not path.is_file():
-        raise StoreError(f"{path} is missing; {otherwise}")
-    return dict(cleaned(read_json(path, dict)))  # a folder may come from anywhere
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"sampling": {"top_p": 1}} as {"sampling.top_p": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}.{inner}": item for inner, item in value.items()})
-        else:
-            flat[key] = value
-    return flat
+        raise StoreError(f"{path} is missing; {advice}")
+    return dict(cleaned(read_json(path, dict)))  # the folder may come from an untrusted source

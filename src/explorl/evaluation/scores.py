@@ -1,4 +1,4 @@
-"""Everything that is measured on an evaluation's completions, by problem and as a mean with its interval."""
+"""Compute the measures of an evaluation, per problem and as means with intervals, and their tables."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LABELS: Mapping[str, str] = {
     "repetitive": f"redundancy > {REPETITIVE}",
     "language_mixing": "language mixing",
 }
-"""What each measure is called where people read it; pass@k, avg@k and maj@k are called just that."""
+"""The label of each measure in tables; pass@k, avg@k and maj@k are their own labels."""
 
 
 def per_problem(evaluation: Evaluation) -> dict[str, np.ndarray]:
-    """One value per problem of every measure whose mean over problems is the score.
+    """Return one value per problem of every measure whose mean over problems is the score.
 
-    What the text looks like is there where it was recorded: `format_violations`, `redundancy`, `cjk` in ``rows``.
+    Measures of style are included if ``rows`` has the columns `format_violations`, `redundancy` and `cjk`.
     """
     rows, shape = evaluation.rows, evaluation.correct.shape
     values: dict[str, np.ndarray] = {}
@@ -46,7 +46,7 @@ def per_problem(evaluation: Evaluation) -> dict[str, np.ndarray]:
         values[name.replace("@k", f"@{evaluation.samples}")] = evaluation.measure_per_problem(name)
     for kind in ("pass", "maj"):
         for k in evaluation.ks:
-            if kind == "pass" or k > 1:  # the majority of one is that one
+            if kind == "pass" or k > 1:  # maj@1 is pass@1
                 values.setdefault(f"{kind}@{k}", evaluation.measure_per_problem(f"{kind}@{k}"))
     values.setdefault(f"avg@{evaluation.samples}", evaluation.measure_per_problem("avg@k"))
     diversity = answer_diversity(evaluation.answers, evaluation.correct)
@@ -71,38 +71,36 @@ def per_problem(evaluation: Evaluation) -> dict[str, np.ndarray]:
 
 
 def unsolved(evaluation: Evaluation) -> list[str]:
-    """Ids of the problems with no right answer among all samples."""
+    """Return the ids of the problems without a correct answer among all samples."""
     rows = zip(evaluation.problem_ids, evaluation.correct, strict=True)
     return [problem for problem, correct in rows if not correct.any()]
 
 
 def scores(evaluation: Evaluation, values: Mapping[str, np.ndarray] | None = None) -> dict[str, Interval | None]:
-    """Every measure with its 95 % interval over problems; those of the protocol's source come first.
+    """Return every measure with its 95 % interval over problems; those of the protocol's source come first.
 
-    ``values`` are what `per_problem` gave, where that is known already.
-
-    `entropy` and `branching` are means over all sampled tokens, None where they were not recorded; `unsolvable` is a
-    number of problems.
+    ``values`` are the result of `per_problem`, if already computed. `entropy` and `branching` are means over all
+    sampled tokens, None if they were not recorded; `unsolvable` is a number of problems.
     """
     values = per_problem(evaluation) if values is None else values
-    found: dict[str, Interval | None] = {name: bootstrap_mean(each) for name, each in values.items()}
+    intervals: dict[str, Interval | None] = {name: bootstrap_mean(each) for name, each in values.items()}
     share, count = bootstrap_mean(~evaluation.correct.any(axis=1)), len(evaluation.problem_ids)
-    found["unsolvable"] = Interval(share.mean * count, share.low * count, share.high * count)
+    intervals["unsolvable"] = Interval(share.mean * count, share.low * count, share.high * count)
     tokens = np.asarray(evaluation.rows["tokens"], dtype=float)
     for name in ("entropy", "branching"):
         means = evaluation.rows[name]
-        found[name] = None if None in means else _token_mean(np.asarray(means), tokens, evaluation.correct.shape)
-    first = [name for name in found if name not in LABELS]
-    return {name: found[name] for name in [*first, *(name for name in LABELS if name in found)]}
+        intervals[name] = None if None in means else _token_mean(np.asarray(means), tokens, evaluation.correct.shape)
+    first = [name for name in intervals if name not in LABELS]
+    return {name: intervals[name] for name in [*first, *(name for name in LABELS if name in intervals)]}
 
 
-def table(evaluation: Evaluation, found: Mapping[str, Interval | None] | None = None) -> Table:
-    """The scores as a table of one row per measure."""
-    found = scores(evaluation) if found is None else found
-    cells: list[list[Cell]] = [[LABELS.get(name, name), value] for name, value in found.items()]
+def table(evaluation: Evaluation, intervals: Mapping[str, Interval | None] | None = None) -> Table:
+    """Return the scores as a table with one row per measure."""
+    intervals = scores(evaluation) if intervals is None else intervals
+    cells: list[list[Cell]] = [[LABELS.get(name, name), value] for name, value in intervals.items()]
     problems, samples = len(evaluation.problem_ids), evaluation.samples
     title = f"{evaluation.model} on {evaluation.task}: {problems} problems × {samples} samples, {evaluation.protocol}"
-    return Table(["measure", "value"], cells, title=title, row_numbers=[number_format(name) for name in found])
+    return Table(["measure", "value"], cells, title=title, row_numbers=[number_format(name) for name in intervals])
 
 
 def side_by_side(evaluations: Sequence[Evaluation]) -> Table:
@@ -135,20 +133,20 @@ def _up_to_four(ks: list[int]) -> list[int]:
     return [ks[round(place * (len(ks) - 1) / 3)] for place in range(4)] if len(ks) > 4 else ks
 
 
-def as_json(found: Mapping[str, Interval | None]) -> dict[str, Any]:
-    """The scores as plain values."""
-    return {name: None if value is None else asdict(value) for name, value in found.items()}
+def as_json(intervals: Mapping[str, Interval | None]) -> dict[str, Any]:
+    """Return the scores as plain values."""
+    return {name: None if value is None else asdict(value) for name, value in intervals.items()}
 
 
 def _token_mean(values: np.ndarray, tokens: np.ndarray, shape: tuple[int, ...]) -> Interval:
-    """Mean over tokens with its bootstrap interval: a ratio of two sums over the same resampled problems."""
+    """Return the mean over tokens with its bootstrap interval: a ratio of two sums over the same resampled problems."""
     total, count = (values * tokens).reshape(shape).sum(axis=1), tokens.reshape(shape).sum(axis=1)
     rng, resamples = np.random.default_rng(0), 10_000
     ratios = np.empty(resamples)
     step = max(1, CHUNK // len(total))
     for start in range(0, resamples, step):
         part = ratios[start : start + step]
-        drawn = rng.integers(0, len(total), (len(part), len(total)))
-        part[:] = total[drawn].sum(axis=1) / count[drawn].sum(axis=1)
+        indices = rng.integers(0, len(total), (len(part), len(total)))
+        part[:] = total[indices].sum(axis=1) / count[indices].sum(axis=1)
     low, high = np.quantile(ratios, [0.025, 0.975])
     return Interval(float(total.sum() / count.sum()), float(low), float(high))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from explorl.core.errors import ExplorlError
 from explorl.models.smollm2 import fetch_smollm2, smollm2_folder
 from explorl.models.tiny import (
     tiny_checkpoint,
@@ -35,7 +36,7 @@ NAMED = ("tiny", "tiny-tools", "smollm2-135m")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
-class ModelError(Exception):
+class ModelError(ExplorlError):
     """A model that cannot be found or loaded; the message names it and what to do."""
 
 

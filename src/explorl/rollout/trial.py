@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from explorl.core.errors import ExplorlError
 from explorl.modeling import proof
 from explorl.modeling.llama import llama_like
 from explorl.rollout.sampling import SamplingParams
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class UnsupportedModel(TypeError):
+class UnsupportedModel(ExplorlError, TypeError):
     """A model that the engine cannot sample from; the message names its layers and what to use instead."""
 
     def __init__(self, model: Any, reason: str) -> None:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
+from explorl.core.errors import ExplorlError
 from explorl.core.text import clean
 from explorl.sandbox.codec import BEGUN
 from explorl.sandbox.fork_client import Gone, nursery
@@ -224,7 +225,7 @@ def probe(layers: Layers) -> Guarantees:
     return Guarantees(**json.loads(answer["stdout"]), layers=layers)
 
 
-class SandboxError(RuntimeError):
+class SandboxError(ExplorlError, RuntimeError):
     """The sandbox itself could not be set up, or would not isolate; says nothing of the program."""
 
 

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import secrets
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from explorl.core.documents import parse_json
+from explorl.core.store import write_text
 from explorl.core.text import clean
 from explorl.stats.bootstrap import Interval
 
@@ -197,7 +197,7 @@ class Table:
         writers = {".json": self.to_json, ".csv": self.to_csv, ".tex": self.to_latex, ".md": self.to_markdown}
         if path.suffix not in writers:
             raise ValueError(f"a table is written to .json, .csv, .tex or .md, got {path.name!r}")
-        _write_atomically(path, writers[path.suffix]())
+        write_text(path, writers[path.suffix]())
         return path
 
     def texts(self) -> list[list[str]]:
@@ -264,16 +264,3 @@ def markdown(text: str) -> str:
     """Return a text, such as an arm's name, as Markdown that shows it: no link, emphasis, code, formula or tag."""
     text = "".join(f"\\{letter}" if letter in "\\|`*_<[]{~$&" else letter for letter in text)
     return " ".join(text.replace("://", ":\\//").replace("www.", "www\\.").split())
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, flush to disk, rename over it: a reader never sees half a file."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(scratch, "x", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)

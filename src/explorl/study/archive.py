@@ -21,6 +21,8 @@ from explorl.core.store import (
     RunStore,
     StoreError,
     atomic_folder,
+    is_locked,
+    locked,
     read_json,
     read_study,
     step_files,
@@ -31,7 +33,7 @@ from explorl.core.store import (
 )
 from explorl.core.text import clean
 from explorl.study.archive_file import FORMAT, LONGEST_ERROR, check_kept, check_study, read_kept, same_folder
-from explorl.study.arm import done, is_locked, locked, run_folder, trained_steps
+from explorl.study.arm import done, run_folder, trained_steps
 from explorl.study.compatibility import arm_difference, difference, run_difference, study_difference
 from explorl.study.run_study import refuse_foreign, study_status
 from explorl.study.spec import slug

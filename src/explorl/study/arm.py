@@ -10,14 +10,13 @@ so does this. A failure leaves error.txt in the run's folder.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from rich.console import Console
 from explorl.core import processes
 from explorl.core.config import Config, changed_keys
 from explorl.core.plugins import working_folder
-from explorl.core.store import RunStore, StoreError, write_json, write_text
+from explorl.core.store import RunStore, StoreError, locked, write_json, write_text
 from explorl.core.text import clean
 from explorl.study.spec import Study
 
@@ -164,32 +163,6 @@ def _evaluate_end(config: Config, store: RunStore) -> None:
     if not any(record.get("kind") == "evaluation" and record["step"] == step for record in store.metrics()):
         store.append_metrics({"step": step, "kind": "evaluation", **scores})
     result.save(store.folder / "evaluations", f"step-{step:06d}")
-
-
-# ---------------------------------------------------------------------------- one process per folder
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder for this process; the lock goes with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreError(f"another process is at work in {folder}; wait for it, or stop it first") from None
-        yield
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process holds the folder."""
-    path = folder / ".lock"
-    if not path.exists():
-        return False
-    with path.open("r") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 def main(argv: list[str] | None = None) -> int:

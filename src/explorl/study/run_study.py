@@ -34,11 +34,11 @@ from explorl.analysis.study_results import results_table, study_results
 from explorl.core.config import ConfigError, check_precision, check_trackers
 from explorl.core.launch import check_file, python_command
 from explorl.core.plugins import child_environment
-from explorl.core.store import RunStore, StoreError, read_study, write_json, write_text
+from explorl.core.store import RunStore, StoreError, is_locked, locked, read_study, write_json, write_text
 from explorl.core.terminal import Pace, ProgressLines, duration, ends_of_k, format_scores, literal
 from explorl.core.text import clean
 from explorl.stats import Cell, Table
-from explorl.study.arm import done, is_locked, locked, prepared, run_folder, trained_steps
+from explorl.study.arm import done, prepared, run_folder, trained_steps
 from explorl.study.compatibility import arm_difference, study_difference
 from explorl.study.plan import changed_words, effect_words, size_words, unconfined_words
 from explorl.study.spec import WITHOUT_WARM_START, Arm, Study, inert, load_study

@@ -16,13 +16,14 @@ from transformers import TrainerCallback
 
 from explorl.core import processes
 from explorl.core.config import Config, changed_keys
+from explorl.core.errors import ExplorlError
 from explorl.core.store import RunStore, StoreError, atomic_folder, checkpoint_step, digest_of
 from explorl.core.terminal import Pace, ProgressLines, duration, literal
 from explorl.training.grpo.checkpoint import find_fault, restoring
 from explorl.training.sharding import fsdp_version, gathered_weights
 
 
-class Diverged(ValueError):
+class Diverged(ExplorlError, ValueError):
     """A training whose numbers are no longer finite; the message says at which step, and what to change."""
 
 

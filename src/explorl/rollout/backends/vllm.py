@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from explorl.core.errors import ExplorlError
 from explorl.modeling.proof import inner_model, text_config
 from explorl.rollout.backends.chain import Chain
 from explorl.rollout.backends.token_stats import Recorded, RecordPass, record
@@ -37,7 +38,7 @@ AT_ONCE = 64
 """Requests that are open at a server at the same time, as many as TRL has."""
 
 
-class VllmError(ValueError):
+class VllmError(ExplorlError, ValueError):
     """vLLM cannot be used as asked; the message says why and what to do."""
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from explorl.core.store import write_text
 from explorl.tasks.countdown.generator import SPLITS, Key, Puzzle, Splits
 from explorl.tasks.expression import MAX_DIGITS
 from explorl.tasks.json_lines import read_records, short_repr
@@ -58,7 +58,7 @@ def write_splits(path: str | Path, splits: Mapping[str, Sequence[Puzzle]]) -> No
         for name in SPLITS
         for puzzle in splits.get(name, ())
     ]
-    _write_whole(Path(path), "".join(lines).encode())
+    write_text(path, "".join(lines))
 
 
 def read_splits(path: str | Path) -> Splits:
@@ -97,17 +97,3 @@ def _puzzle(record: Mapping[str, Any], place: str) -> Puzzle:
 def _is_number(value: object) -> bool:
     # bool is an int to Python, but true is no number to whoever wrote the file.
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**MAX_DIGITS
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Temporary name, fsync, rename: a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
