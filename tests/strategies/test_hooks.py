@@ -14,7 +14,7 @@ import torch
 
 import explorl.strategies as xs
 from explorl.strategies import Schedule, StepState, Strategy
-from explorl.strategies._lib.solve_rates import digest
+from explorl.strategies._lib.solve_rates import text_key
 from explorl.strategies.base import overrides
 
 from .cases import make_batch
@@ -160,7 +160,7 @@ def test_running_temperature_may_start_from_a_file_and_survives_a_checkpoint():
     resumed = xs.ElementWiseTemperature(source="running", solve_rates={"a": 1.0, "z": 0.0})
     resumed.memory.update(json.loads(json.dumps(heat.memory)))
     assert resumed.sampling(list("abz"), 1) == heat.sampling(list("abz"), 1)
-    assert digest("a") in heat.memory["rates"]
+    assert text_key("a") in heat.memory["rates"]
 
 
 def test_a_batch_without_any_score_teaches_nothing():

@@ -505,7 +505,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from explorl.strategies import Scheduled, Strategy
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -518,7 +518,7 @@ class Louder(Strategy):
     tags: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self):
-        number(self, "factor", above=0)
+        check_number(self, "factor", above=0)
 
 @dataclass(frozen=True)
 class Opaque(Strategy):

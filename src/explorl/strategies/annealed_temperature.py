@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number, ordered, whole
+from explorl.strategies._lib.validate import check_below, check_choice, check_integer, check_number
 from explorl.strategies.base import Batch, Sampling, Strategy
 
 
@@ -57,12 +57,12 @@ class AnnealedTemperature(Strategy):
     training_temperature: Literal["position", "one"] = "position"  # of the training log-probabilities
 
     def __post_init__(self) -> None:
-        number(self, "highest", at_least=1e-6, at_most=100)
-        number(self, "lowest", at_least=1e-6, at_most=100)
-        ordered(self, "lowest", "highest")
-        number(self, "decay", above=0, at_most=1e6)
-        whole(self, "warmup", at_least=0)
-        choice(self, "training_temperature", "position", "one")
+        check_number(self, "highest", at_least=1e-6, at_most=100)
+        check_number(self, "lowest", at_least=1e-6, at_most=100)
+        check_below(self, "lowest", "highest")
+        check_number(self, "decay", above=0, at_most=1e6)
+        check_integer(self, "warmup", at_least=0)
+        check_choice(self, "training_temperature", "position", "one")
 
     def curve(self, step: int) -> tuple[float, ...]:
         """Temperatures by position."""
@@ -79,10 +79,10 @@ class AnnealedTemperature(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The mean temperature over the tokens of an answer, averaged over answers; and τ_t at the longest's end."""
-        lengths = batch.world.everywhere((batch.mask > 0).sum(1))
+        lengths = batch.collectives.gather_rows((batch.mask > 0).sum(1))
         longest = int(lengths.max()) if len(lengths) else 0
         curve = self.curve(batch.step)
         return {
-            "temperature_mean": float(batch.world.everywhere(batch.temperature).mean()),
+            "temperature_mean": float(batch.collectives.gather_rows(batch.temperature).mean()),
             "temperature_end": curve[min(max(longest - 1, 0), len(curve) - 1)],
         }

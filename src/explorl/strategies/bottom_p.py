@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Sampling, Strategy
 
 
@@ -46,9 +46,9 @@ class BottomP(Strategy):
     per: Literal["token", "sequence"] = "token"
 
     def __post_init__(self) -> None:
-        number(self, "p", above=0, at_most=1)
-        number(self, "frequency", at_least=0, at_most=1)
-        choice(self, "per", "token", "sequence")
+        check_number(self, "p", above=0, at_most=1)
+        check_number(self, "frequency", at_least=0, at_most=1)
+        check_choice(self, "per", "token", "sequence")
 
     def sampling(self, prompts: Sequence[str], step: int) -> Sampling:
         rows = len(prompts)

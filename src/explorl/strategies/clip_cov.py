@@ -26,11 +26,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.collectives import LOCAL, Collectives
 from explorl.strategies._lib.covariance import token_covariance
-from explorl.strategies._lib.masked_stats import share
+from explorl.strategies._lib.masked_stats import selection_size
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number, ordered, whole
+from explorl.strategies._lib.validate import check_below, check_integer, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -42,7 +42,7 @@ def clip_cov_mask(
     low: float,
     high: float,
     generator: torch.Generator | None = None,
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """1 on the chosen tokens: a random share of all counted tokens, out of those with low < cov < high.
 
@@ -51,10 +51,10 @@ def clip_cov_mask(
     """
     candidates = ((mask > 0) & (cov > low) & (cov < high)).nonzero()
     counts = torch.tensor([len(candidates), int((mask > 0).sum())], device=cov.device)
-    total, tokens = world.total(counts).tolist()
+    total, tokens = collectives.sum(counts).tolist()
     device = generator.device if generator is not None else None
     order = torch.randperm(total, generator=generator, device=device, dtype=torch.int32)
-    numbers = order[: share(fraction, tokens)].long().to(cov.device) - world.before(counts[0])
+    numbers = order[: selection_size(fraction, tokens)].long().to(cov.device) - collectives.sum_before(counts[0])
     rows, times = candidates[numbers[(numbers >= 0) & (numbers < len(candidates))]].unbind(1)
     chosen = torch.zeros_like(cov, dtype=torch.float32)
     chosen[rows, times] = 1.0
@@ -79,20 +79,20 @@ class ClipCov(Strategy):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number(self, "fraction", above=0, at_most=1)
-        number(self, "low")
-        number(self, "high")
-        ordered(self, "low", "high")
-        whole(self, "seed", at_least=0)
+        check_number(self, "fraction", above=0, at_most=1)
+        check_number(self, "low")
+        check_number(self, "high")
+        check_below(self, "low", "high")
+        check_integer(self, "seed", at_least=0)
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"]:
         chosen = clip_cov_mask(
-            token_covariance(batch.advantages, batch.old_logps, batch.mask, world=batch.world),
+            token_covariance(batch.advantages, batch.old_logps, batch.mask, collectives=batch.collectives),
             batch.mask,
             fraction=at(self.fraction, batch.step),
             low=at(self.low, batch.step),
             high=at(self.high, batch.step),
             generator=torch.Generator().manual_seed((self.seed * 1_000_003 + batch.step) % 2**63),
-            world=batch.world,
+            collectives=batch.collectives,
         )
         return (batch.mask > 0).float() - chosen

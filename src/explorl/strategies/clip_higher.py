@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -36,8 +36,8 @@ class ClipHigher(Strategy):
     high: Scheduled = 0.28
 
     def __post_init__(self) -> None:
-        number(self, "low", above=0, at_most=1)
-        number(self, "high", above=0)
+        check_number(self, "low", above=0, at_most=1)
+        check_number(self, "high", above=0)
 
     def clip(self, batch: Batch) -> tuple[float, float]:
         return at(self.low, batch.step), at(self.high, batch.step)

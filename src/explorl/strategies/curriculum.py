@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from explorl.strategies._lib.solve_rates import SolveRates, load, no_match
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.solve_rates import SolveRates, load_solve_rates, no_match_message
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -40,9 +40,9 @@ class Curriculum(Strategy):
     rates: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        choice(self, "mode", "solved", "easy_first")
-        number(self, "above", at_least=0, below=1, scheduled=False)
-        self.rates.update(load(self, self.solve_rates))
+        check_choice(self, "mode", "solved", "easy_first")
+        check_number(self, "above", at_least=0, below=1, scheduled=False)
+        self.rates.update(load_solve_rates(self, self.solve_rates))
 
     def arguments(self) -> Mapping[str, Any]:
         return {"shuffle_dataset": False} if self.mode == "easy_first" else {}
@@ -50,7 +50,7 @@ class Curriculum(Strategy):
     def order(self, prompts: Sequence[str]) -> Sequence[int]:
         found = sum(prompt in self.rates for prompt in prompts)
         if not found:
-            raise ValueError(f"{self.name}: {no_match(self.rates, prompts)}")
+            raise ValueError(f"{self.name}: {no_match_message(self.rates, prompts)}")
         mean = sum(self.rates.values()) / len(self.rates)
         if self.mode == "easy_first":
             kept = sorted(range(len(prompts)), key=lambda row: -self.rates.get(prompts[row], mean))

@@ -28,18 +28,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, double, negligible
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import double, is_negligible, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
-def _min_max(values: Float[Tensor, "a b"], present: Bool[Tensor, "a b"], world: World) -> Float[Tensor, "a b"]:
+def _min_max(
+    values: Float[Tensor, "a b"], present: Bool[Tensor, "a b"], collectives: Collectives
+) -> Float[Tensor, "a b"]:
     low = values.masked_fill(~present, torch.inf).min()
     high = values.masked_fill(~present, -torch.inf).max()
-    low, high = world.smallest(low), world.largest(high)
-    flat = negligible(high - low, high)
+    low, high = collectives.min(low), collectives.max(high)
+    flat = is_negligible(high - low, high)
     return torch.where(flat | ~present, 0.0, (values - low) / torch.where(flat, 1.0, high - low))
 
 
@@ -53,20 +55,20 @@ def egsw_weights(
     level: Literal["token", "sequence"] = "token",
     entropy_mode: Literal["normalized", "raw"] = "normalized",
     scale: Literal["mean_one", "softmax"] = "mean_one",
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """Weights of the tokens, 0 where a token does not count."""
     present = mask > 0
-    a, h = counted(advantages, mask), counted(entropy, mask)
+    a, h = masked_double(advantages, mask), masked_double(entropy, mask)
     if level == "sequence":
         tokens = present.sum(1, keepdim=True)
         a, h, present = a.sum(1, keepdim=True) / tokens.clamp(min=1), h.sum(1, keepdim=True), tokens > 0
     if entropy_mode == "normalized":
-        h = _min_max(h, present, world)
+        h = _min_max(h, present, collectives)
     raw = ((a + alpha * h) / temperature).masked_fill(~present, -torch.inf)
     # the largest power is 1, so a sum below 1 means that no sequence has a token there
-    powers = (raw - world.largest(raw.amax(0)).clamp(min=torch.finfo(raw.dtype).min)).exp()
-    total, sequences = world.total(torch.stack([powers.sum(0), double(present.sum(0))]))
+    powers = (raw - collectives.max(raw.amax(0)).clamp(min=torch.finfo(raw.dtype).min)).exp()
+    total, sequences = collectives.sum(torch.stack([powers.sum(0), double(present.sum(0))]))
     weights = powers / total.clamp(min=1)
     if scale == "mean_one":
         weights = weights * sequences
@@ -89,11 +91,11 @@ class EntropyGuidedWeighting(Strategy):
     scale: Literal["mean_one", "softmax"] = "mean_one"
 
     def __post_init__(self) -> None:
-        number(self, "alpha", at_least=0)
-        number(self, "temperature", above=0)
-        choice(self, "level", "token", "sequence")
-        choice(self, "entropy", "normalized", "raw")
-        choice(self, "scale", "mean_one", "softmax")
+        check_number(self, "alpha", at_least=0)
+        check_number(self, "temperature", above=0)
+        check_choice(self, "level", "token", "sequence")
+        check_choice(self, "entropy", "normalized", "raw")
+        check_choice(self, "scale", "mean_one", "softmax")
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"]:
         return egsw_weights(
@@ -105,5 +107,5 @@ class EntropyGuidedWeighting(Strategy):
             level=self.level,
             entropy_mode=self.entropy,
             scale=self.scale,
-            world=batch.world,
+            collectives=batch.collectives,
         )

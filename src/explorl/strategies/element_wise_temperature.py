@@ -28,8 +28,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.solve_rates import SolveRates, digest, load, no_match, remember
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.solve_rates import (
+    SolveRates,
+    load_solve_rates,
+    no_match_message,
+    text_key,
+    update_solve_rates,
+)
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Sampling, Strategy
 
 
@@ -50,13 +56,13 @@ class ElementWiseTemperature(Strategy):
     start: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        number(self, "easy", above=0)
-        number(self, "hard", above=0)
-        choice(self, "source", "checkpoint", "running")
-        number(self, "decay", at_least=0, below=1)
-        choice(self, "training_temperature", "row", "one")
+        check_number(self, "easy", above=0)
+        check_number(self, "hard", above=0)
+        check_choice(self, "source", "checkpoint", "running")
+        check_number(self, "decay", at_least=0, below=1)
+        check_choice(self, "training_temperature", "row", "one")
         if self.source == "checkpoint" or self.solve_rates is not None:
-            self.start.update(load(self, self.solve_rates))
+            self.start.update(load_solve_rates(self, self.solve_rates))
 
     @property
     def needs_correct(self) -> bool:  # type: ignore[override]
@@ -69,7 +75,7 @@ class ElementWiseTemperature(Strategy):
         else:
             mean = sum(self.start.values()) / len(self.start) if self.start else 0.5
             known = self.memory.get("overall", mean)
-        return self.memory.get("rates", {}).get(digest(prompt), known)
+        return self.memory.get("rates", {}).get(text_key(prompt), known)
 
     def sampling(self, prompts: Sequence[str], step: int) -> Sampling:
         self._warn_unmatched(prompts)
@@ -85,17 +91,19 @@ class ElementWiseTemperature(Strategy):
             return
         self.memory["matched"] = any(prompt in self.start for prompt in prompts)
         if not self.memory["matched"]:
-            message = f"{self.name}: {no_match(self.start, prompts)}; they take the mean rate"
+            message = f"{self.name}: {no_match_message(self.start, prompts)}; they take the mean rate"
             warnings.warn(message, stacklevel=3)
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """Logs the range of the temperatures, and learns from the batch where the rates are running ones."""
-        world = batch.world
+        collectives = batch.collectives
         if self.source == "running":
             decay = at(self.decay, batch.step)
-            outcomes = world.everywhere(batch.correct), world.everywhere(batch.correctness)
-            remember(self.memory, world.objects(batch.prompts), *outcomes, decay=decay, start=self.start)
-        temperature = world.everywhere(batch.temperature)
+            outcomes = collectives.gather_rows(batch.correct), collectives.gather_rows(batch.correctness)
+            update_solve_rates(
+                self.memory, collectives.gather_objects(batch.prompts), *outcomes, decay=decay, start=self.start
+            )
+        temperature = collectives.gather_rows(batch.temperature)
         return {
             "temperature_min": float(temperature.min()),
             "temperature_max": float(temperature.max()),

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import counted
+from explorl.strategies._lib.masked_stats import masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -37,8 +37,8 @@ def entropy_shaped(
     kappa: float,
 ) -> Float[Tensor, "batch time"]:
     """Advantages plus α·H, at most |A|/κ."""
-    values = counted(advantages, mask)
-    bonus = torch.minimum(alpha * counted(entropy, mask), values.abs() / kappa)
+    values = masked_double(advantages, mask)
+    bonus = torch.minimum(alpha * masked_double(entropy, mask), values.abs() / kappa)
     return (values + bonus).to(advantages.dtype)
 
 
@@ -54,8 +54,8 @@ class EntropyAdvantage(Strategy):
     kappa: Scheduled = 2.0
 
     def __post_init__(self) -> None:
-        number(self, "alpha", at_least=0)
-        number(self, "kappa", at_least=1)
+        check_number(self, "alpha", at_least=0)
+        check_number(self, "kappa", at_least=1)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         alpha, kappa = at(self.alpha, batch.step), at(self.kappa, batch.step)

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from explorl.strategies._lib.validate import number, ordered
+from explorl.strategies._lib.validate import check_below, check_number
 from explorl.strategies.base import Strategy
 
 
@@ -42,12 +42,12 @@ class EntropyBonus(Strategy):
     maximum: float = 1.0
 
     def __post_init__(self) -> None:
-        number(self, "coef", at_least=0, scheduled=False)
-        number(self, "target", above=0, optional=True, scheduled=False, good=0.2)
-        number(self, "delta", above=0, scheduled=False)
-        number(self, "minimum", at_least=0, scheduled=False)
-        number(self, "maximum", above=0, scheduled=False)
-        ordered(self, "minimum", "maximum")
+        check_number(self, "coef", at_least=0, scheduled=False)
+        check_number(self, "target", above=0, optional=True, scheduled=False, good=0.2)
+        check_number(self, "delta", above=0, scheduled=False)
+        check_number(self, "minimum", at_least=0, scheduled=False)
+        check_number(self, "maximum", above=0, scheduled=False)
+        check_below(self, "minimum", "maximum")
 
     def arguments(self) -> Mapping[str, Any]:
         if self.target is None:

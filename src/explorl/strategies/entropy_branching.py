@@ -40,18 +40,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from explorl.metrics.branching import marker_text
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, double
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import double, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, fail, number, title, whole
+from explorl.strategies._lib.validate import check_choice, check_integer, check_number, name_of, raise_invalid
 from explorl.strategies.base import Batch, Strategy
 
 
 def shared_rows(
-    drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, world: World = ALONE
+    drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, collectives: Collectives = LOCAL
 ) -> Float[Tensor, "batch time"]:
     """How many rows have each token: m_{i,t} = #{j: j + d_{j,t} = i + d_{i,t}}; 0 where a token does not count."""
-    return _by_tree(_shared_rows, drawn_by, mask, world=world)
+    return _by_tree(_shared_rows, drawn_by, mask, collectives=collectives)
 
 
 def _shared_rows(drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
@@ -64,17 +64,17 @@ def shared_advantages(
     drawn_by: Int[Tensor, "batch time"],
     mask: Float[Tensor, "batch time"],
     *,
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """The mean advantage of the rows that have each token: A_{i,t} ← Σ_{j: same token} A_{j,t} / m_{i,t}."""
-    return _by_tree(_shared_advantages, drawn_by, mask, advantages, world=world)
+    return _by_tree(_shared_advantages, drawn_by, mask, advantages, collectives=collectives)
 
 
 def _shared_advantages(
     drawn_by: Int[Tensor, "batch time"], mask: Float[Tensor, "batch time"], advantages: Float[Tensor, "batch time"]
 ) -> Float[Tensor, "batch time"]:
     rows = _who(drawn_by)
-    own = counted(advantages, mask)
+    own = masked_double(advantages, mask)
     means = _sums(own, rows) / _sums(double(mask > 0), rows).clamp(min=1)
     return (means.gather(0, rows) * (mask > 0)).to(advantages.dtype)
 
@@ -85,13 +85,13 @@ def _who(drawn_by: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
 
 
 def _by_tree(
-    function: Callable[..., Tensor], drawn_by: Int[Tensor, "batch time"], *tokens: Tensor, world: World
+    function: Callable[..., Tensor], drawn_by: Int[Tensor, "batch time"], *tokens: Tensor, collectives: Collectives
 ) -> Float[Tensor, "batch time"]:
     """A function of rows that share tokens. They are brought together only where a process has a token that a row of
     another one drew: each samples trees of its own, and a group that was dealt out anew may come to straddle two."""
     rows = _who(drawn_by)
-    if bool(world.total(((rows < 0) | (rows >= len(rows))).sum()) > 0):
-        return world.by_row(function, drawn_by, *tokens)
+    if bool(collectives.sum(((rows < 0) | (rows >= len(rows))).sum()) > 0):
+        return collectives.map_rows(function, drawn_by, *tokens)
     return function(drawn_by, *tokens)
 
 
@@ -118,25 +118,25 @@ class EntropyBranching(Strategy):
     shared: Literal["per_leaf", "once"] = "per_leaf"  # how often a token that answers share is learnt from
 
     def __post_init__(self) -> None:
-        whole(self, "initial", at_least=1, optional=True, good=4)
-        whole(self, "beam", at_least=2)
-        number(self, "base", at_least=0, at_most=1)
-        number(self, "weight", at_least=0)
-        whole(self, "window", at_least=1)
-        choice(self, "shared", "per_leaf", "once")
+        check_integer(self, "initial", at_least=1, optional=True, good=4)
+        check_integer(self, "beam", at_least=2)
+        check_number(self, "base", at_least=0, at_most=1)
+        check_number(self, "weight", at_least=0)
+        check_integer(self, "window", at_least=1)
+        check_choice(self, "shared", "per_leaf", "once")
         if isinstance(self.at, str) or not isinstance(self.at, Sequence) or not self.at:
-            fail(self, "at", self.at, "a list of markers", ["newline"])
+            raise_invalid(self, "at", self.at, "a list of markers", ["newline"])
         for marker in self.at:
             try:
                 marker_text(marker)
             except ValueError as error:
-                raise ValueError(f"{title(self)}: {error}") from None
+                raise ValueError(f"{name_of(self)}: {error}") from None
         object.__setattr__(self, "at", tuple(self.at))
 
     def check(self, *, num_generations: int) -> None:
         if self.initial is not None and self.initial > num_generations:
             raise ValueError(
-                f"{title(self)}: initial is {self.initial}, but there are only num_generations={num_generations} "
+                f"{name_of(self)}: initial is {self.initial}, but there are only num_generations={num_generations} "
                 f"answers to a prompt; use initial={max(1, num_generations // 2)}, or "
                 f"num_generations={2 * self.initial}"
             )
@@ -148,17 +148,17 @@ class EntropyBranching(Strategy):
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
         if self.shared == "per_leaf" or batch.drawn_by is None:
             return None
-        return shared_advantages(batch.advantages, batch.drawn_by, batch.mask, world=batch.world)
+        return shared_advantages(batch.advantages, batch.drawn_by, batch.mask, collectives=batch.collectives)
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
         if self.shared == "per_leaf" or batch.drawn_by is None:
             return None
-        return 1 / shared_rows(batch.drawn_by, batch.mask, world=batch.world).clamp(min=1)
+        return 1 / shared_rows(batch.drawn_by, batch.mask, collectives=batch.collectives).clamp(min=1)
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         if batch.drawn_by is None:
             return {}
         present = batch.mask > 0
         forked, own = (batch.drawn_by != 0).any(1), (batch.drawn_by == 0) & present
-        forks, sampled, tokens = batch.world.total(torch.stack([forked.sum(), own.sum(), present.sum()])).tolist()
+        forks, sampled, tokens = batch.collectives.sum(torch.stack([forked.sum(), own.sum(), present.sum()])).tolist()
         return {"forks": float(forks), "sampled_tokens": sampled / max(tokens, 1)}

@@ -29,23 +29,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.collectives import LOCAL, Collectives
 from explorl.strategies._lib.schedule import Scheduled, at
 from explorl.strategies._lib.selection import kth_smallest
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
 def forking_mask(
-    entropy: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, fraction: float, world: World = ALONE
+    entropy: Float[Tensor, "batch time"],
+    mask: Float[Tensor, "batch time"],
+    *,
+    fraction: float,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """1 on the counted tokens at or above the (1 − fraction) quantile of entropy."""
-    tokens = int(world.total((mask > 0).sum()))
+    tokens = int(collectives.sum((mask > 0).sum()))
     if not tokens:
         return torch.zeros_like(entropy, dtype=torch.float32)
     # A linear quantile lies between two order statistics, and what is ≥ it is what is ≥ the upper one.
     rank = math.ceil((1 - fraction) * (tokens - 1) - 1e-9)
-    threshold = kth_smallest(entropy[mask > 0].float(), rank + 1, world=world)
+    threshold = kth_smallest(entropy[mask > 0].float(), rank + 1, collectives=collectives)
     return ((mask > 0) & (entropy.float() >= threshold)).float()
 
 
@@ -61,20 +65,22 @@ class ForkingTokens(Strategy):
     normalize: Literal["all", "kept"] = "all"
 
     def __post_init__(self) -> None:
-        number(self, "fraction", above=0, at_most=1)
-        choice(self, "normalize", "all", "kept")
+        check_number(self, "fraction", above=0, at_most=1)
+        check_choice(self, "normalize", "all", "kept")
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"]:
         kept = self._kept(batch)
         if self.normalize == "kept":
-            tokens, left = batch.world.total(torch.stack([(batch.mask > 0).sum(), (kept > 0).sum()]))
+            tokens, left = batch.collectives.sum(torch.stack([(batch.mask > 0).sum(), (kept > 0).sum()]))
             kept = kept * (tokens / left.clamp(min=1))
         return kept
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         lowest = batch.entropy.float().masked_fill(self._kept(batch) == 0, torch.inf).flatten()
-        threshold = batch.world.smallest(lowest.min() if len(lowest) else batch.entropy.new_tensor(torch.inf))
+        threshold = batch.collectives.min(lowest.min() if len(lowest) else batch.entropy.new_tensor(torch.inf))
         return {"threshold": float(threshold) if threshold.isfinite() else 0.0}
 
     def _kept(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        return forking_mask(batch.entropy, batch.mask, fraction=at(self.fraction, batch.step), world=batch.world)
+        return forking_mask(
+            batch.entropy, batch.mask, fraction=at(self.fraction, batch.step), collectives=batch.collectives
+        )

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from explorl.strategies._lib.masked_stats import double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -64,7 +64,7 @@ class ImportanceCorrection(Strategy):
     cap: Scheduled = 2.0
 
     def __post_init__(self) -> None:
-        number(self, "cap", above=0)
+        check_number(self, "cap", above=0)
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"]:
         if batch.sampling_logps is None:
@@ -79,5 +79,5 @@ class ImportanceCorrection(Strategy):
         weights, present = self.weights(batch), batch.mask > 0
         capped = present & (weights >= at(self.cap, batch.step))
         sums = torch.stack([double(values.sum()) for values in (weights, capped, present)])
-        weight, at_cap, tokens = batch.world.total(sums).tolist()
+        weight, at_cap, tokens = batch.collectives.sum(sums).tolist()
         return {"mean": weight / max(tokens, 1.0), "capped": at_cap / max(tokens, 1.0)}

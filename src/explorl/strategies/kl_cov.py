@@ -27,22 +27,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.collectives import LOCAL, Collectives
 from explorl.strategies._lib.covariance import token_covariance
-from explorl.strategies._lib.masked_stats import share
+from explorl.strategies._lib.masked_stats import selection_size
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.selection import leading
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.selection import top_k_mask
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy
 
 
 def top_cov_mask(
-    cov: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], *, fraction: float, world: World = ALONE
+    cov: Float[Tensor, "batch time"],
+    mask: Float[Tensor, "batch time"],
+    *,
+    fraction: float,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """1 on the share of the counted tokens with the largest covariance."""
-    tokens = int(world.total((mask > 0).sum()))
+    tokens = int(collectives.sum((mask > 0).sum()))
     chosen = torch.zeros_like(cov, dtype=torch.float32)
-    chosen[mask > 0] = leading(cov[mask > 0], share(fraction, tokens), world=world).float()
+    chosen[mask > 0] = top_k_mask(cov[mask > 0], selection_size(fraction, tokens), collectives=collectives).float()
     return chosen
 
 
@@ -59,21 +63,21 @@ class KLCov(Strategy):
     coef: Scheduled = 1.0
 
     def __post_init__(self) -> None:
-        number(self, "fraction", above=0, at_most=1)
-        number(self, "coef", at_least=0)
+        check_number(self, "fraction", above=0, at_most=1)
+        check_number(self, "coef", at_least=0)
 
     def clip(self, batch: Batch) -> tuple[float, float]:
         return math.inf, math.inf
 
     def keep(self, batch: Batch) -> Mapping[str, Float[Tensor, "batch time"]]:
-        cov = token_covariance(batch.advantages, batch.old_logps, batch.mask, world=batch.world)
+        cov = token_covariance(batch.advantages, batch.old_logps, batch.mask, collectives=batch.collectives)
         fraction = at(self.fraction, batch.step)
-        return {"chosen": top_cov_mask(cov, batch.mask, fraction=fraction, world=batch.world)}
+        return {"chosen": top_cov_mask(cov, batch.mask, fraction=fraction, collectives=batch.collectives)}
 
     def penalty(self, batch: Batch, kept: Mapping[str, Float[Tensor, "batch time"]]) -> Float[Tensor, "batch time"]:
         drift = torch.where(kept["chosen"] > 0, batch.logps - batch.old_logps, 0.0)
         return at(self.coef, batch.step) * drift.abs()
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        tokens = int(batch.world.total((batch.mask > 0).sum()))
-        return {"tokens": share(at(self.fraction, batch.step), tokens)}
+        tokens = int(batch.collectives.sum((batch.mask > 0).sum()))
+        return {"tokens": selection_size(at(self.fraction, batch.step), tokens)}

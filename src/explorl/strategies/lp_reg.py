@@ -31,11 +31,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, double, share
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import double, masked_double, selection_size
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.selection import leading
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.selection import top_k_mask
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy
 
 MOST = 10.0
@@ -49,14 +49,16 @@ def shielded_tokens(
     mask: Float[Tensor, "batch time"],
     *,
     fraction: float,
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """1 on the least likely tokens with a negative advantage, as far as the proxy keeps them."""
-    punished = counted(advantages, mask) < 0
-    tokens = int(world.total(punished.sum()))
+    punished = masked_double(advantages, mask) < 0
+    tokens = int(collectives.sum(punished.sum()))
     chosen = torch.zeros_like(mask, dtype=torch.float32)
-    chosen[punished] = leading(old_logps[punished], share(fraction, tokens), lowest=True, world=world).float()
-    return chosen * (counted(min_p_mass, mask) > 0)
+    chosen[punished] = top_k_mask(
+        old_logps[punished], selection_size(fraction, tokens), lowest=True, collectives=collectives
+    ).float()
+    return chosen * (masked_double(min_p_mass, mask) > 0)
 
 
 def proxy_penalty(
@@ -81,9 +83,9 @@ class LowProbabilityRegularization(Strategy):
     min_p: float = 0.02  # κ: tokens less likely than this share of the likeliest one are noise
 
     def __post_init__(self) -> None:
-        number(self, "coef", at_least=0)
-        number(self, "fraction", above=0, at_most=1)
-        number(self, "min_p", above=0, at_most=1, scheduled=False)
+        check_number(self, "coef", at_least=0)
+        check_number(self, "fraction", above=0, at_most=1)
+        check_number(self, "min_p", above=0, at_most=1, scheduled=False)
 
     @property
     def needs_min_p_mass(self) -> float:  # type: ignore[override]
@@ -97,7 +99,7 @@ class LowProbabilityRegularization(Strategy):
                 "engine (engine='explorl'), or take lp_reg out of the list"
             )
         tokens = batch.advantages, batch.old_logps, batch.min_p_mass, batch.mask
-        return shielded_tokens(*tokens, fraction=at(self.fraction, batch.step), world=batch.world)
+        return shielded_tokens(*tokens, fraction=at(self.fraction, batch.step), collectives=batch.collectives)
 
     def keep(self, batch: Batch) -> Mapping[str, Float[Tensor, "batch time"]]:
         chosen = self.chosen(batch)
@@ -113,5 +115,5 @@ class LowProbabilityRegularization(Strategy):
         chosen = self.chosen(batch)
         assert batch.min_p_mass is not None
         masses = torch.where(chosen > 0, batch.min_p_mass, 0.0)
-        tokens, mass = batch.world.total(torch.stack([double(chosen.sum()), double(masses.sum())])).tolist()
+        tokens, mass = batch.collectives.sum(torch.stack([double(chosen.sum()), double(masses.sum())])).tolist()
         return {"tokens": tokens, "mass": mass / max(tokens, 1.0)}

@@ -38,4 +38,4 @@ class MaskTruncated(Strategy):
         return per_token((~batch.truncated).float(), batch.mask) * batch.mask
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        return {"truncated": float(batch.world.everywhere(batch.truncated).float().mean())}
+        return {"truncated": float(batch.collectives.gather_rows(batch.truncated).float().mean())}

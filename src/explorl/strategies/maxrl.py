@@ -31,9 +31,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.graded import graded
 from explorl.strategies._lib.masked_stats import double, group_moments
-from explorl.strategies._lib.validate import choice
+from explorl.strategies._lib.reward_values import reward_values
+from explorl.strategies._lib.validate import check_choice
 from explorl.strategies.base import Batch, Strategy, per_token
 
 
@@ -59,12 +59,12 @@ class MaxRL(Strategy):
     of: Literal["correct", "reward"] = "correct"  # or the total reward
 
     def __post_init__(self) -> None:
-        choice(self, "of", "correct", "reward")
+        check_choice(self, "of", "correct", "reward")
 
     @property
     def needs_correct(self) -> bool:  # type: ignore[override]
         return self.of == "correct"
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        values = batch.world.by_row(maxrl_advantages, graded(batch, self.of), batch.group)
+        values = batch.collectives.map_rows(maxrl_advantages, reward_values(batch, self.of), batch.group)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

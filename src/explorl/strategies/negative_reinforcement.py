@@ -30,7 +30,7 @@ from torch import Tensor
 
 from explorl.strategies._lib.masked_stats import double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy, per_token
 
 
@@ -61,8 +61,8 @@ class NegativeReinforcement(Strategy):
     negative_weight: Scheduled = 1.0
 
     def __post_init__(self) -> None:
-        number(self, "positive_weight", at_least=0)
-        number(self, "negative_weight", at_least=0)
+        check_number(self, "positive_weight", at_least=0)
+        check_number(self, "negative_weight", at_least=0)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         values = signed_advantages(

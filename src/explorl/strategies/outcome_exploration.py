@@ -33,10 +33,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import counted, double, group_moments, group_total
+from explorl.strategies._lib.masked_stats import double, group_moments, group_sum, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.solve_rates import digest
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.solve_rates import text_key
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy
 
 MOST_ANSWERS = 1000
@@ -66,8 +66,8 @@ def repetition_penalties(outcome: Int[Tensor, " batch"], group: Int[Tensor, " ba
     """−(1/n) · #{j ≠ i : a_j = a_i} within each group of n; 0 where the outcome is −1: no answer."""
     answered = outcome >= 0
     _, pair = torch.unique(torch.stack([group, outcome.to(group.dtype)]), dim=1, return_inverse=True)
-    others = group_total(torch.ones_like(double(outcome)), pair) - 1
-    size = group_total(torch.ones_like(others), group)
+    others = group_sum(torch.ones_like(double(outcome)), pair) - 1
+    size = group_sum(torch.ones_like(others), group)
     return torch.where(answered, -others / size, 0.0).float()
 
 
@@ -86,25 +86,28 @@ class OutcomeExploration(Strategy):
     constant: Scheduled = 0.5  # b_0: answers given more than b_0^(−2) times lose
 
     def __post_init__(self) -> None:
-        number(self, "coef", at_least=0)
-        choice(self, "kind", "historical", "batch")
-        choice(self, "baseline", "constant", "mean", "none")
-        number(self, "constant", at_least=0, at_most=1)
+        check_number(self, "coef", at_least=0)
+        check_choice(self, "kind", "historical", "batch")
+        check_choice(self, "baseline", "constant", "mean", "none")
+        check_number(self, "constant", at_least=0, at_most=1)
 
     def bonuses(self, batch: Batch) -> Float[Tensor, " batch"]:
         """What each answer gains, before the coefficient."""
         known: dict[str, int] = {}
-        answers, world = _answers(batch), batch.world
-        ids = [-1 if answer is None else known.setdefault(answer, len(known)) for answer in world.objects(answers)]
-        outcome = world.here(torch.tensor(ids, device=batch.group.device))
+        answers, collectives = _answers(batch), batch.collectives
+        ids = [
+            -1 if answer is None else known.setdefault(answer, len(known))
+            for answer in collectives.gather_objects(answers)
+        ]
+        outcome = collectives.local_rows(torch.tensor(ids, device=batch.group.device))
         if self.kind == "batch":
-            return world.by_row(repetition_penalties, outcome, batch.group)
+            return collectives.map_rows(repetition_penalties, outcome, batch.group)
         seen = self.memory.get("counts", {})
         counts = [
-            0 if answer is None else seen.get(digest(prompt), {}).get(answer, 0)
+            0 if answer is None else seen.get(text_key(prompt), {}).get(answer, 0)
             for prompt, answer in zip(batch.prompts, answers, strict=True)
         ]
-        return world.by_row(
+        return collectives.map_rows(
             ucb_bonuses,
             torch.tensor(counts, dtype=torch.float32, device=batch.group.device),
             outcome,
@@ -116,16 +119,16 @@ class OutcomeExploration(Strategy):
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         bonus = double(at(self.coef, batch.step) * self.bonuses(batch)).masked_fill(batch.rewards.isnan(), 0.0)
         bonus = bonus.unsqueeze(1)
-        shaped = counted(batch.advantages, batch.mask) + bonus * (batch.mask > 0)
+        shaped = masked_double(batch.advantages, batch.mask) + bonus * (batch.mask > 0)
         return shaped.to(batch.advantages.dtype)
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The mean bonus, the share of rows with an answer, different answers per prompt; and counts the answers."""
-        world = batch.world
+        collectives = batch.collectives
         bonuses, group, answers = (
-            world.everywhere(self.bonuses(batch)),
-            world.everywhere(batch.group).tolist(),
-            world.objects(_answers(batch)),
+            collectives.gather_rows(self.bonuses(batch)),
+            collectives.gather_rows(batch.group).tolist(),
+            collectives.gather_objects(_answers(batch)),
         )
         numbers = {
             "bonus": float(bonuses.mean()),
@@ -134,7 +137,7 @@ class OutcomeExploration(Strategy):
             / max(len(set(group)), 1),
         }
         if self.kind == "historical":
-            self._remember(world.objects([digest(prompt) for prompt in batch.prompts]), answers)
+            self._remember(collectives.gather_objects([text_key(prompt) for prompt in batch.prompts]), answers)
         return numbers
 
     def _remember(self, prompts: Sequence[str], answers: Sequence[str | None]) -> None:
@@ -159,4 +162,4 @@ def _answers(batch: Batch) -> list[str | None]:
             f"outcome_exploration has {len(batch.answers)} answers for {len(batch.group)} rows; whoever makes the "
             "batch must fill in Batch.answers, one text or None per row"
         )
-    return [None if text is None else digest(text) for text in batch.answers]
+    return [None if text is None else text_key(text) for text in batch.answers]

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from explorl.strategies._lib.masked_stats import double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import fail, number, whole
+from explorl.strategies._lib.validate import check_integer, check_number, raise_invalid
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -54,9 +54,9 @@ class OverlongPenalty(Strategy):
     factor: Scheduled = 1.0
 
     def __post_init__(self) -> None:
-        whole(self, "cache", at_least=1, optional=True, good=4096)
-        whole(self, "longest", at_least=1, optional=True, good=20480)
-        number(self, "factor", at_least=0)
+        check_integer(self, "cache", at_least=1, optional=True, good=4096)
+        check_integer(self, "longest", at_least=1, optional=True, good=20480)
+        check_number(self, "factor", at_least=0)
         if self.longest is not None:
             self._check_cache(self.longest, "longest")
 
@@ -71,7 +71,7 @@ class OverlongPenalty(Strategy):
 
     def _check_cache(self, longest: int, name: str) -> None:
         if self.cache is not None and self.cache > longest:
-            fail(self, "cache", self.cache, f"at most {name}, which is {longest}", max(longest // 5, 1))
+            raise_invalid(self, "cache", self.cache, f"at most {name}, which is {longest}", max(longest // 5, 1))
 
     def penalties(self, batch: Batch) -> Float[Tensor, " batch"]:
         """What each answer loses, before the factor."""
@@ -90,5 +90,5 @@ class OverlongPenalty(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The mean penalty, and the share of the answers that have one."""
-        penalties = batch.world.everywhere(self.penalties(batch))
+        penalties = batch.collectives.gather_rows(self.penalties(batch))
         return {"penalty": float(penalties.mean()), "penalised": float((penalties < 0).float().mean())}

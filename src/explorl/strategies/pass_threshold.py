@@ -29,7 +29,7 @@ from torch import Tensor
 
 from explorl.strategies._lib.masked_stats import double, group_moments
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy, per_token
 
 
@@ -46,9 +46,9 @@ class PassThreshold(Strategy):
     of: Literal["reward", "correct"] = "reward"  # the mean total reward, or the share of correct answers
 
     def __post_init__(self) -> None:
-        number(self, "threshold")
-        choice(self, "level", "batch", "group")
-        choice(self, "of", "reward", "correct")
+        check_number(self, "threshold")
+        check_choice(self, "level", "batch", "group")
+        check_choice(self, "of", "reward", "correct")
 
     @property
     def needs_correct(self) -> bool:  # type: ignore[override]
@@ -59,11 +59,11 @@ class PassThreshold(Strategy):
         decides = batch.rewards if self.of == "reward" else batch.correctness
         values = double(batch.rewards if self.of == "reward" else batch.correct)
         group = batch.group if self.level == "group" else torch.zeros_like(batch.group)
-        mean, _ = batch.world.by_row(group_moments, values, group, ~decides.isnan(), correction=0)
+        mean, _ = batch.collectives.map_rows(group_moments, values, group, ~decides.isnan(), correction=0)
         return mean >= at(self.threshold, batch.step) - 1e-6  # 0.7 in float32 is below 0.7
 
     def select(self, batch: Batch) -> Float[Tensor, "batch time"]:
         return per_token(self.passes(batch).float(), batch.mask) * batch.mask
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        return {"skipped": 1 - float(batch.world.everywhere(self.passes(batch)).float().mean())}
+        return {"skipped": 1 - float(batch.collectives.gather_rows(self.passes(batch)).float().mean())}

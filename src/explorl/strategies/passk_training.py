@@ -29,9 +29,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import double, group_total
+from explorl.strategies._lib.masked_stats import double, group_sum
 from explorl.strategies._lib.schedule import Schedule, at
-from explorl.strategies._lib.validate import k_fits, whole
+from explorl.strategies._lib.validate import check_integer, check_k
 from explorl.strategies.base import Batch, Strategy, per_token
 
 
@@ -46,11 +46,11 @@ def passk_advantages(
 ) -> Float[Tensor, " batch"]:
     """One advantage per sequence; 0 for an answer that could not be scored."""
     counts = double(scored)
-    smallest = int(group_total(torch.ones_like(counts), group).min())
+    smallest = int(group_sum(torch.ones_like(counts), group).min())
     if not 1 <= k <= smallest:
         raise ValueError(f"k is {k}, but a prompt has {smallest} samples; k must be between 1 and {smallest}")
-    n = group_total(counts, group)
-    wrong = group_total(double(scored & ~correct), group)
+    n = group_sum(counts, group)
+    wrong = group_sum(double(scored & ~correct), group)
     missed = binomial_ratio(wrong, n, k)  # 1 − ρ
     sigma = (missed * (1 - missed)).sqrt() + 1e-6
     without = binomial_ratio(wrong - 1, n - 1, k - 1)
@@ -71,13 +71,13 @@ class PassKTraining(Strategy):
     k: int | Schedule  # at most half of the generations of a prompt is a good rule
 
     def __post_init__(self) -> None:
-        whole(self, "k", at_least=1, scheduled=True, good=4)
+        check_integer(self, "k", at_least=1, scheduled=True, good=4)
 
     def check(self, *, num_generations: int) -> None:
-        k_fits(self, self.k, num_generations)
+        check_k(self, self.k, num_generations)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         scored = ~batch.correctness.isnan()
         k = round(at(self.k, batch.step))
-        values = batch.world.by_row(passk_advantages, batch.correct, scored, batch.group, k=k)
+        values = batch.collectives.map_rows(passk_advantages, batch.correct, scored, batch.group, k=k)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

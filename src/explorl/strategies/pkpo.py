@@ -35,11 +35,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.graded import graded
-from explorl.strategies._lib.masked_stats import double, group_total
+from explorl.strategies._lib.masked_stats import double, group_sum
 from explorl.strategies._lib.order_statistics import group_max, sorted_groups
+from explorl.strategies._lib.reward_values import reward_values
 from explorl.strategies._lib.schedule import Schedule, at
-from explorl.strategies._lib.validate import choice, k_fits, whole
+from explorl.strategies._lib.validate import check_choice, check_integer, check_k
 from explorl.strategies.base import Batch, Strategy, per_token
 from explorl.strategies.passk_training import binomial_ratio
 
@@ -49,14 +49,14 @@ def pkpo_advantages(
 ) -> Float[Tensor, " batch"]:
     """One advantage per sequence; 0 for an answer that could not be scored (NaN)."""
     values = double(rewards)
-    smallest = int(group_total(torch.ones_like(values), group).min())
+    smallest = int(group_sum(torch.ones_like(values), group).min())
     if not 1 <= k <= smallest:
         raise ValueError(f"k is {k}, but a prompt has {smallest} samples; k must be between 1 and {smallest}")
     scored = ~values.isnan()
-    n = group_total(double(scored), group)
+    n = group_sum(double(scored), group)
     deficit = torch.where(scored, values - group_max(values, group, scored), 0.0)
     if k == 1:
-        gain = deficit - (group_total(deficit, group) - deficit) / (n - 1).clamp(min=1)
+        gain = deficit - (group_sum(deficit, group) - deficit) / (n - 1).clamp(min=1)
     else:
         gain = k * _mean_gain(deficit, group, n, scored, k - 1)
     return torch.where(scored, gain, 0.0).float()
@@ -98,17 +98,17 @@ class PKPO(Strategy):
     of: Literal["correct", "reward"] = "correct"  # or the total reward
 
     def __post_init__(self) -> None:
-        whole(self, "k", at_least=1, scheduled=True, good=4)
-        choice(self, "of", "correct", "reward")
+        check_integer(self, "k", at_least=1, scheduled=True, good=4)
+        check_choice(self, "of", "correct", "reward")
 
     @property
     def needs_correct(self) -> bool:  # type: ignore[override]
         return self.of == "correct"
 
     def check(self, *, num_generations: int) -> None:
-        k_fits(self, self.k, num_generations)
+        check_k(self, self.k, num_generations)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         k = round(at(self.k, batch.step))
-        values = batch.world.by_row(pkpo_advantages, graded(batch, self.of), batch.group, k=k)
+        values = batch.collectives.map_rows(pkpo_advantages, reward_values(batch, self.of), batch.group, k=k)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import counted, double
+from explorl.strategies._lib.masked_stats import double, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number, whole
+from explorl.strategies._lib.validate import check_choice, check_integer, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -46,7 +46,7 @@ def position_shaped(
     own = double(mask > 0)
     rel = (own.cumsum(1) - 1) / own.sum(1, keepdim=True).clamp(min=1)
     bonus = gamma * torch.sigmoid(direction * slope * (rel - shift))
-    values = counted(advantages, mask)
+    values = masked_double(advantages, mask)
     if cap is not None:
         bonus = torch.minimum(bonus, cap * values.abs())
     return (values + values.sign() * bonus).to(advantages.dtype)
@@ -69,13 +69,13 @@ class PositionShaping(Strategy):
     steps: int = 100
 
     def __post_init__(self) -> None:
-        number(self, "gamma", at_least=0)
-        choice(self, "direction", 1, -1)
-        number(self, "slope", at_least=0)
-        number(self, "shift")
-        number(self, "cap", above=0, optional=True)
-        whole(self, "start", at_least=0)
-        whole(self, "steps", at_least=1)
+        check_number(self, "gamma", at_least=0)
+        check_choice(self, "direction", 1, -1)
+        check_number(self, "slope", at_least=0)
+        check_number(self, "shift")
+        check_number(self, "cap", above=0, optional=True)
+        check_integer(self, "start", at_least=0)
+        check_integer(self, "steps", at_least=1)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
         if not self.start <= batch.step < self.start + self.steps:

@@ -27,10 +27,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, group_moments, negligible
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import group_moments, is_negligible, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, interval, number
+from explorl.strategies._lib.validate import check_choice, check_interval, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -43,18 +43,18 @@ def ppl_shaped(
     alpha: float,
     direction: int = 1,
     clamp: tuple[float, float] | None = None,
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """Advantages times 1 − direction·α·z of their sequence; `clamp` bounds that factor."""
     tokens = (mask > 0).sum(1)
-    log_ppl = -counted(logps, mask).sum(1) / tokens.clamp(min=1)
-    mean, std = world.by_row(group_moments, log_ppl, group, tokens > 0, correction=0)
-    flat = negligible(std, mean)
+    log_ppl = -masked_double(logps, mask).sum(1) / tokens.clamp(min=1)
+    mean, std = collectives.map_rows(group_moments, log_ppl, group, tokens > 0, correction=0)
+    flat = is_negligible(std, mean)
     z = torch.where(flat, 0.0, (log_ppl - mean) / torch.where(flat, 1.0, std))
     factor = 1 - direction * alpha * z
     if clamp is not None:
         factor = factor.clamp(*clamp)
-    return (counted(advantages, mask) * factor.unsqueeze(1)).to(advantages.dtype)
+    return (masked_double(advantages, mask) * factor.unsqueeze(1)).to(advantages.dtype)
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class PerplexityShaping(Strategy):
     clamp: tuple[float, float] | None = None  # (0.8, 1.2) in the authors' release
 
     def __post_init__(self) -> None:
-        number(self, "alpha", at_least=0)
-        choice(self, "direction", 1, -1)
-        interval(self, "clamp", good=(0.8, 1.2))
+        check_number(self, "alpha", at_least=0)
+        check_choice(self, "direction", 1, -1)
+        check_interval(self, "clamp", good=(0.8, 1.2))
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         alpha = at(self.alpha, batch.step)
@@ -84,5 +84,5 @@ class PerplexityShaping(Strategy):
             alpha=alpha,
             direction=self.direction,
             clamp=self.clamp,
-            world=batch.world,
+            collectives=batch.collectives,
         )

@@ -30,11 +30,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.graded import graded
-from explorl.strategies._lib.masked_stats import double, group_moments, group_total
+from explorl.strategies._lib.masked_stats import double, group_moments, group_sum
 from explorl.strategies._lib.order_statistics import sorted_groups
+from explorl.strategies._lib.reward_values import reward_values
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy, per_token
 from explorl.strategies.grpo import EPSILON
 
@@ -45,11 +45,11 @@ def quantile_advantages(
     """One advantage per sequence; 0 for an answer that could not be scored (NaN)."""
     values = double(rewards)
     scored = ~values.isnan()
-    n = group_total(double(scored), group)
+    n = group_sum(double(scored), group)
     order, place = sorted_groups(values, group, scored)
     last = (quantile * n - 1e-9).floor()  # 0.55 · 20 is 11, whatever binary fractions say: the place before
     chosen = torch.empty_like(scored).scatter_(0, order, place == last[order])
-    baseline = group_total(torch.where(chosen, values, 0.0), group)
+    baseline = group_sum(torch.where(chosen, values, 0.0), group)
     _, std = group_moments(values, group, scored, correction=1)
     return torch.where(scored, (values - baseline) / (std + EPSILON), 0.0).float()
 
@@ -67,14 +67,14 @@ class QuantileBaseline(Strategy):
     of: Literal["reward", "correct"] = "reward"  # or right and wrong alone
 
     def __post_init__(self) -> None:
-        number(self, "quantile", above=0, below=1)
-        choice(self, "of", "reward", "correct")
+        check_number(self, "quantile", above=0, below=1)
+        check_choice(self, "of", "reward", "correct")
 
     @property
     def needs_correct(self) -> bool:  # type: ignore[override]
         return self.of == "correct"
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        rewards, quantile = graded(batch, self.of), at(self.quantile, batch.step)
-        values = batch.world.by_row(quantile_advantages, rewards, batch.group, quantile=quantile)
+        rewards, quantile = reward_values(batch, self.of), at(self.quantile, batch.step)
+        values = batch.collectives.map_rows(quantile_advantages, rewards, batch.group, quantile=quantile)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from explorl.strategies._lib.validate import fail, whole
+from explorl.strategies._lib.validate import check_integer, raise_invalid
 from explorl.strategies.base import Batch, StepState, Strategy
 
 
@@ -37,11 +37,11 @@ class ReferenceReset(Strategy):
     on_stall: int | None = None  # steps without a new best reward
 
     def __post_init__(self) -> None:
-        whole(self, "every", at_least=1, optional=True, good=200)
-        whole(self, "on_stall", at_least=1, optional=True, good=50)
+        check_integer(self, "every", at_least=1, optional=True, good=200)
+        check_integer(self, "on_stall", at_least=1, optional=True, good=50)
         if (self.every is None) == (self.on_stall is None):
             both = (self.every, self.on_stall)
-            fail(self, "(every, on_stall)", both, "one of the two, the other left out", (200, None))
+            raise_invalid(self, "(every, on_stall)", both, "one of the two, the other left out", (200, None))
 
     def after_step(self, state: StepState) -> None:
         due = self._stalled(state.reward) if self.every is None else state.step % self.every == 0

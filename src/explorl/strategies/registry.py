@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from explorl.core.plugins import PluginKind, is_class, safe_repr, suggest
 from explorl.strategies._lib.schedule import Schedule
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.annealed_temperature import AnnealedTemperature
 from explorl.strategies.base import Strategy, overrides
 from explorl.strategies.bottom_p import BottomP
@@ -108,11 +108,11 @@ def build_all(specs: Iterable[Spec] | None, *, construct: bool = True) -> list[S
     if specs is not None and not isinstance(specs, Iterable):
         raise ValueError(f"strategies must be a list, such as [bottom_p, egsw]; got {specs!r}")
     listed = [build(spec) if construct or _is_own(spec) else _resolved(spec)[0] for spec in specs or ()]
-    names = [title(strategy) for strategy in listed]
+    names = [name_of(strategy) for strategy in listed]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is listed {names.count(name)} times; list it once")
-    replacing = [title(strategy) for strategy in listed if strategy.replaces_advantage is True]
+    replacing = [name_of(strategy) for strategy in listed if strategy.replaces_advantage is True]
     if len(replacing) > 1:
         raise ValueError(f"{' and '.join(replacing)} each replace the base advantage; keep one of them")
     return [strategy for strategy in listed if isinstance(strategy, Strategy)]
@@ -121,7 +121,7 @@ def build_all(specs: Iterable[Spec] | None, *, construct: bool = True) -> list[S
 def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
     """What in this list will have no effect, and what to set; `reused`: a batch serves more than one update."""
     messages = [
-        f"{title(strategy)} {getattr(strategy, 'used_once', 'does nothing')} on a batch that is used for one update "
+        f"{name_of(strategy)} {getattr(strategy, 'used_once', 'does nothing')} on a batch that is used for one update "
         "only; set num_iterations to 2 or more (in a configuration training.iterations), or steps_per_generation above "
         "gradient_accumulation_steps"
         for strategy in strategies
@@ -131,18 +131,18 @@ def warn_inert(strategies: Sequence[Strategy], *, reused: bool) -> list[str]:
         for earlier in strategies[:place]:
             if strategy.replaces_advantage and overrides(earlier, "advantages"):
                 messages.append(
-                    f"{title(earlier)} has no effect on the advantages: {title(strategy)}, listed after it, replaces "
-                    f"them; list {title(strategy)} first"
+                    f"{name_of(earlier)} has no effect on the advantages: {name_of(strategy)}, listed after it, "
+                    f"replaces them; list {name_of(strategy)} first"
                 )
             if overrides(strategy, "clip") and overrides(earlier, "clip"):
                 messages.append(
-                    f"the clip of {title(earlier)} has no effect: {title(strategy)}, listed after it, sets another; "
-                    "keep one of them"
+                    f"the clip of {name_of(earlier)} has no effect: {name_of(strategy)}, listed after it, sets "
+                    "another; keep one of them"
                 )
     for judge in (s for s in strategies if type(s) in REGISTRY.values() and s.replaces_advantage and s.needs_correct):
-        suggest = f", or give {title(judge)} of='reward'" if hasattr(judge, "of") else ""
+        suggest = f", or give {name_of(judge)} of='reward'" if hasattr(judge, "of") else ""
         messages += [
-            f"the rewards of {title(other)} have no effect on the advantages: {title(judge)} asks what is correct; "
+            f"the rewards of {name_of(other)} have no effect on the advantages: {name_of(judge)} asks what is correct; "
             f"keep one of them{suggest}"
             for other in strategies
             if overrides(other, "rewards")
@@ -189,10 +189,10 @@ def _resolved(spec: Any) -> tuple[type[Strategy], Mapping[str, Any]]:
     for key in values:
         if key not in known:
             advice = strategy.moved.get(key) or (suggest(key, known) if known else "it has none")
-            raise ValueError(f"{title(strategy)} has no hyperparameter {key!r}; {advice}")
+            raise ValueError(f"{name_of(strategy)} has no hyperparameter {key!r}; {advice}")
     missing = [key for key, field in known.items() if _required(field) and key not in values]
     if missing:
-        raise ValueError(f"{title(strategy)} needs {' and '.join(missing)}{_example(strategy, missing)}")
+        raise ValueError(f"{name_of(strategy)} needs {' and '.join(missing)}{_example(strategy, missing)}")
     return strategy, values
 
 
@@ -232,7 +232,7 @@ def _convert(strategy: type[Strategy], key: str, value: Any) -> Any:
         return tuple(value)
     if not isinstance(value, Mapping) or not _takes_schedule(strategy, key, value):
         return value
-    where = f"{title(strategy)}: {key}"
+    where = f"{name_of(strategy)}: {key}"
     good = "{from: 0.1, to: 0.0, start: 200, steps: 100, shape: linear}"
     keys = ("from", "to", "start", "steps", "shape")
     for part, content in value.items():
@@ -266,7 +266,7 @@ def _example(strategy: type[Strategy], missing: list[str]) -> str:
     good = {"k": "4", "solve_rates": "rates.json"}
     if not set(missing) <= set(good):
         return ""
-    return f", for example {{{title(strategy)}: {{{', '.join(f'{key}: {good[key]}' for key in missing)}}}}}"
+    return f", for example {{{name_of(strategy)}: {{{', '.join(f'{key}: {good[key]}' for key in missing)}}}}}"
 
 
 def _description(name: str, strategy: type[Strategy]) -> dict[str, Any]:

@@ -28,11 +28,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.graded import graded
 from explorl.strategies._lib.masked_stats import double, group_moments
 from explorl.strategies._lib.order_statistics import group_max
+from explorl.strategies._lib.reward_values import reward_values
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy, per_token
 
 
@@ -64,15 +64,15 @@ class RiskSensitive(Strategy):
     of: Literal["reward", "correct"] = "reward"  # or right and wrong alone
 
     def __post_init__(self) -> None:
-        number(self, "beta", at_least=0)
-        choice(self, "of", "reward", "correct")
+        check_number(self, "beta", at_least=0)
+        check_choice(self, "of", "reward", "correct")
 
     @property
     def needs_correct(self) -> bool:  # type: ignore[override]
         return self.of == "correct"
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
-        rewards = graded(batch, self.of)
+        rewards = reward_values(batch, self.of)
         beta = at(self.beta, batch.step)
-        values = batch.world.by_row(risk_sensitive_advantages, rewards, batch.group, beta=beta)
+        values = batch.collectives.map_rows(risk_sensitive_advantages, rewards, batch.group, beta=beta)
         return (per_token(values, batch.mask) * batch.mask).to(batch.advantages.dtype)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from explorl.strategies._lib.schedule import Schedule, Scheduled, at
-from explorl.strategies._lib.validate import number, whole
+from explorl.strategies._lib.validate import check_integer, check_number
 from explorl.strategies.base import Batch, Sampling, Strategy
 
 SHARE = Schedule(begin=0.25, to=1.0, steps=100)
@@ -56,9 +56,9 @@ class ToolProgression(Strategy):
     seed: int = 0  # of which prompts come first
 
     def __post_init__(self) -> None:
-        number(self, "share", at_least=0, at_most=1, good=0.5)
-        number(self, "calls", at_least=1, good=3)
-        whole(self, "seed", at_least=0)
+        check_number(self, "share", at_least=0, at_most=1, good=0.5)
+        check_number(self, "calls", at_least=1, good=3)
+        check_integer(self, "seed", at_least=0)
 
     def check_calls(self, *, max_calls: int) -> None:
         most = max(at(self.calls, 0), at(self.calls, 10**9))
@@ -73,7 +73,7 @@ class ToolProgression(Strategy):
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
         """The share of answers that had the tool, and how often each of them might call."""
-        allowed = [float(calls) for calls in self._allowed(batch.world.objects(batch.prompts), batch.step)]
+        allowed = [float(calls) for calls in self._allowed(batch.collectives.gather_objects(batch.prompts), batch.step)]
         having = [calls for calls in allowed if calls]
         share = len(having) / len(allowed) if allowed else math.nan
         return {"share": share, "calls": having[0] if having else 0.0}

@@ -27,11 +27,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, double, group_total
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import double, group_sum, masked_double
 from explorl.strategies._lib.order_statistics import group_max
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -43,14 +43,14 @@ def uniform_correct(
     group: Int[Tensor, " batch"],
     *,
     tau: float,
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """Advantages with the positive ones of right answers shared anew among those of their group."""
     tokens = (mask > 0).sum(1)
     right = right & (tokens > 0)
-    rarity = -counted(logps, mask).sum(1) / tokens.clamp(min=1)
-    factor = torch.where(right, 1 - tau + tau * world.by_row(_relative_shares, rarity, right, group), 1.0)
-    values = counted(advantages, mask)
+    rarity = -masked_double(logps, mask).sum(1) / tokens.clamp(min=1)
+    factor = torch.where(right, 1 - tau + tau * collectives.map_rows(_relative_shares, rarity, right, group), 1.0)
+    values = masked_double(advantages, mask)
     return torch.where(values > 0, values * factor.unsqueeze(1), values).to(advantages.dtype)
 
 
@@ -59,8 +59,8 @@ def _relative_shares(
 ) -> Float[Tensor, " batch"]:
     """n · q_i⁻¹/Σ_j q_j⁻¹ over the right answers of a group."""
     inverse = torch.where(right, (rarity - group_max(rarity, group, right)).exp(), 0.0)
-    share = inverse / group_total(inverse, group).clamp(min=1)  # the largest term of the sum is 1
-    return group_total(double(right), group) * share
+    share = inverse / group_sum(inverse, group).clamp(min=1)  # the largest term of the sum is 1
+    return group_sum(double(right), group) * share
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class UniformCorrect(Strategy):
     tau: Scheduled = 0.2  # of the authors' scripts
 
     def __post_init__(self) -> None:
-        number(self, "tau", at_least=0, at_most=1)
+        check_number(self, "tau", at_least=0, at_most=1)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         right = batch.correct & ~batch.correctness.isnan()
         tau = at(self.tau, batch.step)
         tokens = batch.advantages, right, batch.old_logps, batch.mask
-        return uniform_correct(*tokens, batch.group, tau=tau, world=batch.world)
+        return uniform_correct(*tokens, batch.group, tau=tau, collectives=batch.collectives)

@@ -31,11 +31,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, double, group_total
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import double, group_sum, masked_double
 from explorl.strategies._lib.order_statistics import group_rank
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -48,18 +48,18 @@ def unlikeliness_rewards(
     *,
     beta: float,
     level: Literal["sequence", "token"] = "sequence",
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, " batch"]:
     """The new reward of each sequence; NaN where it could not be scored."""
     values = double(rewards)
     tokens = (mask > 0).sum(1)
-    logp = counted(logps, mask).sum(1)
+    logp = masked_double(logps, mask).sum(1)
     if level == "token":
         logp = logp / tokens.clamp(min=1)
     ranked = ~values.isnan() & (tokens > 0)
-    rank, size = world.by_row(_ranks, logp, ranked, group)
+    rank, size = collectives.map_rows(_ranks, logp, ranked, group)
     share = rank / size.clamp(min=1)
-    solved = world.by_row(group_total, double(~values.isnan() & ~correct), group) == 0
+    solved = collectives.map_rows(group_sum, double(~values.isnan() & ~correct), group) == 0
     taken = torch.where(ranked & correct & ~solved, beta * share * values.clamp(min=0), 0.0)
     return (values - taken).to(rewards.dtype)
 
@@ -68,7 +68,7 @@ def _ranks(
     logp: Float[Tensor, " batch"], ranked: Bool[Tensor, " batch"], group: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
     """Each row's rank in its group, and how many have one there."""
-    return group_rank(logp, group, ranked), group_total(double(ranked), group)
+    return group_rank(logp, group, ranked), group_sum(double(ranked), group)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Unlikeliness(Strategy):
     level: Literal["sequence", "token"] = "sequence"  # how likely the whole answer is, or its tokens on average
 
     def __post_init__(self) -> None:
-        number(self, "beta", at_least=0, at_most=1)
-        choice(self, "level", "sequence", "token")
+        check_number(self, "beta", at_least=0, at_most=1)
+        check_choice(self, "level", "sequence", "token")
 
     def rewards(self, batch: Batch) -> Float[Tensor, " batch"]:
         return unlikeliness_rewards(
@@ -96,5 +96,5 @@ class Unlikeliness(Strategy):
             batch.group,
             beta=at(self.beta, batch.step),
             level=self.level,
-            world=batch.world,
+            collectives=batch.collectives,
         )

@@ -11,7 +11,7 @@ from explorl.integrations.verl.sampling_params import EXTRA
 from explorl.integrations.verl.settings import ESTIMATOR, SECTION, Settings, at, names_explorl, settings_of
 from explorl.integrations.verl.support import IN_LOSS, refusal, sampled
 from explorl.strategies import BottomP, Strategy, warn_inert
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 
 PER_ANSWER = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", ESTIMATOR)
@@ -41,7 +41,7 @@ def checked(config: Mapping[str, Any]) -> Settings | None:
     for strategy in settings.strategies:
         reason = refusal(strategy) or _missing(strategy, settings, config)
         if reason is not None:
-            raise ValueError(f"{title(strategy)} cannot run inside verl here: {reason}; or take it out of the list")
+            raise ValueError(f"{name_of(strategy)} cannot run inside verl here: {reason}; or take it out of the list")
         strategy.check(num_generations=int(at(config, f"{_ROLLOUT}.n", 1)))
         strategy.check_length(max_completion_length=at(config, f"{_ROLLOUT}.response_length"))
     _refuse_beside(settings.strategies, config)
@@ -131,7 +131,7 @@ def _warn(strategies: Sequence[Strategy], config: Mapping[str, Any]) -> None:
     reused = at(config, f"{_ACTOR}.ppo_epochs", 1) > 1 or rows > part
     messages = warn_inert(strategies, reused=True)
     messages += [
-        f"{title(strategy)} {getattr(strategy, 'used_once', 'does nothing')} on a batch that is used for one update "
+        f"{name_of(strategy)} {getattr(strategy, 'used_once', 'does nothing')} on a batch that is used for one update "
         f"only; set {_ACTOR}.ppo_mini_batch_size below data.train_batch_size, or {_ACTOR}.ppo_epochs to 2 or more"
         for strategy in strategies
         if strategy.needs_reuse and not reused

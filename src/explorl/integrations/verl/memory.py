@@ -7,14 +7,14 @@ from pathlib import Path
 
 from explorl.core.store import read_json, write_json
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 
 FILE = "explorl_strategies.json"
 
 
 def keep(folder: Path, strategies: Sequence[Strategy]) -> None:
     """Writes what the strategies remember into a checkpoint's folder."""
-    write_json(folder / FILE, [{"name": title(strategy), "memory": strategy.memory} for strategy in strategies])
+    write_json(folder / FILE, [{"name": name_of(strategy), "memory": strategy.memory} for strategy in strategies])
 
 
 def restore(folder: Path, strategies: Sequence[Strategy]) -> None:
@@ -23,7 +23,7 @@ def restore(folder: Path, strategies: Sequence[Strategy]) -> None:
     if not path.exists():
         return
     saved = read_json(path, list)
-    names, own = [entry["name"] for entry in saved], [title(strategy) for strategy in strategies]
+    names, own = [entry["name"] for entry in saved], [name_of(strategy) for strategy in strategies]
     if names != own:
         raise ValueError(
             f"{folder} was written with the strategies {', '.join(names) or 'none'}, and explorl.strategies has "

@@ -27,7 +27,7 @@ from explorl.integrations.verl.conversion import PREFIX, groups_of
 from explorl.integrations.verl.settings import ESTIMATOR, SECTION
 from explorl.integrations.verl.token_loss import Carried, carried_now, carrying, token_losses
 from explorl.strategies import Strategy, grpo_advantages
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 
 STEP = "explorl_step"
 """Key of a batch's extra information: the step that it is for."""
@@ -109,7 +109,7 @@ class ExplorlLoss:
         names = [name for name in data.keys() if str(name).startswith(PREFIX)]  # noqa: SIM118 (a TensorDict)
         if not names and in_loss(self.strategies):
             raise RuntimeError(
-                f"{', '.join(map(title, self.strategies))}: what the strategies said of these rows did not reach the "
+                f"{', '.join(map(name_of, self.strategies))}: what the strategies said of these rows did not reach the "
                 "worker; update the batch by verl's trainer mode explorl alone"
             )
         more = ["ref_log_prob"] if "ref_log_prob" in data else []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 
 FIELD = "explorl_sampling"
@@ -37,9 +37,11 @@ def said(strategies: Sequence[Strategy], prompts: Sequence[str], step: int) -> d
             if name not in (*DIRECT, *EXTRA, TRAINING):
                 known = ", ".join((*DIRECT, *EXTRA, TRAINING))
                 why = REFUSED.get(name, f"inside verl a row may have {known}")
-                raise ValueError(f"{title(strategy)}.sampling sets {name!r}: {why}")
+                raise ValueError(f"{name_of(strategy)}.sampling sets {name!r}: {why}")
             if len(values) != len(prompts):
-                raise ValueError(f"{title(strategy)}.sampling gives {len(values)} of {name!r} for {len(prompts)} rows")
+                raise ValueError(
+                    f"{name_of(strategy)}.sampling gives {len(values)} of {name!r} for {len(prompts)} rows"
+                )
             found[name] = [_plain(strategy, name, value) for value in values]
     return found
 
@@ -72,4 +74,4 @@ def _plain(strategy: Strategy, name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{title(strategy)}.sampling sets {name!r} to {value!r}; give one number per row") from None
+        raise ValueError(f"{name_of(strategy)}.sampling sets {name!r} to {value!r}; give one number per row") from None

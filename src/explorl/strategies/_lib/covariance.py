@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, double
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import double, masked_double
 
 
 def token_covariance(
@@ -21,10 +21,10 @@ def token_covariance(
     logps: Float[Tensor, "batch time"],
     mask: Float[Tensor, "batch time"],
     *,
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
     """Each counted token's term of the covariance, 0 elsewhere."""
-    a, logp = counted(advantages, mask), counted(logps, mask)
-    tokens, a_sum, logp_sum = world.total(torch.stack([double((mask > 0).sum()), a.sum(), logp.sum()]))
+    a, logp = masked_double(advantages, mask), masked_double(logps, mask)
+    tokens, a_sum, logp_sum = collectives.sum(torch.stack([double((mask > 0).sum()), a.sum(), logp.sum()]))
     tokens = tokens.clamp(min=1)
     return torch.where(mask > 0, (a - a_sum / tokens) * (logp - logp_sum / tokens), 0.0).float()

@@ -18,22 +18,24 @@ def double(values: Tensor) -> Tensor:
     return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 
-def counted(values: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+def masked_double(
+    values: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"]
+) -> Float[Tensor, "batch time"]:
     """The values in double precision, 0 where a token does not count: padding may hold anything, NaN included."""
     return torch.where(mask > 0, double(values), 0.0)
 
 
-def negligible(spread: Tensor, size: Tensor) -> Tensor:
+def is_negligible(spread: Tensor, size: Tensor) -> Tensor:
     """Whether values of this size are equal but for rounding: a spread of at most 1e-6 · max(1, |size|)."""
     return spread <= 1e-6 * size.abs().clamp(min=1.0)
 
 
-def share(fraction: float, tokens: int) -> int:
+def selection_size(fraction: float, tokens: int) -> int:
     """⌊fraction · tokens⌋, at least 1 where there is a token; 0.29 · 100 is 29, whatever binary fractions say."""
     return min(tokens, max(1, math.floor(fraction * tokens + 1e-9)))
 
 
-def group_total(values: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+def group_sum(values: Float[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
     """For each row the sum over its group; the ids may be any integers in any order."""
     ids, index = torch.unique(group, return_inverse=True)
     return values.new_zeros(len(ids)).index_add_(0, index, values)[index]
@@ -50,7 +52,7 @@ def group_moments(
 
     correction: 0 for the population's deviation, 1 for the sample's (Bessel). It is 0 in a group of one.
     """
-    size = group_total(present.to(values.dtype), group)
-    mean = group_total(torch.where(present, values, 0.0), group) / size.clamp(min=1)
+    size = group_sum(present.to(values.dtype), group)
+    mean = group_sum(torch.where(present, values, 0.0), group) / size.clamp(min=1)
     squares = torch.where(present, (values - mean) ** 2, 0.0)
-    return mean, (group_total(squares, group) / (size - correction).clamp(min=1)).sqrt()
+    return mean, (group_sum(squares, group) / (size - correction).clamp(min=1)).sqrt()

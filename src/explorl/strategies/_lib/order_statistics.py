@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import group_total, negligible
+from explorl.strategies._lib.masked_stats import group_sum, is_negligible
 
 
 def group_max(
@@ -42,9 +42,9 @@ def group_rank(
     """
     order, place = sorted_groups(values, group, present)
     ordered, there = values[order], present[order]
-    step = (ordered.diff() > 0) & ~negligible(ordered.diff(), ordered[:-1])
+    step = (ordered.diff() > 0) & ~is_negligible(ordered.diff(), ordered[:-1])
     new = torch.ones_like(there)
     new[1:] = (place[1:] == 0) | step | ~there[1:]
     tie = new.cumsum(0)
-    mean = group_total(place.to(values.dtype), tie) / group_total(torch.ones_like(values), tie)
+    mean = group_sum(place.to(values.dtype), tie) / group_sum(torch.ones_like(values), tie)
     return torch.empty_like(values).scatter_(0, order, mean)

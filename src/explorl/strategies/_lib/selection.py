@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
+from explorl.strategies._lib.collectives import LOCAL, Collectives
 
 DIGIT = 11
 """Bits by which values are counted in one round."""
@@ -36,14 +36,14 @@ def _value(bits: int, kind: torch.dtype) -> float:
     return float(raw.view(torch.float64 if kind == torch.int64 else torch.float32))
 
 
-def _kth_largest(bits: Int[Tensor, " tokens"], k: int, world: World) -> tuple[int, int]:
+def _kth_largest(bits: Int[Tensor, " tokens"], k: int, collectives: Collectives) -> tuple[int, int]:
     """The k-th largest of the bits of all processes, and how many are larger than it."""
     size = torch.iinfo(bits.dtype).bits
     found, above = 0, 0
     for shift in range(size // DIGIT * DIGIT, -1, -DIGIT):
         leading = shift + DIGIT >= size
         digits = (bits >> shift) + 2 ** (size - shift - 1) if leading else (bits >> shift) & (2**DIGIT - 1)
-        counts = world.total(torch.bincount(digits, minlength=2**DIGIT)).cpu()
+        counts = collectives.sum(torch.bincount(digits, minlength=2**DIGIT)).cpu()
         at_least = counts.flip(0).cumsum(0).flip(0)
         digit = int((at_least >= k - above).sum()) - 1
         above += int(at_least[digit] - counts[digit])
@@ -52,15 +52,15 @@ def _kth_largest(bits: Int[Tensor, " tokens"], k: int, world: World) -> tuple[in
     return found, above
 
 
-def kth_smallest(values: Float[Tensor, " tokens"], k: int, *, world: World = ALONE) -> float:
+def kth_smallest(values: Float[Tensor, " tokens"], k: int, *, collectives: Collectives = LOCAL) -> float:
     """The k-th smallest of the values of all processes, k from 1 to their number; NaN counts as the largest."""
     bits = ordered_bits(values)
-    found, _ = _kth_largest(~bits, k, world)
+    found, _ = _kth_largest(~bits, k, collectives)
     return _value(~found, bits.dtype)
 
 
-def leading(
-    values: Float[Tensor, " tokens"], k: int, *, lowest: bool = False, world: World = ALONE
+def top_k_mask(
+    values: Float[Tensor, " tokens"], k: int, *, lowest: bool = False, collectives: Collectives = LOCAL
 ) -> Bool[Tensor, " tokens"]:
     """True on this process's own among the k largest values of all (`lowest`: smallest), k from 0 to their number.
 
@@ -70,7 +70,7 @@ def leading(
         return torch.zeros_like(values, dtype=torch.bool)
     bits = ordered_bits(values)
     bits = ~bits if lowest else bits
-    threshold, above = _kth_largest(bits, k, world)
+    threshold, above = _kth_largest(bits, k, collectives)
     ties = bits == threshold
-    left = k - above - world.before(ties.sum())
+    left = k - above - collectives.sum_before(ties.sum())
     return (bits > threshold) | (ties & (ties.cumsum(0) <= left))

@@ -15,43 +15,43 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from explorl.core.documents import DocumentError, parse_json
-from explorl.strategies._lib.validate import is_number, title
+from explorl.strategies._lib.validate import is_number, name_of
 from explorl.strategies.base import Strategy
 
 SolveRates = Mapping[str, float] | str | PathLike[str]
 """A mapping from prompt to solve rate, or the path of a JSON file that holds one."""
 
-GOOD = '{"What is 1 + 1?": 0.75}'
+EXAMPLE = '{"What is 1 + 1?": 0.75}'
 
 
-def load(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
+def load_solve_rates(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
     """The rates, checked; errors name the file, the prompt and a good value."""
-    where = f"{title(strategy)}: solve_rates"
+    where = f"{name_of(strategy)}: solve_rates"
     rates: Any = source
     if source is None:
-        raise ValueError(f"{where} is missing; give a mapping such as {GOOD}, or the path of a JSON file with one")
+        raise ValueError(f"{where} is missing; give a mapping such as {EXAMPLE}, or the path of a JSON file with one")
     if isinstance(source, (str, PathLike)):
         where = f"{where} {str(source)!r}"
         try:
             path = Path(source)
             if path.exists() and not path.is_file():  # a pipe would wait, and a device never end
-                raise ValueError(f"{where} is no file; it must be a JSON file such as {GOOD}")
+                raise ValueError(f"{where} is no file; it must be a JSON file such as {EXAMPLE}")
             rates = parse_json(path.read_bytes(), where)
         except OSError as error:
             raise ValueError(
-                f"{where} cannot be read ({error.strerror}); it must be a JSON file such as {GOOD}"
+                f"{where} cannot be read ({error.strerror}); it must be a JSON file such as {EXAMPLE}"
             ) from None
         except DocumentError as error:
-            raise ValueError(f"{error}; it must be a JSON file such as {GOOD}") from None
+            raise ValueError(f"{error}; it must be a JSON file such as {EXAMPLE}") from None
     if not isinstance(rates, Mapping) or not rates:
-        raise ValueError(f"{where} must be a mapping from prompts to rates, such as {GOOD}, and not empty")
+        raise ValueError(f"{where} must be a mapping from prompts to rates, such as {EXAMPLE}, and not empty")
     for prompt, rate in rates.items():
         if not isinstance(prompt, str) or not is_number(rate) or not 0 <= rate <= 1:
             raise ValueError(f"{where}: the rate of {prompt!r} is {rate!r}; it must be between 0 and 1, such as 0.75")
     return {prompt: float(rate) for prompt, rate in rates.items()}
 
 
-def no_match(rates: Mapping[str, float], prompts: Sequence[str]) -> str:
+def no_match_message(rates: Mapping[str, float], prompts: Sequence[str]) -> str:
     """What to say where none of the rates is that of a prompt: how many there are, and one of each to compare."""
     asked = f"a prompt asked for is {_short(prompts[0])}, " if prompts else ""
     return (
@@ -65,12 +65,12 @@ def _short(prompt: str) -> str:
     return repr(prompt if len(prompt) <= 80 else f"{prompt[:40]} … {prompt[-40:]}")
 
 
-def digest(prompt: str) -> str:
+def text_key(prompt: str) -> str:
     """A short key for a prompt, so that a checkpoint need not hold its text."""
     return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def remember(
+def update_solve_rates(
     memory: dict[str, Any],
     prompts: Sequence[str],
     correct: Bool[Tensor, " batch"],
@@ -89,7 +89,7 @@ def remember(
             outcomes.setdefault(prompt, []).append(solves)
     rates = memory.setdefault("rates", {})
     for prompt, solved in outcomes.items():
-        now, key = sum(solved) / len(solved), digest(prompt)
+        now, key = sum(solved) / len(solved), text_key(prompt)
         rates[key] = decay * rates.get(key, start.get(prompt, now)) + (1 - decay) * now
     everything = [one for solved in outcomes.values() for one in solved]
     if everything:

@@ -11,7 +11,7 @@ from torch import Tensor
 from explorl.strategies.base import Batch
 
 
-def graded(batch: Batch, of: Literal["correct", "reward"]) -> Float[Tensor, " batch"]:
+def reward_values(batch: Batch, of: Literal["correct", "reward"]) -> Float[Tensor, " batch"]:
     """The total reward, or 1 where the answer is correct and 0 where not; NaN where it could not be scored."""
     if of == "reward":
         return batch.rewards
