@@ -48,8 +48,8 @@ class Batch:
     """1 on completion tokens that count: neither padding nor a tool's output."""
     advantages: Float[Tensor, "batch time"]
     rewards: Float[Tensor, " batch"]
-    """Total reward over all reward functions; NaN if none could score the completion. After the `Strategy.rewards` hooks
-    it holds their result, while `correct` and `correctness` keep the task's values."""
+    """Total reward over all reward functions; NaN if none could score the completion. After the `Strategy.rewards`
+    hooks it holds their result, while `correct` and `correctness` keep the task's values."""
     correct: Bool[Tensor, " batch"]
     """True if the answer is correct as the run defines it: by a named reward function and a threshold."""
     correctness: Float[Tensor, " batch"]

@@ -1,22 +1,23 @@
-"""Entropy-guided sequence weighting: weigh tokens by a softmax of advantage plus entropy over the batch.
+"""Entropy-guided sequence weighting: weight tokens by a softmax of advantage plus entropy over the batch.
 
     w_{i,t} = softmax_i((A_{i,t} + α · H_{i,t}) / P) · N_t,   over the N_t sequences that have a token at position t
 
-Vanlioglu 2025, Eq. 6–10. At level "sequence", H_i = Σ_t H_{i,t}, A_i is the mean of the sequence's advantages (equal
-to each of them unless another strategy has shaped them), and all tokens of a sequence share one weight. The weight
-multiplies the policy term and the KL term alike (Eq. 10); no gradient flows through it.
+Vanlioglu 2025, Eq. 6–10. At level "sequence", H_i = Σ_t H_{i,t}, A_i is the mean of the sequence's advantages (which
+are all equal unless another strategy has shaped them), and all tokens of a sequence share one weight. The weight
+multiplies both the policy term and the KL term (Eq. 10) and carries no gradient.
 
-What to expect: answers with high reward and high uncertainty dominate the step. The author reports +1.1 to +5 points
-over GRPO on Qwen2.5-Math-7B (α = 0.3, P = 1) and shorter answers; for the instruct model α = 0.8, P = 1.8.
+What to expect: completions with high reward and high entropy dominate the step. The author reports gains of 1.1 to 5
+points over GRPO on Qwen2.5-Math-7B (α = 0.3, P = 1), and shorter completions; for the instruct model α = 0.8, P = 1.8.
 
-When not to: the author calls it very sensitive to α and P; a large α chases entropy for its own sake. At positions
-that few sequences reach, the softmax runs over few: with `level="sequence"` all weights share one softmax. With raw
-entropy at that level the sum over hundreds of tokens outweighs any advantage.
+When not to use it: if α and P cannot be tuned. The author calls the method very sensitive to both; a large α rewards
+entropy for its own sake. At positions that few sequences reach the softmax covers only those sequences; with
+`level="sequence"` all weights share one softmax. With raw entropy at that level, the sum over hundreds of tokens
+outweighs any advantage.
 
-Deviations: the paper's weights sum to 1 over N sequences, which divides the step by N; `scale="mean_one"` multiplies
-them by the number of sequences in the softmax, `scale="softmax"` is the paper's. `entropy="normalized"`, the author's
-best setting, is not defined in the paper: here min-max to [0, 1] over the counted tokens (or sequences) of the batch,
-and 0 where all are equal but for rounding.
+Deviations: the paper's weights sum to 1 over N sequences, which divides the step by N. `scale="mean_one"` multiplies
+them by the number of sequences in the softmax; `scale="softmax"` follows the paper. The paper does not define
+`entropy="normalized"`, the author's best setting; here it is min-max scaling to [0, 1] over the counted tokens (or
+sequences) of the batch, and 0 if all are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def egsw_weights(
     scale: Literal["mean_one", "softmax"] = "mean_one",
     collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
-    """Weights of the tokens, 0 where a token does not count."""
+    """Return the weights of the tokens, 0 for uncounted tokens."""
     present = mask > 0
     a, h = masked_double(advantages, mask), masked_double(entropy, mask)
     if level == "sequence":
@@ -66,7 +67,7 @@ def egsw_weights(
     if entropy_mode == "normalized":
         h = _min_max(h, present, collectives)
     raw = ((a + alpha * h) / temperature).masked_fill(~present, -torch.inf)
-    # the largest power is 1, so a sum below 1 means that no sequence has a token there
+    # The largest power is 1, so a sum below 1 means that no sequence has a token at that position.
     powers = (raw - collectives.max(raw.amax(0)).clamp(min=torch.finfo(raw.dtype).min)).exp()
     total, sequences = collectives.sum(torch.stack([powers.sum(0), double(present.sum(0))]))
     weights = powers / total.clamp(min=1)
@@ -77,7 +78,7 @@ def egsw_weights(
 
 @dataclass(frozen=True)
 class EntropyGuidedWeighting(Strategy):
-    """Weigh tokens by a softmax of advantage plus entropy over the batch."""
+    """Weight tokens by a softmax of advantage plus entropy over the batch."""
 
     name = "egsw"
     paper = "Vanlioglu 2025, Entropy-guided sequence weighting, Eq. 6-10"

@@ -1,20 +1,20 @@
-"""Entropy bonus: reward the policy's entropy itself, with a fixed or a target-seeking coefficient.
+"""Entropy bonus: add the policy's entropy to the objective, with a fixed or an adaptive coefficient.
 
     loss ← loss − coef · mean_t H_t
-    with a target: coef ← clamp(coef ± delta, minimum, maximum) after each step, + where H ≤ target, and the bonus
-    acts only where H ≤ target
+    with a target: coef ← clamp(coef ± delta, minimum, maximum) after each step, + if H ≤ target, and the bonus
+    applies only if H ≤ target
 
-The classic entropy regulariser; the target-seeking form is that of He et al. 2025 (Skywork-OR1).
+The classic entropy regulariser; the adaptive form is from He et al. 2025 (Skywork-OR1).
 
-What to expect: the bluntest means against collapse. A fixed coefficient is hard to set, since too little does nothing
-and too much lets entropy run away within a few dozen steps; the target-seeking one holds a floor instead.
+What to expect: the most direct way to prevent collapse. A fixed coefficient is hard to choose: too small has no effect,
+and too large increases entropy without limit within a few dozen steps. The adaptive coefficient instead keeps entropy
+above a floor.
 
-When not to: with a fixed coefficient in long runs. With a target far below what the policy shows early in training it
-never engages: set it near the `entropy` that the first steps log.
+When not to use it: with a fixed coefficient in long runs. A target far below the entropy early in training never takes
+effect: set it near the `entropy` logged in the first steps.
 
-Deviations: this is TRL's own bonus, which this strategy only switches on, so its coefficient is set before training
-and cannot follow a schedule. Unlike in the other strategies, H carries gradient here, and TRL averages it within each
-micro-batch.
+Deviations: this strategy only enables TRL's own bonus, so its coefficient is set before training and cannot follow a
+schedule. Unlike in the other strategies H carries gradient, and TRL averages it within each micro-batch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from explorl.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class EntropyBonus(Strategy):
-    """Reward the policy's entropy itself, with a fixed or a target-seeking coefficient."""
+    """Add the policy's entropy to the objective, with a fixed or an adaptive coefficient."""
 
     name = "entropy_bonus"
     paper = "He et al. 2025, Skywork Open Reasoner 1 (arXiv:2505.22312)"
     acts_on_parts = True
 
-    coef: float = 0.001  # with a target: where it starts
+    coef: float = 0.001  # initial value if there is a target
     target: float | None = None  # nats per token; None keeps the coefficient fixed
     delta: float = 0.005
     minimum: float = 0.0

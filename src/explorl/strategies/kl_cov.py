@@ -1,19 +1,20 @@
-"""KL-Cov: hold back the few tokens that pull the entropy down most.
+"""KL-Cov: penalise the drift of the few tokens that reduce entropy most.
 
     loss_t = −A_t · r_t + coef · |log π_t − log π_old,t|  on the max(1, ⌊fraction · N⌋) tokens of largest cov_t
-    loss_t = −A_t · r_t                                   on the others, with no clip
+    loss_t = −A_t · r_t                                   on the others, without a clip
     cov_t = (A_t − mean A) · (log π_t − mean log π),      N = number of counted tokens
 
 Cui et al. 2025 (The entropy mechanism), reviewed in Deng et al. 2025, §4.3.
 
-What to expect: while a batch is reused, the chosen tokens cannot run away, and the others are free; entropy settles at
-a higher level.
+What to expect: while a batch is reused, the chosen tokens stay close to the old policy and the others are
+unconstrained; entropy settles at a higher level.
 
-When not to: on a batch that is used once, where log π equals log π_old and the penalty has no gradient. As it takes
-the PPO clip away, many updates on one batch can leave the trust region. It overrides clip_higher when listed after it.
+When not to use it: on a batch that is used for one update only, where log π equals log π_old and the penalty has no
+gradient. Since it disables the PPO clip, many updates on one batch can leave the trust region. It overrides clip_higher
+if listed after it.
 
-Deviations: the authors choose anew for every micro-batch; here the choice is made once over the whole generation
-batch, from its log-probabilities while sampling, and kept for all updates on it. Ties at the boundary go to the
+Deviations: the authors choose new tokens for every micro-batch. Here the choice is made once for the whole generation
+batch, from the log-probabilities at sampling time, and used for all updates on it. Ties at the threshold go to the
 earlier row.
 """
 
@@ -43,7 +44,7 @@ def top_cov_mask(
     fraction: float,
     collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
-    """1 on the share of the counted tokens with the largest covariance."""
+    """Return 1 for the given fraction of counted tokens with the largest covariance, else 0."""
     tokens = int(collectives.sum((mask > 0).sum()))
     chosen = torch.zeros_like(cov, dtype=torch.float32)
     chosen[mask > 0] = top_k_mask(cov[mask > 0], selection_size(fraction, tokens), collectives=collectives).float()
@@ -52,7 +53,7 @@ def top_cov_mask(
 
 @dataclass(frozen=True)
 class KLCov(Strategy):
-    """Hold back the few tokens that pull the entropy down most."""
+    """Penalise the drift of the few tokens that reduce entropy most."""
 
     name = "kl_cov"
     paper = "Cui et al. 2025, The entropy mechanism of RL for reasoning language models (arXiv:2505.22617)"

@@ -1,21 +1,21 @@
-"""Perplexity shaping: learn more from the answers that the policy finds fluent.
+"""Perplexity shaping: increase the weight of completions that are more likely under the policy.
 
     A ← A · (1 − α z),   z = (ln PPL − mean_group) / std_group,   ln PPL = −mean_t log π_old
 
 Deng et al. 2025, Eq. 7 and 11.
 
-What to expect: a gentle tilt. With α = 0.01 an advantage moves by one or two per cent; the authors report +1.8 and
-+2.6 points of avg@8 on Qwen2.5-7B and Qwen2.5-Math-7B, longer answers, and an entropy that stays higher late in
-training. `direction=-1` favours high perplexity: their losing arm, with much higher entropy and about twice as many
-answers of bad quality.
+What to expect: a small effect. With α = 0.01 an advantage changes by one or two per cent; the authors report gains of
+1.8 and 2.6 points of avg@8 on Qwen2.5-7B and Qwen2.5-Math-7B, longer completions, and an entropy that stays higher late
+in training. `direction=-1` favours high perplexity: their weaker variant, with much higher entropy and about twice as
+many completions of low quality.
 
-When not to: with few samples per prompt (below about 4) z is mostly noise. With a large α the factor can change the
-sign of an advantage; set `clamp`.
+When not to use it: with few completions per prompt (below about 4) z is mostly noise. With a large α the factor can
+change the sign of an advantage; set `clamp`.
 
-Deviations: the deviation is the population's, and z is 0 where a group's ln PPL differ by rounding only. A sequence
-without tokens counts in no statistic. The authors' release clamps the factor to [0.8, 1.2], drops 1.5-IQR outliers
-from the statistics and, in its low-PPL branch, never multiplies A: this follows the paper, with `clamp=(0.8, 1.2)`
-on request.
+Deviations: the standard deviation is the population's, and z is 0 if a group's values of ln PPL differ only by
+rounding. A sequence without tokens counts in no statistic. The authors' release clamps the factor to [0.8, 1.2],
+removes 1.5-IQR outliers from the statistics and, in its low-PPL branch, never multiplies A: this follows the paper,
+with `clamp=(0.8, 1.2)` as an option.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ppl_shaped(
     clamp: tuple[float, float] | None = None,
     collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
-    """Advantages times 1 − direction·α·z of their sequence; `clamp` bounds that factor."""
+    """Multiply advantages by the factor 1 − direction·α·z of their sequence, bounded by `clamp`."""
     tokens = (mask > 0).sum(1)
     log_ppl = -masked_double(logps, mask).sum(1) / tokens.clamp(min=1)
     mean, std = collectives.map_rows(group_moments, log_ppl, group, tokens > 0, correction=0)
@@ -59,14 +59,14 @@ def ppl_shaped(
 
 @dataclass(frozen=True)
 class PerplexityShaping(Strategy):
-    """Learn more from the answers that the policy finds fluent."""
+    """Increase the weight of completions that are more likely under the policy."""
 
     name = "ppl_shaping"
     paper = "Deng et al. 2025, From Trial-and-Error to Improvement, Eq. 7 and 11"
     acts_on_parts = True
 
     alpha: Scheduled = 0.01  # the paper's, throughout training
-    direction: Literal[1, -1] = 1  # −1 favours high perplexity, the paper's losing arm
+    direction: Literal[1, -1] = 1  # −1 favours high perplexity, the paper's weaker variant
     clamp: tuple[float, float] | None = None  # (0.8, 1.2) in the authors' release
 
     def __post_init__(self) -> None:

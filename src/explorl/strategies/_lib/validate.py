@@ -1,4 +1,4 @@
-"""Checks of hyperparameters. Each error names the strategy, the field, the bad value and a good one."""
+"""Checks of hyperparameters. Each error names the strategy, the field, the bad value and a good value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_number(
     scheduled: bool = True,
     good: Any = None,
 ) -> None:
-    """A finite number within bounds, or a schedule with both ends within them; None where it is optional."""
+    """Check that a field is a finite number within bounds, or a schedule whose ends are; None passes if optional."""
     value = getattr(strategy, field)
     if optional and value is None:
         return
@@ -43,7 +43,7 @@ def check_integer(
     scheduled: bool = False,
     good: Any = None,
 ) -> None:
-    """A whole number, or a schedule between two of them where that makes sense."""
+    """Check that a field is an integer, or, if `scheduled`, a schedule between two integers."""
     value = getattr(strategy, field)
     if optional and value is None:
         return
@@ -54,14 +54,14 @@ def check_integer(
 
 
 def check_choice(strategy: Strategy, field: str, *options: Any) -> None:
-    """One of a few values."""
+    """Check that a field is one of the options."""
     value = getattr(strategy, field)
     if isinstance(value, bool) or value not in options:
         raise_invalid(strategy, field, value, " or ".join(repr(option) for option in options), options[0])
 
 
 def check_interval(strategy: Strategy, field: str, *, good: tuple[float, float]) -> None:
-    """None, or two numbers, the lower one first."""
+    """Check that a field is None or two numbers, the lower one first."""
     value = getattr(strategy, field)
     if value is None:
         return
@@ -70,7 +70,7 @@ def check_interval(strategy: Strategy, field: str, *, good: tuple[float, float])
 
 
 def check_below(strategy: Strategy, low: str, high: str) -> None:
-    """`low` stays below `high`, wherever a schedule takes them."""
+    """Check that the field `low` is below the field `high` at every step, if they are schedules."""
     lows = _ends(strategy, low, getattr(strategy, low), True, None)
     highs = _ends(strategy, high, getattr(strategy, high), True, None)
     if max(end for _, end in lows) >= min(end for _, end in highs):
@@ -78,40 +78,40 @@ def check_below(strategy: Strategy, low: str, high: str) -> None:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number; True and False are none."""
+    """Return whether a value is a finite number; True and False are not."""
     return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 def check_k(strategy: Strategy, k: int | Schedule, num_generations: int) -> None:
-    """That a set of k answers can be drawn from those to a prompt, at any step."""
+    """Check that a prompt has at least k completions, at every step."""
     largest = int(max(k.begin, k.to) if isinstance(k, Schedule) else k)
     if largest > num_generations:
         raise ValueError(
-            f"{name_of(strategy)}: k is {largest}, but there are only num_generations={num_generations} answers to a "
-            f"prompt; use k={max(1, num_generations // 2)}, or num_generations={2 * largest}"
+            f"{name_of(strategy)}: k is {largest}, but there are only num_generations={num_generations} completions "
+            f"per prompt; use k={max(1, num_generations // 2)}, or num_generations={2 * largest}"
         )
 
 
 def raise_invalid(strategy: Strategy, field: str, value: Any, rule: str, good: Any = None) -> NoReturn:
-    """Raises the error; unless another good value is given, the field's default is one."""
+    """Raise the error for a bad value; the good value it names defaults to the field's default."""
     if good is None:
         good = next(f.default for f in fields(strategy) if f.name == field.partition(".")[0])
-    written = ""
+    note = ""
     if isinstance(value, str) and "number" in rule:
         try:
-            written = f" (a text; as a number write {float(value)!r})"  # YAML takes 2e-4 for a text
+            note = f" (text; as a number write {float(value)!r})"  # YAML reads 2e-4 as text
         except ValueError:
-            written = " (a text)"
-    raise ValueError(f"{name_of(strategy)}: {field} is {value!r}{written}; it must be {rule}, for example {good!r}")
+            note = " (text)"
+    raise ValueError(f"{name_of(strategy)}: {field} is {value!r}{note}; it must be {rule}, for example {good!r}")
 
 
 def name_of(strategy: Strategy | type[Strategy]) -> str:
-    """The name under which the user knows a strategy."""
+    """Return the name of a strategy in errors and logs: its registered name, or that of its class."""
     return strategy.name or (strategy if isinstance(strategy, type) else type(strategy)).__name__
 
 
 def _ends(strategy: Strategy, field: str, value: Any, scheduled: bool, good: Any) -> list[tuple[str, Any]]:
-    """The values to check, each under the name that an error gives it."""
+    """Return the values to check, each with its name for an error: a number itself, or both ends of a schedule."""
     if not isinstance(value, Schedule):
         return [(field, value)]
     if not scheduled:
