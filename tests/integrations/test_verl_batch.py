@@ -10,19 +10,24 @@ import pytest
 import torch
 
 from explorl.integrations.verl.conversion import (
-    answers_of,
-    batch_of,
-    carried,
-    correct_of,
-    groups_of,
-    numbers_of,
-    order_of,
-    parts_of,
-    spread,
+    build_batch,
+    correctness_rule,
+    extract_answers,
+    group_indices,
+    loss_columns,
+    real_row_order,
+    reward_names,
+    reward_parts,
+    scatter_rows,
     truncated_rows,
 )
-from explorl.integrations.verl.sampling_params import request, rows_of, said, training_temperature
-from explorl.integrations.verl.settings import Settings
+from explorl.integrations.verl.sampling_params import (
+    collect_parameters,
+    request_parameters,
+    split_rows,
+    training_temperature,
+)
+from explorl.integrations.verl.settings import VerlSettings
 from explorl.strategies import BottomP, ElementWiseTemperature, PerplexityShaping, Strategy
 from explorl.training.grpo.shaping import shape
 
@@ -46,34 +51,34 @@ def seen(rewards: list[float], given: dict[str, torch.Tensor] | None = None, **m
     fields = {
         "group": torch.arange(len(rewards)) // 2,
         "rewards": scores,
-        "parts": parts_of(["score"], scores, extras),
-        "correct": correct_of(Settings(), extras),
+        "parts": reward_parts(["score"], scores, extras),
+        "correct": correctness_rule(VerlSettings(), extras),
         "truncated": torch.zeros(len(rewards), dtype=torch.bool),
         "temperature": torch.ones(len(rewards)),
         "step": 5,
         "prompts": ["a", "a", "b", "b"],
     }
-    return batch_of(given, **{**fields, **more})
+    return build_batch(given, **{**fields, **more})
 
 
 def test_rows_stand_by_prompt_in_the_order_asked_and_empty_rows_are_left_out() -> None:
     keys = ["b_1_0", "pad9_0_0", "a_10_0", "a_2_0", "b_0_0"]
     padding = [False, True, False, False, False]
-    assert order_of(keys, padding, ["b", "a"]) == [4, 0, 3, 2]
-    assert order_of(keys, padding, ["a", "b"]) == [3, 2, 4, 0]
+    assert real_row_order(keys, padding, ["b", "a"]) == [4, 0, 3, 2]
+    assert real_row_order(keys, padding, ["a", "b"]) == [3, 2, 4, 0]
 
 
 def test_identifiers_may_have_underscores() -> None:
-    assert order_of(["x_y_1_0", "x_y_0_0"], [False, False], ["x_y"]) == [1, 0]
+    assert real_row_order(["x_y_1_0", "x_y_0_0"], [False, False], ["x_y"]) == [1, 0]
 
 
 def test_an_agent_loop_with_several_outputs_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 outputs or more to one request .a.: .*explorl.strategies="):
-        order_of(["a_0_0", "a_0_1"], [False, False], ["a"])
+    with pytest.raises(ValueError, match=r"2 outputs or more for one request .a.: .*explorl.strategies="):
+        real_row_order(["a_0_0", "a_0_1"], [False, False], ["a"])
 
 
 def test_groups_are_numbered_in_the_order_of_their_first_row() -> None:
-    assert groups_of(["q", "q", "p", "q"]).tolist() == [0, 0, 1, 0]
+    assert group_indices(["q", "q", "p", "q"]).tolist() == [0, 0, 1, 0]
 
 
 def test_an_answer_is_whole_where_its_last_token_ends_it() -> None:
@@ -83,22 +88,22 @@ def test_an_answer_is_whole_where_its_last_token_ends_it() -> None:
 
 def test_what_is_correct_comes_from_the_reward_function() -> None:
     extras = [{"acc": True, "pred": "4", "score": 1.1}, {"acc": False, "pred": "5", "score": 0.1}]
-    names = numbers_of(extras)
+    names = reward_names(extras)
     assert names == ["score", "acc"]
-    parts = parts_of(names, torch.tensor([1.1, 0.1]), extras)
-    guessed = correct_of(Settings(), extras)
+    parts = reward_parts(names, torch.tensor([1.1, 0.1]), extras)
+    guessed = correctness_rule(VerlSettings(), extras)
     assert (guessed.name, guessed.guessed) == ("acc", True)
     assert guessed.marks(parts).tolist() == [True, False]
-    told = correct_of(Settings(correct=("score", 0.1)), extras)
+    told = correctness_rule(VerlSettings(correct=("score", 0.1)), extras)
     assert (told.guessed, told.marks(parts).tolist()) == (False, [True, True])
     with pytest.raises(ValueError, match="'exact'; this trainer has score, acc"):
-        correct_of(Settings(correct=("exact", 1.0)), extras)
+        correctness_rule(VerlSettings(correct=("exact", 1.0)), extras)
 
 
 def test_answers_come_from_the_reward_function() -> None:
-    assert answers_of("pred", [{"pred": 4}, {"pred": None}, {}]) == ["4", None, None]
-    with pytest.raises(ValueError, match=r"explorl.answers is 'pred', and the reward function returned acc"):
-        answers_of("pred", [{"acc": 1.0}])
+    assert extract_answers("pred", [{"pred": 4}, {"pred": None}, {}]) == ["4", None, None]
+    with pytest.raises(ValueError, match=r"explorl.answers is 'pred', but the reward function returned acc"):
+        extract_answers("pred", [{"acc": 1.0}])
 
 
 def test_the_batch_holds_what_verl_recorded_and_nothing_of_padding() -> None:
@@ -120,30 +125,30 @@ def test_what_strategies_say_does_not_depend_on_the_order_of_verls_rows() -> Non
     straight = shape([PerplexityShaping(alpha=0.5)], seen(rewards, given))
     keys, shuffled = ["a_0_0", "a_1_0", "b_0_0", "b_1_0"], [2, 0, 3, 1]
     theirs = {name: value[shuffled] for name, value in given.items()}
-    order = order_of([keys[row] for row in shuffled], [False] * 4, ["a", "b"])
+    order = real_row_order([keys[row] for row in shuffled], [False] * 4, ["a", "b"])
     again = shape([PerplexityShaping(alpha=0.5)], seen(rewards, {n: v[order] for n, v in theirs.items()}))
-    back = spread(again.advantages, order, 4)
+    back = scatter_rows(again.advantages, order, 4)
     torch.testing.assert_close(back, straight.advantages[shuffled], rtol=0, atol=0)
 
 
 def test_empty_rows_get_their_fill() -> None:
-    out = spread(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), [2, 0], 3, fill=9.0)
+    out = scatter_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), [2, 0], 3, fill=9.0)
     assert out.tolist() == [[3.0, 4.0], [9.0, 9.0], [1.0, 2.0]]
 
 
 def test_columns_for_the_loss_are_those_that_it_needs() -> None:
     batch = seen([1.0, 0.0, 0.0, 1.0])
     shaped = shape([PerplexityShaping()], batch)
-    assert set(carried(shaped, batch, penalties=False)) == {"explorl/weights", "explorl/kl_weights"}
-    more = carried(shaped, batch, penalties=True)
+    assert set(loss_columns(shaped, batch, penalties=False)) == {"explorl/weights", "explorl/kl_weights"}
+    more = loss_columns(shaped, batch, penalties=True)
     assert {"explorl/recorded_entropy", "explorl/row/rewards", "explorl/row/temperature"} <= set(more)
 
 
 def test_each_row_has_its_sampling_parameters() -> None:
     easy_or_hard = ElementWiseTemperature(easy=0.5, hard=1.5, solve_rates={"a": 1.0, "b": 0.0})
-    found = said([BottomP(p=0.8, frequency=0.25), easy_or_hard], ["a", "b"], 0)
-    first, second = rows_of(found, 2)
-    asked = request({"temperature": 1.0, "top_p": 0.9, "logprobs": True}, second)
+    found = collect_parameters([BottomP(p=0.8, frequency=0.25), easy_or_hard], ["a", "b"], 0)
+    first, second = split_rows(found, 2)
+    asked = request_parameters({"temperature": 1.0, "top_p": 0.9, "logprobs": True}, second)
     assert asked["temperature"] == 1.5
     assert (asked["top_p"], asked["logprobs"]) == (1.0, True)
     assert asked["extra_args"] == {
@@ -157,10 +162,14 @@ def test_each_row_has_its_sampling_parameters() -> None:
 
 def test_a_request_keeps_what_it_had() -> None:
     given = {"temperature": 1.0, "extra_args": {"theirs": 1}}
-    assert request(given, {}) == given
-    assert request(given, {"bottom_p": 0.5})["extra_args"] == {"theirs": 1, "explorl_bottom_p": 0.5}
-    assert request(given, {"top_k": 0.0})["top_k"] == -1
-    assert request({"top_p": 0.9, "top_k": 0}, {"temperature": 2.0}) == {"top_p": 0.9, "top_k": 0, "temperature": 2.0}
+    assert request_parameters(given, {}) == given
+    assert request_parameters(given, {"bottom_p": 0.5})["extra_args"] == {"theirs": 1, "explorl_bottom_p": 0.5}
+    assert request_parameters(given, {"top_k": 0.0})["top_k"] == -1
+    assert request_parameters({"top_p": 0.9, "top_k": 0}, {"temperature": 2.0}) == {
+        "top_p": 0.9,
+        "top_k": 0,
+        "temperature": 2.0,
+    }
     assert given == {"temperature": 1.0, "extra_args": {"theirs": 1}}
 
 
@@ -176,16 +185,16 @@ class Own(Strategy):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"temprature": [1.0, 1.0]}, "own.sampling sets 'temprature': inside verl a row may have temperature"),
-        ({"temperature": [1.0]}, "gives 1 of 'temperature' for 2 rows"),
+        ({"temprature": [1.0, 1.0]}, "own.sampling sets 'temprature': inside verl a strategy can set temperature"),
+        ({"temperature": [1.0]}, "returns 1 values of 'temperature' for 2 rows"),
         ({"temperature": [1.0, "hot"]}, "to 'hot'; give one number per row"),
         ({"temperature_by_position": [[1.0], [1.0]]}, "one temperature for all tokens of a row"),
     ],
 )
 def test_what_a_strangers_strategy_says_of_sampling_is_checked(given: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        said([Own(given)], ["a", "b"], 0)
+        collect_parameters([Own(given)], ["a", "b"], 0)
 
 
 def test_the_settings_are_plain() -> None:
-    assert Settings(run=Path("x")).strategies == ()
+    assert VerlSettings(run=Path("x")).strategies == ()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from explorl.integrations.verl.token_loss import carried_now, carrying, token_losses
+from explorl.integrations.verl.token_loss import activate_columns, active_columns, token_losses
 from explorl.strategies import KLCov
 
 
@@ -56,17 +56,17 @@ def test_without_a_bound_nothing_clips_and_nothing_is_nan() -> None:
 
 
 def test_columns_belong_to_the_block_alone() -> None:
-    assert carried_now() is None
-    with carrying({"explorl/weights": torch.ones(1, 1), "advantages": torch.ones(1, 1)}, [], 3):
-        now = carried_now()
+    assert active_columns() is None
+    with activate_columns({"explorl/weights": torch.ones(1, 1), "advantages": torch.ones(1, 1)}, [], 3):
+        now = active_columns()
         assert now is not None
         assert (set(now.columns), now.step) == ({"weights"}, 3)
-    assert carried_now() is None
-    with carrying({}, [], 0):
-        assert carried_now() is None
-    with pytest.raises(ZeroDivisionError), carrying({"explorl/weights": torch.ones(1, 1)}, [], 3):
+    assert active_columns() is None
+    with activate_columns({}, [], 0):
+        assert active_columns() is None
+    with pytest.raises(ZeroDivisionError), activate_columns({"explorl/weights": torch.ones(1, 1)}, [], 3):
         1 / 0  # noqa: B018
-    assert carried_now() is None
+    assert active_columns() is None
 
 
 def test_penalties_see_the_columns_of_their_rows() -> None:
@@ -84,8 +84,8 @@ def test_penalties_see_the_columns_of_their_rows() -> None:
     columns = {f"explorl/row/{name}": value for name, value in row.items()}
     columns |= {"explorl/weights": torch.ones(rows, tokens), "explorl/recorded_entropy": torch.zeros(rows, tokens)}
     columns |= {"explorl/kept/0/chosen": chosen}
-    with carrying(columns, [KLCov(coef=2.0)], 0):
-        now = carried_now()
+    with activate_columns(columns, [KLCov(coef=2.0)], 0):
+        now = active_columns()
         assert now is not None
         mask = torch.ones(rows, tokens)
         (term,) = now.penalties(logps=logps, old_logps=old, mask=mask, advantages=mask, ref_logps=None)

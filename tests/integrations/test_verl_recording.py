@@ -10,8 +10,8 @@ import pytest
 
 from explorl.analysis.run_results import run_results
 from explorl.core.store import RunStore, StoreError
-from explorl.integrations.verl.run_folder import Recorder, line_of
-from explorl.integrations.verl.settings import settings_of
+from explorl.integrations.verl.run_folder import VerlRecorder, metrics_line
+from explorl.integrations.verl.settings import read_settings
 from tests.integrations.test_verl_settings import verl
 
 LOGGED: dict[str, Any] = {
@@ -28,16 +28,16 @@ LOGGED: dict[str, Any] = {
 
 
 def test_names_are_ours_where_we_have_some_and_verls_elsewhere() -> None:
-    line = line_of(3, LOGGED)
+    line = metrics_line(3, LOGGED)
     assert line == {
         "step": 3, "kind": "train", "reward": 0.25, "entropy": 0.7, "actor/pg_loss": 0.1, "loss": 0.1,
         "completions/mean_length": 12.0, "rewards/correctness/mean": 0.25, "training/epoch": 0.0,
     }  # fmt: skip
 
 
-def recorder(folder: Path) -> Recorder:
+def recorder(folder: Path) -> VerlRecorder:
     config = verl(["ppl_shaping"], explorl__run=str(folder))
-    return Recorder(settings_of(config), config)
+    return VerlRecorder(read_settings(config), config)
 
 
 def test_a_report_reads_the_folder(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_report_reads_the_folder(tmp_path: Path) -> None:
     own.begin(0)
     for step in (1, 2, 3):
         own.log(step, {**LOGGED, "explorl/correct": 0.25 * step})
-        own.keep(step, {"prompt": ["p"], "completion": ["c"], "advantage": [0.5], "reward/score": [1.0]})
+        own.record_rollouts(step, {"prompt": ["p"], "completion": ["c"], "advantage": [0.5], "reward/score": [1.0]})
     curves = run_results([tmp_path / "mine"])["arms"][0]["curves"]
     assert curves["training accuracy"]["mean"] == [0.25, 0.5, 0.75]
     assert curves["entropy"]["mean"] == [0.7] * 3
@@ -65,5 +65,5 @@ def test_a_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
     again.begin(2)
     again.log(3, LOGGED)
     assert [line["step"] for line in again.store.metrics()] == [1, 2, 3]
-    with pytest.raises(StoreError, match="already holds a run, and verl found no checkpoint"):
+    with pytest.raises(StoreError, match="already holds a run, but verl found no checkpoint"):
         recorder(tmp_path / "mine").begin(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from explorl.integrations.verl import memory
-from explorl.integrations.verl.step_rows import Rows
+from explorl.integrations.verl.step_rows import StepRows
 from explorl.strategies import ElementWiseTemperature, MaskTruncated
 
 
@@ -43,7 +43,7 @@ KEYS, TAGS = ["b_0_0", "pad_0_0", "a_0_0"], [{}, {"is_padding": True}, {"is_padd
 
 
 def test_real_rows_in_the_order_asked() -> None:
-    rows = Rows.of(held(), KEYS, TAGS, ["a", "b"])
+    rows = StepRows.from_batch(held(), KEYS, TAGS, ["a", "b"])
     assert rows.order == [2, 0]
     assert (rows.keys, rows.uids) == (["a_0_0", "b_0_0"], ["a", "b"])
     assert rows.lengths.tolist() == [2, 3]
@@ -54,22 +54,22 @@ def test_real_rows_in_the_order_asked() -> None:
 
 
 def test_new_rewards_are_on_the_last_token_that_counts() -> None:
-    rows = Rows.of(held(), KEYS, TAGS, ["a", "b"])
-    assert rows.with_rewards(torch.tensor([0.5, 3.0])).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.0, 3.0]]
+    rows = StepRows.from_batch(held(), KEYS, TAGS, ["a", "b"])
+    assert rows.token_rewards_with(torch.tensor([0.5, 3.0])).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.0, 3.0]]
     penalised = held(token_level_rewards=nested([-0.1, -0.1, 0.9], [0.0], [-0.2, 0.3]))
-    rows = Rows.of(penalised, KEYS, TAGS, ["a", "b"])
+    rows = StepRows.from_batch(penalised, KEYS, TAGS, ["a", "b"])
     torch.testing.assert_close(
-        rows.with_rewards(torch.tensor([1.5, 1.0])), torch.tensor([[-0.2, 1.3, 0.0], [-0.1, -0.1, 0.9]])
+        rows.token_rewards_with(torch.tensor([1.5, 1.0])), torch.tensor([[-0.2, 1.3, 0.0], [-0.1, -0.1, 0.9]])
     )
 
 
 def test_memory_comes_back_with_the_checkpoint(tmp_path: Path) -> None:
     strategies = [ElementWiseTemperature(source="running"), MaskTruncated()]
     strategies[0].memory["rates"] = {"x": 0.5}
-    memory.keep(tmp_path / "global_step_3", strategies)
+    memory.save(tmp_path / "global_step_3", strategies)
     again = [ElementWiseTemperature(source="running"), MaskTruncated()]
     memory.restore(tmp_path / "global_step_3", again)
     assert again[0].memory == {"rates": {"x": 0.5}}
     memory.restore(tmp_path / "plain verl", again)
-    with pytest.raises(ValueError, match=r"with the strategies element_wise_temperature, mask_truncated, and .* has"):
+    with pytest.raises(ValueError, match=r"with the strategies element_wise_temperature, mask_truncated, but .* has"):
         memory.restore(tmp_path / "global_step_3", [MaskTruncated()])

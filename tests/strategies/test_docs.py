@@ -51,7 +51,7 @@ def test_the_readme_lists_every_strategy() -> None:
 @pytest.mark.parametrize("name", xs.REGISTRY)
 def test_every_strategy_has_a_whole_section(name: str) -> None:
     section = strategy_pages.render().split(f"\n## {name}\n")[1].split("\n## ")[0]
-    for part in ("Idea", "What to expect", "When not to", "Source", "Deviations and errata"):
+    for part in ("Idea", "What to expect", "When not to use it", "Source", "Deviations and errata"):
         text = section.split(f"**{part}.** ")[1].split("\n\n")[0]
         assert len(text) > 4, part
         assert text[0] == text[0].upper(), part
@@ -70,7 +70,7 @@ def test_comments_beside_fields_are_the_notes() -> None:
         strategy_pages.render()
     )
     assert (
-        "| `direction` | `1 \\| -1` | `1` | −1 favours high perplexity, the paper's losing arm |"
+        "| `direction` | `1 \\| -1` | `1` | −1 favours high perplexity, the paper's weaker variant |"
         in strategy_pages.render()
     )
 
@@ -111,7 +111,7 @@ def test_measured_effects_are_kept() -> None:
     ids=["no end", "no begin", "reversed", "twice"],
 )
 def test_broken_marks_never_lose_numbers(page: str) -> None:
-    with pytest.raises(ValueError, match="must stand between"):
+    with pytest.raises(ValueError, match="must be between"):
         strategy_pages.render(page)
 
 
@@ -126,7 +126,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.docs.strategy_pages", "--path", str(page), "--check"]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"{page} is not what the docstrings say")
+    assert refused.stderr.startswith(f"{page} is out of date")
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
 
 

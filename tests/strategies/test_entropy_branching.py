@@ -120,7 +120,7 @@ def test_a_config_says_how_answers_branch() -> None:
         "initial": 3, "beam": 2, "base": 0.5, "weight": pytest.approx(0.2), "window": 20, "at": ("newline", "text:Hmm"),
     }  # fmt: skip
     strategy.check(num_generations=4)
-    message = r"initial is 3, but there are only num_generations=2 answers to a prompt; use initial=1, or num_g.*=6"
+    message = r"initial is 3, but there are only num_generations=2 completions per prompt; use initial=1, or num_g.*=6"
     with pytest.raises(ValueError, match=message):
         strategy.check(num_generations=2)
 

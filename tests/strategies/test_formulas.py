@@ -501,7 +501,7 @@ def test_passk_leaves_out_what_could_not_be_scored():
 
 
 def test_passk_needs_k_answers_to_each_prompt():
-    with pytest.raises(ValueError, match="k is 3, but a prompt has 2 samples; k must be between 1 and 2"):
+    with pytest.raises(ValueError, match="k is 3, but a prompt has 2 completions; k must be between 1 and 2"):
         xs.passk_advantages(torch.arange(5) < 0, torch.arange(5) >= 0, torch.tensor([0, 0, 0, 1, 1]), k=3)
     with pytest.raises(ValueError, match="k is 0"):
         xs.passk_advantages(torch.arange(2) < 0, torch.arange(2) >= 0, torch.zeros(2, dtype=torch.long), k=0)

@@ -190,7 +190,7 @@ def test_pkpo_leaves_out_what_could_not_be_scored():
 
 
 def test_pkpo_needs_k_answers_to_each_prompt():
-    with pytest.raises(ValueError, match="k is 3, but a prompt has 2 samples; k must be between 1 and 2"):
+    with pytest.raises(ValueError, match="k is 3, but a prompt has 2 completions; k must be between 1 and 2"):
         xs.pkpo_advantages(torch.zeros(5), torch.tensor([0, 0, 0, 1, 1]), k=3)
 
 

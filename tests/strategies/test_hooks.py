@@ -14,7 +14,7 @@ import torch
 
 import explorl.strategies as xs
 from explorl.strategies import Schedule, StepState, Strategy
-from explorl.strategies._lib.solve_rates import digest
+from explorl.strategies._lib.solve_rates import text_key
 from explorl.strategies.base import overrides
 
 from .cases import make_batch
@@ -91,7 +91,9 @@ def test_importance_correction_weighs_by_what_was_sampled_from():
 
 
 def test_importance_correction_says_when_it_cannot_correct():
-    with pytest.raises(ValueError, match=r"importance_correction needs the log-probabilities .*engine='explorl'"):
+    with pytest.raises(
+        ValueError, match=r"importance_correction needs the sampling log-probabilities.*engine='explorl'"
+    ):
         xs.ImportanceCorrection().weights(make_batch())
 
 
@@ -123,10 +125,10 @@ def test_solve_rates_of_other_prompts_are_warned_of_once(source):
     with pytest.warns(UserWarning, match="none of the 2 solve rates") as warned:
         heat.sampling([long, long, "b"], 0)
     assert [str(warning.message) for warning in warned] == [
-        "element_wise_temperature: none of the 2 solve rates belongs to any of the 2 prompts: a prompt asked for is "
-        "'In the beginning and so on and so on and … and so on and so on and so on to the end', one in solve_rates is "
-        "'What is  1 + 1?'; its keys must be the whole texts of the prompts, as they are trained on; they take the "
-        "mean rate"
+        "element_wise_temperature: none of the 2 solve rates matches any of the 2 prompts: the first prompt is "
+        "'In the beginning and so on and so on and … and so on and so on and so on to the end', the first key of "
+        "solve_rates is 'What is  1 + 1?'; the keys must be the complete texts of the prompts, as used in training; "
+        "using the mean rate"
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -160,7 +162,7 @@ def test_running_temperature_may_start_from_a_file_and_survives_a_checkpoint():
     resumed = xs.ElementWiseTemperature(source="running", solve_rates={"a": 1.0, "z": 0.0})
     resumed.memory.update(json.loads(json.dumps(heat.memory)))
     assert resumed.sampling(list("abz"), 1) == heat.sampling(list("abz"), 1)
-    assert digest("a") in heat.memory["rates"]
+    assert text_key("a") in heat.memory["rates"]
 
 
 def test_a_batch_without_any_score_teaches_nothing():
@@ -236,18 +238,20 @@ def test_curriculum_starts_with_the_easy_ones():
 
 
 def test_a_curriculum_that_leaves_nothing_is_an_error():
-    with pytest.raises(ValueError, match="curriculum: no prompt is left: 1 of 2 have one of the 1 solve rates, none"):
+    with pytest.raises(ValueError, match="curriculum: no prompt is left: 1 of 2 prompts have a solve rate, none"):
         xs.Curriculum({"a": 0.0}).order(["a", "b"])
 
 
 @pytest.mark.parametrize("mode", ["solved", "easy_first"])
 def test_a_curriculum_of_other_prompts_is_an_error(mode):
     course = xs.Curriculum({"a": 1.0, "c": 0.0}, mode=mode)
-    with pytest.raises(ValueError, match="none of the 2 solve rates belongs to any of the 1 prompts: a prompt asked"):
+    with pytest.raises(ValueError, match="none of the 2 solve rates matches any of the 1 prompts: the first prompt"):
         course.order(["b", "b"])
-    with pytest.raises(ValueError, match=r"curriculum: .* is 'b', one in solve_rates is 'a'; its keys must be"):
+    with pytest.raises(
+        ValueError, match=r"curriculum: .* is 'b', the first key of solve_rates is 'a'; the keys must be"
+    ):
         course.order(["b"])
-    with pytest.raises(ValueError, match="any of the 0 prompts: one in solve_rates is 'a'"):
+    with pytest.raises(ValueError, match="any of the 0 prompts: the first key of solve_rates is 'a'"):
         course.order([])
 
 
@@ -264,7 +268,7 @@ def test_bad_solve_rates_are_named(make, tmp_path):
         make(path)
     for content in ("[1, 2]", "{}"):
         path.write_text(content)
-        with pytest.raises(ValueError, match="must be a mapping from prompts to rates"):
+        with pytest.raises(ValueError, match="must be a non-empty mapping from prompts to rates"):
             make(path)
     for rate in ("1.5", "-0.1", "true", '"0.5"', "null", "NaN"):
         path.write_text(f'{{"2 + 2": {rate}}}')

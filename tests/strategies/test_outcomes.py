@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import explorl.strategies as xs
-from explorl.strategies.outcome_exploration import MOST_ANSWERS
+from explorl.strategies.outcome_exploration import MAX_ANSWERS
 
 from . import reference
 from .cases import THOROUGH, checked, close, make_batch
@@ -91,9 +91,9 @@ def test_unscored_answers_get_no_bonus():
         ),
         (
             lambda: xs.OverlongPenalty().check_length(max_completion_length=None),
-            "answers have no length limit .* give longest",
+            "completions have no length limit .* set longest",
         ),
-        (lambda: xs.OverlongPenalty().rewards(make_batch()), "nobody says how long answers may be"),
+        (lambda: xs.OverlongPenalty().rewards(make_batch()), "the length limit is unknown"),
     ],
 )
 def test_a_penalty_that_cannot_be(make, message):
@@ -189,11 +189,11 @@ def test_hostile_answers_stay_small_in_memory():
 def test_a_prompt_with_too_many_answers_forgets_the_rarest():
     explore = xs.OutcomeExploration()
     explore.metrics(make_batch(answers=["often"] * 6, prompts=["a"] * 6))
-    for start in range(0, MOST_ANSWERS + 60, 6):
+    for start in range(0, MAX_ANSWERS + 60, 6):
         explore.metrics(make_batch(answers=[f"rare {start + row}" for row in range(6)], prompts=["a"] * 6))
     (counts,) = explore.memory["counts"].values()
-    assert len(counts) == MOST_ANSWERS
-    again = make_batch(answers=["often", "rare 0", f"rare {MOST_ANSWERS}", None, None, None], prompts=["a"] * 6)
+    assert len(counts) == MAX_ANSWERS
+    again = make_batch(answers=["often", "rare 0", f"rare {MAX_ANSWERS}", None, None, None], prompts=["a"] * 6)
     bonuses = xs.OutcomeExploration(baseline="none")
     bonuses.memory.update(explore.memory)
     np.testing.assert_allclose(bonuses.bonuses(again)[:3], [6**-0.5, 1, 1], rtol=1e-6)
@@ -215,7 +215,7 @@ def test_an_exploration_that_cannot_be(make, message):
 
 
 def test_a_batch_without_answers_is_an_error():
-    with pytest.raises(ValueError, match=r"has 0 answers for 6 rows; whoever makes the batch must fill in"):
+    with pytest.raises(ValueError, match=r"has 0 answers for 6 rows; fill in"):
         xs.OutcomeExploration().advantages(make_batch())
     assert xs.OutcomeExploration.needs_answers
     assert not xs.Strategy.needs_answers

@@ -83,7 +83,7 @@ def test_every_strategy_builds_and_documents_itself(name):
     assert "\n" not in effect
     assert effect.endswith(".")
     assert formula.startswith("    ")
-    for heading in ("What to expect: ", "When not to: ", "Deviations: "):
+    for heading in ("What to expect: ", "When not to use it: ", "Deviations: "):
         assert sum(paragraph.startswith(heading) for paragraph in rest) == 1, heading
     assert inspect.getdoc(type(strategy)).endswith(".")
     json.dumps(strategy.memory)
@@ -169,9 +169,9 @@ def test_schedules_and_pairs_of_a_config():
     [
         ({"from": 0.1, "too": 0.0}, "egsw: alpha: a schedule has no 'too'; did you mean 'to'?"),
         ({"begin": 0.1, "to": 0.0}, "egsw: alpha: a schedule has no 'begin'; known: from, shape, start"),
-        ({"from": 0.1}, "egsw: alpha: the schedule lacks 'to'; write {from: 0.1"),
-        ({"to": 0.1, "steps": 3}, "egsw: alpha: the schedule lacks 'from'"),
-        ({}, "egsw: alpha: the schedule lacks 'from'"),
+        ({"from": 0.1}, "egsw: alpha: the schedule has no 'to'; write {from: 0.1"),
+        ({"to": 0.1, "steps": 3}, "egsw: alpha: the schedule has no 'from'"),
+        ({}, "egsw: alpha: the schedule has no 'from'"),
         ({"from": "a", "to": 0.0}, "egsw: alpha: from of the schedule is 'a'; write {from: 0.1"),
         ({"from": True, "to": 0.0}, "egsw: alpha: from of the schedule is True"),
         ({"from": 0.1, "to": 0.0, "steps": 1.5}, "egsw: alpha: steps of the schedule is 1.5"),
@@ -200,7 +200,7 @@ def test_a_bad_schedule_in_a_config(schedule, message):
         ({"mask_truncated": {"limit": 3}}, "mask_truncated has no hyperparameter 'limit'; it has none"),
         (
             {"bottom_p": {"importance": "truncated"}},
-            "bottom_p has no hyperparameter 'importance'; list the strategy importance_correction beside it",
+            "bottom_p has no hyperparameter 'importance'; add the strategy importance_correction",
         ),
         ({"bottom_p": {"cap": 2.0}}, "'cap'; it is now the cap of the strategy importance_correction"),
         ({"egsw": {"memory": {}}}, "egsw has no hyperparameter 'memory'"),
@@ -214,7 +214,10 @@ def test_a_bad_schedule_in_a_config(schedule, message):
         ("pkpo", "pkpo needs k, for example {pkpo: {k: 4}}"),
         ("curriculum", "curriculum needs solve_rates, for example {curriculum: {solve_rates: rates.json}}"),
         ("element_wise_temperature", "element_wise_temperature: solve_rates is missing"),
-        ("reference_reset", "reference_reset: (every, on_stall) is (None, None); it must be one of the two"),
+        (
+            "reference_reset",
+            "reference_reset: (every, on_stall) is (None, None); it must be None in exactly one of the two",
+        ),
     ],
 )
 def test_a_bad_entry_of_a_config(spec, message):
@@ -331,17 +334,17 @@ def test_every_hyperparameter_is_checked():
 
 
 def test_a_text_that_looks_like_a_number():
-    # YAML reads 2e-4, without a point, as a text
+    # YAML reads 2e-4, without a point, as text
     message = error(xs.build, {"clip_cov": {"fraction": "2e-4"}})
     assert message == (
-        "clip_cov: fraction is '2e-4' (a text; as a number write 0.0002); "
+        "clip_cov: fraction is '2e-4' (text; as a number write 0.0002); "
         "it must be a finite number above 0 and at most 1, for example 0.0002"
     )
-    assert "alpha is 'much' (a text); it must be a finite number at least 0" in error(xs.PerplexityShaping, "much")
+    assert "alpha is 'much' (text); it must be a finite number at least 0" in error(xs.PerplexityShaping, "much")
 
 
 def test_reference_reset_takes_one_of_two():
-    assert "it must be one of the two" in error(xs.ReferenceReset, every=3, on_stall=3)
+    assert "it must be None in exactly one of the two" in error(xs.ReferenceReset, every=3, on_stall=3)
     assert "on_stall is 0; it must be a whole number, 1 or more, for example 50" in error(xs.ReferenceReset, on_stall=0)
 
 
@@ -468,7 +471,7 @@ def test_what_is_inert_on_a_batch_used_once():
         assert "num_iterations to 2 or more (in a configuration training.iterations)" in message
         assert "steps_per_generation above gradient_accumulation_steps" in message
     assert "kl_cov does nothing on a batch that is used for one update only" in messages[1]
-    assert "clip_cov only leaves its tokens out of one step" in messages[0]
+    assert "clip_cov only excludes its tokens from a single step" in messages[0]
 
 
 def test_what_is_overwritten_by_a_later_one():
@@ -486,11 +489,11 @@ def test_new_rewards_that_nobody_reads(order):
         return xs.warn_inert(xs.build_all(specs[::order]), reused=True)
 
     assert said("unlikeliness", "maxrl") == [
-        "the rewards of unlikeliness have no effect on the advantages: maxrl asks what is correct; keep one of them, "
-        "or give maxrl of='reward'"
+        "the rewards of unlikeliness have no effect on the advantages: maxrl uses only correctness; keep one of them, "
+        "or set of='reward' in maxrl"
     ]
     assert said("unlikeliness", {"passk_training": {"k": 2}}) == [
-        "the rewards of unlikeliness have no effect on the advantages: passk_training asks what is correct; keep one "
+        "the rewards of unlikeliness have no effect on the advantages: passk_training uses only correctness; keep one "
         "of them"
     ]
     assert said("unlikeliness", {"maxrl": {"of": "reward"}}) == []
@@ -505,7 +508,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from explorl.strategies import Scheduled, Strategy
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -518,7 +521,7 @@ class Louder(Strategy):
     tags: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self):
-        number(self, "factor", above=0)
+        check_number(self, "factor", above=0)
 
 @dataclass(frozen=True)
 class Opaque(Strategy):

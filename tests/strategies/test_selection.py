@@ -8,11 +8,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from explorl.strategies._lib.collectives import ALONE
-from explorl.strategies._lib.selection import kth_smallest, leading, ordered_bits
+from explorl.strategies._lib.collectives import LOCAL
+from explorl.strategies._lib.selection import kth_smallest, ordered_bits, top_k_mask
 
 from .cases import checked
-from .worlds import on_threads
+from .threads import on_threads
 
 QUICK = settings(max_examples=100, deadline=None)
 SPECIAL = [-np.inf, np.inf, -0.0, 0.0, 1e-45, -1e-45, 1.1754944e-38, -3.4028235e38, 3.4028235e38, np.nan, 1.0, -1.0]
@@ -37,7 +37,7 @@ def spread(draw):
 def test_the_kth_smallest_is_that_of_torch(case):
     values, parts, k = case
     expected = float(values.double().kthvalue(k).values)
-    for found in on_threads(parts, lambda world, own: kth_smallest(values[own], k, world=world)):
+    for found in on_threads(parts, lambda collectives, own: kth_smallest(values[own], k, collectives=collectives)):
         np.testing.assert_array_equal(found, expected)  # NaN equals itself, and −0 equals 0
     np.testing.assert_array_equal(checked(kth_smallest)(values, k), expected)
 
@@ -48,9 +48,11 @@ def test_the_leading_are_those_of_a_stable_sort(case, lowest):
     values, parts, k = case
     expected = torch.zeros(len(values), dtype=torch.bool)
     expected[values.double().sort(descending=not lowest, stable=True).indices[:k]] = True
-    found = on_threads(parts, lambda world, own: leading(values[own], k, lowest=lowest, world=world))
+    found = on_threads(
+        parts, lambda collectives, own: top_k_mask(values[own], k, lowest=lowest, collectives=collectives)
+    )
     assert torch.equal(torch.cat(found), expected)
-    assert torch.equal(checked(leading)(values, k, lowest=lowest), expected)
+    assert torch.equal(checked(top_k_mask)(values, k, lowest=lowest), expected)
 
 
 @QUICK
@@ -67,14 +69,14 @@ def test_bits_are_ordered_as_the_values_are(case):
 
 def test_what_shares_all_digits_but_the_last_is_told_apart():
     values = torch.tensor([1.0, np.nextafter(np.float32(1), np.float32(2)), 1.0], dtype=torch.float32)
-    assert leading(values, 1).tolist() == [False, True, False]
-    assert leading(values, 2).tolist() == [True, True, False]
-    assert leading(values, 2, lowest=True).tolist() == [True, False, True]
+    assert top_k_mask(values, 1).tolist() == [False, True, False]
+    assert top_k_mask(values, 2).tolist() == [True, True, False]
+    assert top_k_mask(values, 2, lowest=True).tolist() == [True, False, True]
 
 
 def test_nobody_leads_where_there_is_nobody():
-    assert leading(torch.empty(0), 0).tolist() == []
-    found = on_threads([0, 2], lambda world, own: leading(torch.ones(2)[own], 1, world=world))
+    assert top_k_mask(torch.empty(0), 0).tolist() == []
+    found = on_threads([0, 2], lambda collectives, own: top_k_mask(torch.ones(2)[own], 1, collectives=collectives))
     assert [part.tolist() for part in found] == [[], [True, False]]
 
 
@@ -82,5 +84,5 @@ def test_nobody_leads_where_there_is_nobody():
 def test_many_values(size):
     values = torch.randn(size, generator=torch.Generator().manual_seed(0))
     for k in (1, 7, size // 2, size):
-        assert leading(values, k, world=ALONE).sum() == k
+        assert top_k_mask(values, k, collectives=LOCAL).sum() == k
         assert kth_smallest(values, k) == float(values.kthvalue(k).values)

@@ -56,5 +56,5 @@ def test_bad_values_are_refused(given: dict[str, object], message: str) -> None:
 
 def test_more_calls_than_the_tool_allows_are_refused() -> None:
     xs.ToolProgression().check_calls(max_calls=3)
-    with pytest.raises(ValueError, match="calls goes up to 3, and the tool allows 2; use at most 2"):
+    with pytest.raises(ValueError, match="calls goes up to 3, but the tool allows 2; use at most 2"):
         xs.ToolProgression().check_calls(max_calls=2)

@@ -24,7 +24,7 @@ from explorl.training.grpo.distributed import Distributed
 from explorl.training.grpo.shaping import shape
 
 GENERATIONS, ROWS, WIDTH = 4, 12, 9
-"""Groups straddle the processes of a world of two, with six rows each, and all of them those of a world of four."""
+"""Groups straddle the processes when there are two, with six rows each, and every group does when there are four."""
 END = 1
 WHOLE = SimpleNamespace(gather=lambda tensor: tensor, pad_across_processes=lambda tensor, dim: tensor)
 """An accelerator with a single process."""
@@ -183,20 +183,20 @@ def normalised(rewards: torch.Tensor) -> torch.Tensor:
 
 def answers(place: int) -> dict[str, Any]:
     """What a process hears that has one row more than the one before it, the first one having none."""
-    world = Distributed(place, torch.device("cpu"))
+    collectives = Distributed(place, torch.device("cpu"))
     rows = torch.full((place, 2), float(place))
-    here = world.here(world.everywhere(rows))
+    here = collectives.local_rows(collectives.gather_rows(rows))
     return {
-        "total": world.total(torch.tensor([1, place])).tolist(),
-        "largest": world.largest(torch.tensor([-float(place), 1.0])).tolist(),
-        "smallest": world.smallest(torch.tensor([-float(place), torch.inf])).tolist(),
-        "unknown": world.largest(torch.tensor([[torch.nan, 1.0][place == 0], 2.0])).isnan().tolist(),
-        "each": world.each(torch.tensor(place)).tolist(),
-        "everywhere": world.everywhere(rows)[:, 1].tolist(),
-        "marks": world.everywhere(rows[:, 0] > 1).tolist(),
+        "total": collectives.sum(torch.tensor([1, place])).tolist(),
+        "largest": collectives.max(torch.tensor([-float(place), 1.0])).tolist(),
+        "smallest": collectives.min(torch.tensor([-float(place), torch.inf])).tolist(),
+        "unknown": collectives.max(torch.tensor([[torch.nan, 1.0][place == 0], 2.0])).isnan().tolist(),
+        "each": collectives.gather(torch.tensor(place)).tolist(),
+        "everywhere": collectives.gather_rows(rows)[:, 1].tolist(),
+        "marks": collectives.gather_rows(rows[:, 0] > 1).tolist(),
         "here": torch.equal(here, rows),
-        "objects": world.objects([f"row of {place}"] * place),
-        "before": world.before(torch.tensor(place)),
+        "objects": collectives.gather_objects([f"row of {place}"] * place),
+        "before": collectives.sum_before(torch.tensor(place)),
     }
 
 
@@ -216,6 +216,6 @@ def one_process(place: int, processes: int, folder: str, cases: dict[str, tuple[
         name: shaped(scene(where).rows(own), specs, process=place, gathered=False)
         for name, (where, specs) in cases.items()
     }
-    found["world"] = answers(place)
+    found["collectives"] = answers(place)
     torch.save(found, Path(folder) / f"{place}.pt")
     dist.destroy_process_group()

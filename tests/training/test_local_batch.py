@@ -13,11 +13,11 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 from explorl.strategies import REGISTRY, Batch, BottomP, ClipHigher, EntropyGuidedWeighting, Strategy, build_all
-from explorl.strategies._lib.collectives import World
+from explorl.strategies._lib.collectives import Collectives
 from explorl.strategies.base import act_on_parts
 from explorl.training.grpo import trainer as grpo
 from explorl.training.grpo.shaping import Shaped, shape
-from tests.strategies.worlds import on_threads
+from tests.strategies.threads import on_threads
 from tests.training.local_parts import ROWS, Undefined, batch_of, normalised, one_process, scene, shaped
 from tests.training.test_every_strategy import SETTINGS, label
 
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, list[Any]]] = {
 
 
 class Pool:
-    """What the processes of a world found, which all were started once."""
+    """What the processes found, which all were started once."""
 
     def __init__(self, processes: int, folder: Path) -> None:
         self.processes = processes
@@ -103,7 +103,7 @@ def test_a_value_that_is_not_finite_fails_on_all_processes_alike(pool: Pool) -> 
 def test_processes_with_different_numbers_of_rows_hear_of_all(pool: Pool) -> None:
     places = range(pool.processes)
     rows = [place for place in places for _ in range(place)]
-    for place, found in enumerate(found["world"] for found in pool.found):
+    for place, found in enumerate(found["collectives"] for found in pool.found):
         assert found == {
             "total": [pool.processes, sum(places)],
             "largest": [0.0, 1.0],
@@ -134,9 +134,9 @@ def test_rows_may_be_spread_in_any_way(rows: tuple[int, ...]) -> None:
             equal(one.metrics, expected.metrics, f"{name} metrics")
 
 
-def shaped_part(specs: list[Any], whole: Batch, world: World, own: slice) -> Shaped:
+def shaped_part(specs: list[Any], whole: Batch, collectives: Collectives, own: slice) -> Shaped:
     values = {name: value[own] for name, value in vars(whole).items() if isinstance(value, torch.Tensor | list)}
-    return shape(build_all(specs), whole.with_(**values, world=world), normalised)
+    return shape(build_all(specs), whole.with_(**values, collectives=collectives), normalised)
 
 
 # --- who acts on parts --------------------------------------------------------------------------------------------

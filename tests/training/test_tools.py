@@ -362,7 +362,7 @@ def test_a_progression_gives_some_prompts_the_tool(make: Make) -> None:
 def test_a_progression_without_a_tool_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="tool_progression says how often answers may call a tool, and there is none"):
         make("tool_progression", options={"interpreter": None})
-    with pytest.raises(ValueError, match="calls goes up to 3, and the tool allows 2"):
+    with pytest.raises(ValueError, match="calls goes up to 3, but the tool allows 2"):
         make("tool_progression", options={"interpreter": calculator(max_calls=2)})
 
 

@@ -1,9 +1,9 @@
-"""Writes docs/strategies.md and the README's table from the docstrings, so that they cannot drift apart.
+"""Generate docs/strategies.md and the README's table from the docstrings of the strategies.
 
-    python -m tools.docs.strategy_pages            # writes both
-    python -m tools.docs.strategy_pages --check    # fails where they are not what would be written
+    python -m tools.docs.strategy_pages            # write both
+    python -m tools.docs.strategy_pages --check    # fail if one is out of date
 
-The advice and the measured effects are written by hand, between marks, and kept.
+The advice and the measured effects are written by hand between two marks and preserved.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from tools.docs.markdown import table
 
 import explorl.strategies
 from explorl.strategies._lib.schedule import Schedule
@@ -22,9 +24,9 @@ from explorl.strategies.base import Strategy
 from explorl.strategies.registry import REGISTRY, describe
 
 ADVICE, MEASURED = "advice", "measured effects"
-"""What is written by hand: it stands between two marks of this name and is kept."""
+"""Sections written by hand, each between two marks of this name."""
 NOT_YET = "Nothing is measured yet."
-README_HEAD = "| name | what it does | source |\n"
+README_COLUMNS = ("name", "what it does", "source")
 
 HOOKS = (
     "arguments",
@@ -40,7 +42,7 @@ HOOKS = (
     "penalty",
     "after_step",
 )
-LABELS = ("What to expect", "When not to", "Deviations")
+LABELS = ("What to expect", "When not to use it", "Deviations")
 
 HEAD = """\
 # Exploration strategies
@@ -57,12 +59,12 @@ HEAD = """\
 
 {listing}
 
-`explorl strategies` prints the same list, with `--json` for programs. [A strategy of your own](tutorial-strategy.md) is
-one file.
+`explorl strategies` prints this list, with `--json` in machine-readable form.
+[A strategy of your own](tutorial-strategy.md) is one file.
 
 ## How they compose
 
-A run takes any list of strategies. In a config file an entry is a name, or a name over its hyperparameters:
+A run takes any list of strategies. In a config file an entry is a name, or a name with its hyperparameters:
 
 ```yaml
 strategies:
@@ -72,7 +74,7 @@ strategies:
       alpha: {{from: 0.4, to: 0.0, start: 100, steps: 200, shape: cosine}}
 ```
 
-In Python it is the same list, or the objects themselves:
+In Python, pass the same list, or the objects themselves:
 
 ```python
 from explorl import strategies as xs
@@ -88,28 +90,27 @@ strategies = [
 
 {calls}
 
-- An error names the strategies that cannot stand in one list: two that replace the base advantage ({replacing}), or
-  the same one twice.
-- A warning names those without effect in this list: one that shapes advantages ahead of one that replaces them, the
-  earlier of two clips, and {reuse} on a batch that serves a single update. Reuse needs `num_iterations` of 2 or
-  more ([`training.iterations`](configuration.md#trainingiterations) in a config), or `steps_per_generation`
+- Two strategies that replace the base advantage ({replacing}) cannot be combined, and
+  no strategy can be listed twice; both are errors.
+- A warning names strategies without effect in this list: one that shapes advantages before another replaces them, the
+  earlier of two clips, and {reuse} on a batch that is used for one update. To reuse batches, set `num_iterations`
+  to 2 or more ([`training.iterations`](configuration.md#trainingiterations) in a config), or `steps_per_generation`
   above `gradient_accumulation_steps`.
 
-The run says what counts as a correct answer: a named reward function and a threshold.
-{correct} need to know it, and so do element_wise_temperature with
+The run defines what counts as a correct answer: a named reward function and a threshold.
+{correct} need this definition, and so do element_wise_temperature with
 `source: running`, and pass_threshold, pkpo, maxrl, risk_sensitive and quantile_baseline with `of: correct` (the default
 of pkpo and maxrl).
 
-For each generation batch the log has `strategy/<name>/…`: how far it moved the advantages or weights
-(`advantage_change`, `weight_change`: the mean absolute change over all counted tokens), how many tokens it changed
-(`advantage_tokens`, `weight_tokens`), the share and number of tokens that it took out of the loss (`masked_change`,
-`masked_tokens`), and metrics of its own. The entropy bonus is TRL's own and shows as `entropy_coef` and
-`policy_loss`.
+For each generation batch the log contains `strategy/<name>/…`: the mean absolute change of the advantages or weights
+over all counted tokens (`advantage_change`, `weight_change`), the number of changed tokens (`advantage_tokens`,
+`weight_tokens`), the fraction and number of tokens removed from the loss (`masked_change`, `masked_tokens`), and the
+strategy's own metrics. The entropy bonus is TRL's own and is logged as `entropy_coef` and `policy_loss`.
 
 ## Schedules
 
-A hyperparameter of type `float | Schedule` (or `int | Schedule`) takes a number, or in a config a mapping, or in Python
-a `Schedule`.
+A hyperparameter of type `float | Schedule` (or `int | Schedule`) takes a number or a schedule: a mapping in a config, a
+`Schedule` in Python.
 
 {schedule}
 
@@ -122,8 +123,8 @@ a `Schedule`.
 xs.PerplexityShaping(alpha=xs.Schedule(0.05, 0.0, start=200, steps=100, shape="linear"))
 ```
 
-`start` is 0, `steps` 1 and `shape` linear where they are left out. Steps are optimizer steps; where a batch serves
-several of them, the value is that of the step for which it was sampled (in `penalty`, that of the current step).
+By default `start` is 0, `steps` is 1 and `shape` is linear. Steps are optimizer steps; if a batch is used for several
+of them, the value is that of the step at which it was sampled (in `penalty`, that of the current step).
 """
 
 TAIL = """\
@@ -136,8 +137,8 @@ TAIL = """\
 
 
 def render(existing: str = "") -> str:
-    """The whole document; what `existing` has between the marks of the advice and the measured effects is kept."""
-    entries = [entry for entry in describe() if _ours(entry)]
+    """Return the document, with the advice and the measured effects of the `existing` one."""
+    entries = [entry for entry in describe() if _is_builtin(entry)]
     head = HEAD.format(
         advice=by_hand(existing, ADVICE) or NOT_YET,
         listing=_listing(entries),
@@ -153,63 +154,66 @@ def render(existing: str = "") -> str:
 
 
 def by_hand(document: str, name: str) -> str:
-    """Return what stands between the marks of this name, empty where there are none; raise where they do not pair."""
+    """Return the text between the marks of this name, empty if there are none; raise if they do not pair."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if begin not in document and end not in document:
         return ""
     before, has_begin, rest = document.partition(begin)
     text, has_end, after = rest.partition(end)
     if not (has_begin and has_end) or end in before or begin in after:
-        raise ValueError(f"the {name} must stand between {begin} and {end}, each of which occurs once")
+        raise ValueError(f"the {name} must be between {begin} and {end}, and each mark must occur once")
     return text.strip("\n")
 
 
 def readme(existing: str) -> str:
-    """The README with its table of the strategies made anew."""
-    before, head, rest = existing.partition(README_HEAD)
+    """Return the README with an up-to-date table of the strategies."""
+    head_line = f"| {' | '.join(README_COLUMNS)} |\n"
+    before, head, rest = existing.partition(head_line)
     if not head:
-        raise ValueError(f"the README has no table that begins with {README_HEAD!r}")
+        raise ValueError(f"the README has no table that begins with {head_line!r}")
     after = rest.partition("\n\n")[2]
-    rows = [(f"`{entry['name']}`", _effect(entry), _short(entry["paper"])) for entry in describe() if _ours(entry)]
-    return f"{before}{_table(('name', 'what it does', 'source'), rows)}\n\n{after}"
+    rows = [
+        (f"`{entry['name']}`", _effect(entry), _short(entry["paper"])) for entry in describe() if _is_builtin(entry)
+    ]
+    return f"{before}{table(README_COLUMNS, rows)}\n\n{after}"
 
 
 def write(path: Path, *, check: bool = False, make: Callable[[str], str] = render) -> None:
-    """Writes the document, or fails where it is not what would be written."""
+    """Write the document, or with `check` raise if it is out of date."""
     existing = path.read_text(encoding="utf-8") if path.exists() else ""
     document = make(existing)
     if check:
         if document != existing:
             option = "path" if make is render else "readme-path"
             command = f"python -m tools.docs.strategy_pages --{option} {path}"
-            raise ValueError(f"{path} is not what the docstrings say; run {command}")
+            raise ValueError(f"{path} is out of date; run {command}")
         return
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     staged.write_text(document, encoding="utf-8")
     staged.replace(path)
 
 
-def _ours(entry: Mapping[str, Any]) -> bool:
+def _is_builtin(entry: Mapping[str, Any]) -> bool:
     return entry["name"] in REGISTRY
 
 
 def _short(paper: str) -> str:
-    """Authors, year and where to find it, without the title."""
+    """Return the authors, the year and the location of a paper, without the title."""
     parts = []
     for source in paper.split("; "):
-        found = re.match(r".*?\d{4}", source)
-        number, place = re.search(r" \(arXiv:[\d.]+\)", source), re.search(r", (Eq\.|§)[^,]*$", source)
-        parts.append("".join(match[0] for match in (found, number, place) if match))
+        authors = re.match(r".*?\d{4}", source)
+        number, section = re.search(r" \(arXiv:[\d.]+\)", source), re.search(r", (Eq\.|§)[^,]*$", source)
+        parts.append("".join(match[0] for match in (authors, number, section) if match))
     return "; ".join(parts)
 
 
 def _listing(entries: list[dict[str, Any]]) -> str:
     rows = [(f"[`{entry['name']}`](#{entry['name']})", _effect(entry), _hooks(entry)) for entry in entries]
-    return _table(("name", "effect", "hooks"), rows)
+    return table(("name", "effect", "hooks"), rows)
 
 
 def _section(entry: dict[str, Any]) -> str:
-    """One strategy: idea, formula, hyperparameters, and the paragraphs of its docstring."""
+    """Return the section of one strategy: idea, formula, hyperparameters, and the paragraphs of its docstring."""
     _, formula, *paragraphs = entry["docs"].split("\n\n")
     texts: dict[str, list[str]] = {label: [] for label in ("", *LABELS)}
     label = ""
@@ -225,7 +229,7 @@ def _section(entry: dict[str, Any]) -> str:
         f"In Python `xs.{entry['class']}`; hooks: {_hooks(entry)}.",
         _hyperparameters(entry),
         f"**What to expect.** {_capital(expect)}",
-        f"**When not to.** {_capital(when_not)}",
+        f"**When not to use it.** {_capital(when_not)}",
         f"**Source.** {entry['paper'].rstrip('.')}.",
         f"**Deviations and errata.** {_capital(deviations)}",
     ]
@@ -245,17 +249,17 @@ def _hyperparameters(entry: dict[str, Any]) -> str:
         )
         for parameter in entry["hyperparameters"]
     ]
-    return _table(("hyperparameter", "type", "default", "note"), rows)
+    return table(("hyperparameter", "type", "default", "note"), rows)
 
 
 def _notes(strategy: type[Strategy]) -> dict[str, str]:
-    """The comments beside the fields of a strategy."""
+    """Return the comments next to the fields of a strategy, by field."""
     return dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(strategy), re.MULTILINE))
 
 
 def _options(kind: str) -> str:
-    """A type as a user writes its values: 1 | -1 for Literal[1, -1]."""
-    return re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace(", ", " | "), kind)
+    """Return a type in the form of its values: 1 | -1 for Literal[1, -1]."""
+    return re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace(", ", " | "), kind)
 
 
 def _hooks(entry: dict[str, Any]) -> str:
@@ -269,11 +273,6 @@ def _effect(entry: dict[str, Any]) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _paragraphs(documented: Any) -> list[str]:

@@ -1,13 +1,12 @@
-"""Exploration strategies: one file per mechanism, a pure function for its mathematics and a dataclass for its hooks.
+"""Exploration strategies: one file per mechanism, with a pure function for its mathematics and a dataclass of hooks.
 
-Strategies compose: give the trainer a list, and each hook of each is called in that order. What the order means:
-advantages are changed one after the other, so one that replaces them (negative_reinforcement, passk_training, pkpo,
-maxrl, risk_sensitive, quantile_baseline) stands first; weights multiply and masks intersect, so there the order is
-without effect; of two that set the same sampling parameter or the clip, the later one wins. Weights see the final
-advantages.
+Strategies compose: the trainer takes a list and calls the hooks of each in this order. Advantages are changed one after
+the other, so a strategy that replaces them (negative_reinforcement, passk_training, pkpo, maxrl, risk_sensitive,
+quantile_baseline) must be listed first. Weights are multiplied and masks intersected, so their order does not matter.
+If two strategies set the same sampling parameter or the clip, the later one wins. Weights use the final advantages.
 
-Every tensor function is computed in double precision without gradient, gives 0 where a token does not count, and
-looks at no padding. Shaped advantages keep the dtype of the advantages; weights and masks are float32.
+Every tensor function computes in double precision without gradient, returns 0 for uncounted tokens and ignores padding.
+Shaped advantages keep the dtype of the advantages; weights and masks are float32.
 """
 
 from explorl.strategies._lib.covariance import token_covariance

@@ -1,22 +1,23 @@
-"""Entropy-guided sequence weighting: weigh tokens by a softmax of advantage plus entropy over the batch.
+"""Entropy-guided sequence weighting: weight tokens by a softmax of advantage plus entropy over the batch.
 
     w_{i,t} = softmax_i((A_{i,t} + α · H_{i,t}) / P) · N_t,   over the N_t sequences that have a token at position t
 
-Vanlioglu 2025, Eq. 6–10. At level "sequence", H_i = Σ_t H_{i,t}, A_i is the mean of the sequence's advantages (equal
-to each of them unless another strategy has shaped them), and all tokens of a sequence share one weight. The weight
-multiplies the policy term and the KL term alike (Eq. 10); no gradient flows through it.
+Vanlioglu 2025, Eq. 6–10. At level "sequence", H_i = Σ_t H_{i,t}, A_i is the mean of the sequence's advantages (which
+are all equal unless another strategy has shaped them), and all tokens of a sequence share one weight. The weight
+multiplies both the policy term and the KL term (Eq. 10) and carries no gradient.
 
-What to expect: answers with high reward and high uncertainty dominate the step. The author reports +1.1 to +5 points
-over GRPO on Qwen2.5-Math-7B (α = 0.3, P = 1) and shorter answers; for the instruct model α = 0.8, P = 1.8.
+What to expect: completions with high reward and high entropy dominate the step. The author reports gains of 1.1 to 5
+points over GRPO on Qwen2.5-Math-7B (α = 0.3, P = 1), and shorter completions; for the instruct model α = 0.8, P = 1.8.
 
-When not to: the author calls it very sensitive to α and P; a large α chases entropy for its own sake. At positions
-that few sequences reach, the softmax runs over few: with `level="sequence"` all weights share one softmax. With raw
-entropy at that level the sum over hundreds of tokens outweighs any advantage.
+When not to use it: if α and P cannot be tuned. The author calls the method very sensitive to both; a large α rewards
+entropy for its own sake. At positions that few sequences reach the softmax covers only those sequences; with
+`level="sequence"` all weights share one softmax. With raw entropy at that level, the sum over hundreds of tokens
+outweighs any advantage.
 
-Deviations: the paper's weights sum to 1 over N sequences, which divides the step by N; `scale="mean_one"` multiplies
-them by the number of sequences in the softmax, `scale="softmax"` is the paper's. `entropy="normalized"`, the author's
-best setting, is not defined in the paper: here min-max to [0, 1] over the counted tokens (or sequences) of the batch,
-and 0 where all are equal but for rounding.
+Deviations: the paper's weights sum to 1 over N sequences, which divides the step by N. `scale="mean_one"` multiplies
+them by the number of sequences in the softmax; `scale="softmax"` follows the paper. The paper does not define
+`entropy="normalized"`, the author's best setting; here it is min-max scaling to [0, 1] over the counted tokens (or
+sequences) of the batch, and 0 if all are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import ALONE, World
-from explorl.strategies._lib.masked_stats import counted, double, negligible
+from explorl.strategies._lib.collectives import LOCAL, Collectives
+from explorl.strategies._lib.masked_stats import double, is_negligible, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
-def _min_max(values: Float[Tensor, "a b"], present: Bool[Tensor, "a b"], world: World) -> Float[Tensor, "a b"]:
+def _min_max(
+    values: Float[Tensor, "a b"], present: Bool[Tensor, "a b"], collectives: Collectives
+) -> Float[Tensor, "a b"]:
     low = values.masked_fill(~present, torch.inf).min()
     high = values.masked_fill(~present, -torch.inf).max()
-    low, high = world.smallest(low), world.largest(high)
-    flat = negligible(high - low, high)
+    low, high = collectives.min(low), collectives.max(high)
+    flat = is_negligible(high - low, high)
     return torch.where(flat | ~present, 0.0, (values - low) / torch.where(flat, 1.0, high - low))
 
 
@@ -53,20 +56,20 @@ def egsw_weights(
     level: Literal["token", "sequence"] = "token",
     entropy_mode: Literal["normalized", "raw"] = "normalized",
     scale: Literal["mean_one", "softmax"] = "mean_one",
-    world: World = ALONE,
+    collectives: Collectives = LOCAL,
 ) -> Float[Tensor, "batch time"]:
-    """Weights of the tokens, 0 where a token does not count."""
+    """Return the weights of the tokens, 0 for uncounted tokens."""
     present = mask > 0
-    a, h = counted(advantages, mask), counted(entropy, mask)
+    a, h = masked_double(advantages, mask), masked_double(entropy, mask)
     if level == "sequence":
         tokens = present.sum(1, keepdim=True)
         a, h, present = a.sum(1, keepdim=True) / tokens.clamp(min=1), h.sum(1, keepdim=True), tokens > 0
     if entropy_mode == "normalized":
-        h = _min_max(h, present, world)
+        h = _min_max(h, present, collectives)
     raw = ((a + alpha * h) / temperature).masked_fill(~present, -torch.inf)
-    # the largest power is 1, so a sum below 1 means that no sequence has a token there
-    powers = (raw - world.largest(raw.amax(0)).clamp(min=torch.finfo(raw.dtype).min)).exp()
-    total, sequences = world.total(torch.stack([powers.sum(0), double(present.sum(0))]))
+    # The largest power is 1, so a sum below 1 means that no sequence has a token at that position.
+    powers = (raw - collectives.max(raw.amax(0)).clamp(min=torch.finfo(raw.dtype).min)).exp()
+    total, sequences = collectives.sum(torch.stack([powers.sum(0), double(present.sum(0))]))
     weights = powers / total.clamp(min=1)
     if scale == "mean_one":
         weights = weights * sequences
@@ -75,7 +78,7 @@ def egsw_weights(
 
 @dataclass(frozen=True)
 class EntropyGuidedWeighting(Strategy):
-    """Weigh tokens by a softmax of advantage plus entropy over the batch."""
+    """Weight tokens by a softmax of advantage plus entropy over the batch."""
 
     name = "egsw"
     paper = "Vanlioglu 2025, Entropy-guided sequence weighting, Eq. 6-10"
@@ -89,11 +92,11 @@ class EntropyGuidedWeighting(Strategy):
     scale: Literal["mean_one", "softmax"] = "mean_one"
 
     def __post_init__(self) -> None:
-        number(self, "alpha", at_least=0)
-        number(self, "temperature", above=0)
-        choice(self, "level", "token", "sequence")
-        choice(self, "entropy", "normalized", "raw")
-        choice(self, "scale", "mean_one", "softmax")
+        check_number(self, "alpha", at_least=0)
+        check_number(self, "temperature", above=0)
+        check_choice(self, "level", "token", "sequence")
+        check_choice(self, "entropy", "normalized", "raw")
+        check_choice(self, "scale", "mean_one", "softmax")
 
     def weights(self, batch: Batch) -> Float[Tensor, "batch time"]:
         return egsw_weights(
@@ -105,5 +108,5 @@ class EntropyGuidedWeighting(Strategy):
             level=self.level,
             entropy_mode=self.entropy,
             scale=self.scale,
-            world=batch.world,
+            collectives=batch.collectives,
         )

@@ -1,17 +1,17 @@
-"""Entropy advantage: a bounded bonus for tokens at which the policy hesitates.
+"""Entropy advantage: add a bounded bonus to the advantage of tokens with high entropy.
 
     A ← A + min(α · H, |A| / κ)
 
 Cheng et al. 2025 (Reasoning with exploration), reviewed in Deng et al. 2025, §4.3. H is detached.
 
-What to expect: tokens of high entropy (turns of the argument, checks, rare steps) are pushed up more when the answer
-was right and pushed down less when it was wrong. The bound keeps the sign of every advantage, and since H is detached
-the bonus fades by itself where the policy grows sure. The authors report gains of pass@k at large k.
+What to expect: tokens of high entropy (changes of direction, checks, rare steps) are reinforced more in correct
+completions and penalised less in wrong ones. The bound preserves the sign of every advantage, and since H is detached
+the bonus shrinks by itself as the policy becomes more certain. The authors report gains of pass@k at large k.
 
-When not to: on top of another entropy reward with a large coefficient; entropy can run away.
+When not to use it: together with another entropy reward with a large coefficient; entropy can grow without limit.
 
-Deviations: none. H is the entropy at temperature 1 that was recorded while sampling; κ below 1 is refused because the
-bonus could then change the sign of a negative advantage.
+Deviations: none. H is the entropy at temperature 1 recorded while sampling. κ below 1 is rejected because the bonus
+could then change the sign of a negative advantage.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import counted
+from explorl.strategies._lib.masked_stats import masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -36,15 +36,15 @@ def entropy_shaped(
     alpha: float,
     kappa: float,
 ) -> Float[Tensor, "batch time"]:
-    """Advantages plus α·H, at most |A|/κ."""
-    values = counted(advantages, mask)
-    bonus = torch.minimum(alpha * counted(entropy, mask), values.abs() / kappa)
+    """Return the advantages plus min(α·H, |A|/κ)."""
+    values = masked_double(advantages, mask)
+    bonus = torch.minimum(alpha * masked_double(entropy, mask), values.abs() / kappa)
     return (values + bonus).to(advantages.dtype)
 
 
 @dataclass(frozen=True)
 class EntropyAdvantage(Strategy):
-    """A bounded bonus for tokens at which the policy hesitates."""
+    """Add a bounded bonus to the advantage of tokens with high entropy."""
 
     name = "entropy_advantage"
     paper = "Cheng et al. 2025, Reasoning with exploration: an entropy perspective (arXiv:2506.14758)"
@@ -54,8 +54,8 @@ class EntropyAdvantage(Strategy):
     kappa: Scheduled = 2.0
 
     def __post_init__(self) -> None:
-        number(self, "alpha", at_least=0)
-        number(self, "kappa", at_least=1)
+        check_number(self, "alpha", at_least=0)
+        check_number(self, "kappa", at_least=1)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         alpha, kappa = at(self.alpha, batch.step), at(self.kappa, batch.step)

@@ -1,9 +1,9 @@
-"""The base advantage of GRPO: how much better than its group a sequence did.
+"""The base advantage of GRPO: the reward of a sequence relative to its group.
 
     A_i = (R_i − mean_group) / (std_group + 1e-4)
 
-Shao et al. 2024 (DeepSeekMath); Deng et al. 2025, Eq. 10. As in TRL, the deviation is the sample's (divided by n − 1)
-and a completion that no reward function could score (R = NaN) is left out of both moments and gets A = 0.
+Shao et al. 2024 (DeepSeekMath); Deng et al. 2025, Eq. 10. As in TRL, the standard deviation is the sample's (divided by
+n − 1), and a completion that no reward function could score (R = NaN) is excluded from both moments and gets A = 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def grpo_advantages(
     *,
     scale: Literal["group", "batch", "none"] = "group",
 ) -> Float[Tensor, " batch"]:
-    """Advantages of the sequences; `scale` says whose deviation divides: the group's, the whole batch's or none."""
+    """Return the advantages of the sequences, divided by the standard deviation that `scale` names."""
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale is {scale!r}; it must be 'group', 'batch' or 'none'")
     values = double(rewards)

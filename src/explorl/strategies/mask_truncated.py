@@ -1,18 +1,18 @@
-"""Mask truncated: answers that hit the length limit give no gradient.
+"""Mask truncated: exclude completions that reach the length limit from the loss.
 
-    mask_i ← 0 where sequence i was cut off
+    mask_i ← 0 if sequence i was truncated
 
 Mecklenburg, §3; also part of DAPO (Yu et al. 2025, overlong filtering).
 
-What to expect: an answer that was cut off is graded as wrong although it may have been on its way to the right one.
-With such answers left out, a short length limit no longer punishes long thinking, and training is steadier.
+What to expect: a truncated completion is graded as wrong although it may have been on its way to the right answer.
+Without such completions, a short length limit no longer penalises long reasoning, and training is more stable.
 
-When not to: where answers should become shorter; nothing then holds their length back. He et al. 2025 (Skywork-OR1)
-got better use of the context by keeping the penalty. If most answers are cut off, hardly a gradient remains: raise the
-limit.
+When not to use it: if completions should become shorter, since nothing then limits their length. He et al. 2025
+(Skywork-OR1) used the context better by keeping the penalty. If most completions are truncated, hardly any gradient
+remains: increase the limit.
 
-Deviations: none. The sequences leave the loss, the KL term included, but no statistic: their reward still counts in
-the mean of their group.
+Deviations: none. The sequences are excluded from the loss, including the KL term, but from no statistic: their rewards
+still count in the mean of their group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from explorl.strategies.base import Batch, Strategy, per_token
 
 @dataclass(frozen=True)
 class MaskTruncated(Strategy):
-    """Answers that hit the length limit give no gradient."""
+    """Exclude completions that reach the length limit from the loss."""
 
     name = "mask_truncated"
     paper = "Mecklenburg 2025, Exploration strategies for reasoning fine-tuning of small language models, §3"
@@ -38,4 +38,4 @@ class MaskTruncated(Strategy):
         return per_token((~batch.truncated).float(), batch.mask) * batch.mask
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        return {"truncated": float(batch.world.everywhere(batch.truncated).float().mean())}
+        return {"truncated": float(batch.collectives.gather_rows(batch.truncated).float().mean())}

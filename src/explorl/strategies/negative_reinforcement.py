@@ -1,23 +1,23 @@
-"""Negative reinforcement: learn from wrong answers, hardly or not at all from right ones.
+"""Negative reinforcement: learn from wrong completions, and little or not at all from correct ones.
 
-    A = λ · R  where the answer is correct,   A = ν · min(R − 1, 0)  where not;   no baseline, no deviation
+    A = λ · R  if the answer is correct,   A = ν · min(R − 1, 0)  if not;   no baseline, no standard deviation
 
 Zhu et al. 2025 (The surprising effectiveness of negative reinforcement), reviewed in Deng et al. 2025, §4.3.
 λ = `positive_weight`, ν = `negative_weight`: λ = 0 is NSR, λ = 0.1 W-REINFORCE, λ = 1 with ν = 0 PSR. R is the reward
-that decides whether an answer is correct, as the run defines it: a named reward function and a threshold.
+that decides whether an answer is correct, as defined by the run: a named reward function and a threshold.
 
-What to expect: wrong paths lose probability and the mass goes to whatever else the policy already believed, so
-pass@k at large k is kept or grows, and pass@1 comes close to GRPO's. PSR does the reverse: pass@1 up, diversity down.
-W-REINFORCE is the authors' compromise.
+What to expect: wrong paths lose probability, which moves to whatever else the policy already considered, so pass@k at
+large k is preserved or improves and pass@1 comes close to GRPO's. PSR does the opposite: pass@1 rises and diversity
+falls. W-REINFORCE is the authors' compromise.
 
-When not to: where almost all answers are wrong, there is no mass worth moving; where almost all are right, there is
-next to no gradient. Without a baseline, groups with equal rewards do give a gradient.
+When not to use it: if almost all completions are wrong, since there is no useful mass to move, or if almost all are
+correct, since hardly any gradient remains. Without a baseline, groups with equal rewards do have a gradient.
 
-Deviations: the authors have one reward, right or wrong; here R is the deciding reward, not the total one, so that a
-reward for the format neither makes a wrong answer right nor softens its penalty. A partial score of the deciding reward
-does soften it (R = 0.1 gives −0.9), but an incorrect answer never gets a positive advantage, whatever its R. An answer
-that could not be scored (NaN) gets A = 0. It replaces the base advantage, so it stands first in a list and excludes
-passk_training.
+Deviations: the authors have one reward, correct or wrong. Here R is the deciding reward rather than the total, so that
+a reward for the format neither makes a wrong answer correct nor reduces its penalty. A partial score of the deciding
+reward does reduce it (R = 0.1 gives −0.9), but an incorrect answer never gets a positive advantage, whatever its R. A
+completion that could not be scored (NaN) gets A = 0. It replaces the base advantage, so list it first and do not
+combine it with passk_training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from explorl.strategies._lib.masked_stats import double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import number
+from explorl.strategies._lib.validate import check_number
 from explorl.strategies.base import Batch, Strategy, per_token
 
 
@@ -41,7 +41,7 @@ def signed_advantages(
     positive_weight: float,
     negative_weight: float = 1.0,
 ) -> Float[Tensor, " batch"]:
-    """One advantage per sequence; 0 for an answer that could not be scored (NaN in `correctness`)."""
+    """Return one advantage per sequence; 0 for a completion that could not be scored (NaN in `correctness`)."""
     values = double(correctness)
     signed = torch.where(correct, positive_weight * values, negative_weight * (values - 1).clamp(max=0))
     return torch.where(values.isnan(), 0.0, signed).float()
@@ -49,7 +49,7 @@ def signed_advantages(
 
 @dataclass(frozen=True)
 class NegativeReinforcement(Strategy):
-    """Learn from wrong answers, hardly or not at all from right ones."""
+    """Learn from wrong completions, and little or not at all from correct ones."""
 
     name = "negative_reinforcement"
     paper = "Zhu et al. 2025, The surprising effectiveness of negative reinforcement (arXiv:2506.01347)"
@@ -61,8 +61,8 @@ class NegativeReinforcement(Strategy):
     negative_weight: Scheduled = 1.0
 
     def __post_init__(self) -> None:
-        number(self, "positive_weight", at_least=0)
-        number(self, "negative_weight", at_least=0)
+        check_number(self, "positive_weight", at_least=0)
+        check_number(self, "negative_weight", at_least=0)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         values = signed_advantages(

@@ -1,25 +1,24 @@
-"""Outcome-based exploration: a bonus for final answers that were seldom given to a prompt.
+"""Outcome-based exploration: add a bonus for final answers that were rarely given to a prompt.
 
     historical   A_i ← A_i + coef · (b_i − baseline),   b_i = min(1, N(x, a_i)^(−1/2))
     batch        A_i ← A_i − coef · (1/n) · #{j ≠ i : a_j = a_i}
 
-Song, Kempe and Munos 2025. N(x, a) is how often prompt x was answered by a in the batches before this one, so an answer
-that is new has b = 1. `baseline="none"` is their UCB, "mean" UCB-Mean (the mean of b over the group) and "constant"
-UCB-Con (b_0, here `constant`: answers given more than b_0^(−2) times lose). `kind="batch"` looks at the n answers of
-the group alone.
+Song, Kempe and Munos 2025. N(x, a) is how often answer a was given to prompt x in earlier batches, so a new answer has
+b = 1. `baseline="none"` is their UCB, "mean" UCB-Mean (the mean of b over the group) and "constant" UCB-Con (b_0, here
+`constant`: answers given more than b_0^(−2) times are penalised). `kind="batch"` uses only the n answers of the group.
 
-What to expect: on prompts that are not solved yet the policy goes on to try new answers instead of repeating a wrong
-one. The authors found that UCB alone helps training more than the test, that UCB-Con helps both, and that batch keeps
-answers most varied at the end of training.
+What to expect: on prompts that are not solved yet, the policy keeps trying new answers instead of repeating a wrong
+one. The authors found that UCB alone helps training more than test performance, that UCB-Con helps both, and that the
+batch variant keeps answers most diverse at the end of training.
 
-When not to: where answers are of endless variety (programs, proofs), nearly all are new and the bonus tells nothing
-apart. The bonus never ends for wrong answers either: with a large `coef` the policy is paid for being wrong in new
-ways. An answer that the task reads as None is none: it gets nothing, and neither counts nor stands in the mean.
+When not to use it: if the space of answers is unlimited (programs, proofs): nearly all answers are then new, and the
+bonus does not distinguish between them. The bonus for wrong answers never ends either: with a large `coef` the policy
+is rewarded for new wrong answers. A completion without an answer (None) gets no bonus and counts in no statistic.
 
-Deviations: the mean baseline is over all n answers of the group; leaving out the answer itself would multiply b_i −
-mean by n/(n − 1). The defaults of `coef` and `constant` are ours. What answers are equal is for the task, or for the
-trainer's `answers` function, to say. Answers that could not be scored (NaN) get no bonus. Of each prompt the counts of
-at most 1000 different answers are remembered; when there are more, the rarest and among these the oldest are forgotten.
+Deviations: the mean baseline is over all n answers of the group; excluding the answer itself would multiply b_i − mean
+by n/(n − 1). The defaults of `coef` and `constant` are ours. The task, or the trainer's `answers` function, defines
+which answers are equal. Completions that could not be scored (NaN) get no bonus. For each prompt the counts of at most
+1000 different answers are kept; beyond that the rarest are dropped, and among these the oldest.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import counted, double, group_moments, group_total
+from explorl.strategies._lib.masked_stats import double, group_moments, group_sum, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.solve_rates import digest
-from explorl.strategies._lib.validate import choice, number
+from explorl.strategies._lib.solve_rates import text_key
+from explorl.strategies._lib.validate import check_choice, check_number
 from explorl.strategies.base import Batch, Strategy
 
-MOST_ANSWERS = 1000
-"""Different answers to a prompt whose counts are remembered."""
+MAX_ANSWERS = 1000
+"""Maximum number of different answers per prompt whose counts are kept."""
 
 
 def ucb_bonuses(
@@ -51,7 +50,7 @@ def ucb_bonuses(
     baseline: Literal["none", "mean", "constant"],
     constant: float,
 ) -> Float[Tensor, " batch"]:
-    """min(1, N^(−1/2)) − baseline for each answer that was given N times before; 0 where the outcome is −1: none."""
+    """Return min(1, N^(−1/2)) − baseline for an answer given N times before; 0 if there is no answer (outcome −1)."""
     answered = outcome >= 0
     bonus = double(counts).clamp(min=1.0).rsqrt()
     if baseline == "mean":
@@ -63,17 +62,17 @@ def ucb_bonuses(
 
 
 def repetition_penalties(outcome: Int[Tensor, " batch"], group: Int[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-    """−(1/n) · #{j ≠ i : a_j = a_i} within each group of n; 0 where the outcome is −1: no answer."""
+    """Return −(1/n) · #{j ≠ i : a_j = a_i} within each group of n; 0 if there is no answer (outcome −1)."""
     answered = outcome >= 0
     _, pair = torch.unique(torch.stack([group, outcome.to(group.dtype)]), dim=1, return_inverse=True)
-    others = group_total(torch.ones_like(double(outcome)), pair) - 1
-    size = group_total(torch.ones_like(others), group)
+    others = group_sum(torch.ones_like(double(outcome)), pair) - 1
+    size = group_sum(torch.ones_like(others), group)
     return torch.where(answered, -others / size, 0.0).float()
 
 
 @dataclass(frozen=True)
 class OutcomeExploration(Strategy):
-    """A bonus for final answers that were seldom given to a prompt."""
+    """Add a bonus for final answers that were rarely given to a prompt."""
 
     name = "outcome_exploration"
     paper = "Song, Kempe and Munos 2025, Outcome-based exploration for LLM reasoning (arXiv:2509.06941)"
@@ -86,25 +85,28 @@ class OutcomeExploration(Strategy):
     constant: Scheduled = 0.5  # b_0: answers given more than b_0^(−2) times lose
 
     def __post_init__(self) -> None:
-        number(self, "coef", at_least=0)
-        choice(self, "kind", "historical", "batch")
-        choice(self, "baseline", "constant", "mean", "none")
-        number(self, "constant", at_least=0, at_most=1)
+        check_number(self, "coef", at_least=0)
+        check_choice(self, "kind", "historical", "batch")
+        check_choice(self, "baseline", "constant", "mean", "none")
+        check_number(self, "constant", at_least=0, at_most=1)
 
     def bonuses(self, batch: Batch) -> Float[Tensor, " batch"]:
-        """What each answer gains, before the coefficient."""
-        known: dict[str, int] = {}
-        answers, world = _answers(batch), batch.world
-        ids = [-1 if answer is None else known.setdefault(answer, len(known)) for answer in world.objects(answers)]
-        outcome = world.here(torch.tensor(ids, device=batch.group.device))
+        """Return the bonus of each completion, before the coefficient."""
+        numbers: dict[str, int] = {}
+        answers, collectives = _answers(batch), batch.collectives
+        ids = [
+            -1 if answer is None else numbers.setdefault(answer, len(numbers))
+            for answer in collectives.gather_objects(answers)
+        ]
+        outcome = collectives.local_rows(torch.tensor(ids, device=batch.group.device))
         if self.kind == "batch":
-            return world.by_row(repetition_penalties, outcome, batch.group)
-        seen = self.memory.get("counts", {})
+            return collectives.map_rows(repetition_penalties, outcome, batch.group)
+        history = self.memory.get("counts", {})
         counts = [
-            0 if answer is None else seen.get(digest(prompt), {}).get(answer, 0)
+            0 if answer is None else history.get(text_key(prompt), {}).get(answer, 0)
             for prompt, answer in zip(batch.prompts, answers, strict=True)
         ]
-        return world.by_row(
+        return collectives.map_rows(
             ucb_bonuses,
             torch.tensor(counts, dtype=torch.float32, device=batch.group.device),
             outcome,
@@ -116,47 +118,51 @@ class OutcomeExploration(Strategy):
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"]:
         bonus = double(at(self.coef, batch.step) * self.bonuses(batch)).masked_fill(batch.rewards.isnan(), 0.0)
         bonus = bonus.unsqueeze(1)
-        shaped = counted(batch.advantages, batch.mask) + bonus * (batch.mask > 0)
+        shaped = masked_double(batch.advantages, batch.mask) + bonus * (batch.mask > 0)
         return shaped.to(batch.advantages.dtype)
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        """The mean bonus, the share of rows with an answer, different answers per prompt; and counts the answers."""
-        world = batch.world
+        """Return the mean bonus, the fraction of rows with an answer and the distinct answers per prompt.
+
+        Also adds the answers to the counts in `memory`.
+        """
+        collectives = batch.collectives
         bonuses, group, answers = (
-            world.everywhere(self.bonuses(batch)),
-            world.everywhere(batch.group).tolist(),
-            world.objects(_answers(batch)),
+            collectives.gather_rows(self.bonuses(batch)),
+            collectives.gather_rows(batch.group).tolist(),
+            collectives.gather_objects(_answers(batch)),
         )
-        numbers = {
+        metrics = {
             "bonus": float(bonuses.mean()),
             "answered": sum(answer is not None for answer in answers) / max(len(answers), 1),
             "distinct": len({pair for pair in zip(group, answers, strict=True) if pair[1] is not None})
             / max(len(set(group)), 1),
         }
         if self.kind == "historical":
-            self._remember(world.objects([digest(prompt) for prompt in batch.prompts]), answers)
-        return numbers
+            self._remember(collectives.gather_objects([text_key(prompt) for prompt in batch.prompts]), answers)
+        return metrics
 
     def _remember(self, prompts: Sequence[str], answers: Sequence[str | None]) -> None:
-        given = Counter((prompt, one) for prompt, one in zip(prompts, answers, strict=True) if one is not None)
+        pairs = zip(prompts, answers, strict=True)
+        new = Counter((prompt, answer) for prompt, answer in pairs if answer is not None)
         counts = self.memory.setdefault("counts", {})
-        for (prompt, text), times in given.items():
-            own = counts.setdefault(prompt, {})
-            own[text] = own.get(text, 0) + times
-        for prompt in {prompt for prompt, _ in given}:
-            surplus = len(counts[prompt]) - MOST_ANSWERS
-            for text in sorted(counts[prompt], key=counts[prompt].__getitem__)[: max(surplus, 0)]:
-                del counts[prompt][text]
+        for (prompt, answer), times in new.items():
+            of_prompt = counts.setdefault(prompt, {})
+            of_prompt[answer] = of_prompt.get(answer, 0) + times
+        for prompt in {prompt for prompt, _ in new}:
+            surplus = len(counts[prompt]) - MAX_ANSWERS
+            for answer in sorted(counts[prompt], key=counts[prompt].__getitem__)[: max(surplus, 0)]:
+                del counts[prompt][answer]
 
 
 def _answers(batch: Batch) -> list[str | None]:
-    """A short key for each row's answer; an error where a trainer that does not know of this strategy has given none.
+    """Return a short key for each row's answer; raise if the trainer has not filled in `Batch.answers`.
 
-    A key instead of the text, because a policy may write answers of any length, and all processes hear of all of them.
+    Keys instead of texts, because answers can have any length and are gathered on all processes.
     """
     if len(batch.answers) != len(batch.group):
         raise ValueError(
-            f"outcome_exploration has {len(batch.answers)} answers for {len(batch.group)} rows; whoever makes the "
-            "batch must fill in Batch.answers, one text or None per row"
+            f"outcome_exploration has {len(batch.answers)} answers for {len(batch.group)} rows; fill in "
+            "Batch.answers with one text or None per row"
         )
-    return [None if text is None else digest(text) for text in batch.answers]
+    return [None if text is None else text_key(text) for text in batch.answers]

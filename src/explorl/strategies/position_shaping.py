@@ -1,20 +1,21 @@
-"""Position shaping: a bonus for late tokens during a window of the training.
+"""Position shaping: add a bonus to late tokens during a window of training steps.
 
     A ← A + sign(A) · min(b_t, cap·|A|),   b_t = γ · sigmoid(direction · slope · (rel_t − shift))
     rel_t = (index of t among the sequence's own counted tokens, from 0) / (their number)
 
 Deng et al. 2025, Eq. 8 and 12.
 
-What to expect: right and wrong answers alike weigh more towards their end. The authors report +1.2 and +2.1 points of
-avg@8 on Qwen2.5-7B and Qwen2.5-Math-7B, somewhat longer answers and a rise of entropy, in either direction.
+What to expect: correct and wrong completions alike have more weight towards their end. The authors report gains of 1.2
+and 2.1 points of avg@8 on Qwen2.5-7B and Qwen2.5-Math-7B, slightly longer completions and a rise of entropy, in either
+direction.
 
-When not to: in the first, rising stage of a training; the bonus lifts entropy fast, so the authors apply it for 100
-steps of the plateau only (`start=200, steps=100`; move the window to where your reward levels off). Answers of a few
-tokens have no late part.
+When not to use it: in the first, rising stage of training. The bonus raises entropy quickly, so the authors apply it
+only for 100 steps of the plateau (`start=200, steps=100`; move the window to where your reward levels off). Completions
+of a few tokens have no late part.
 
-Deviations: the paper prints a shift of −0.5, which makes the sigmoid almost 1 everywhere; the authors' code has
-+0.5, and caps the bonus at half of |A|, which the paper does not mention. Both are the defaults here; `cap=None`
-takes the cap away. Tool output in the middle of a sequence has no index.
+Deviations: the paper prints a shift of −0.5, with which the sigmoid is almost 1 everywhere; the authors' code uses +0.5
+and caps the bonus at half of |A|, which the paper does not mention. Both are the defaults here; `cap=None` removes the
+cap. Tool output in the middle of a sequence has no index.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import counted, double
+from explorl.strategies._lib.masked_stats import double, masked_double
 from explorl.strategies._lib.schedule import Scheduled, at
-from explorl.strategies._lib.validate import choice, number, whole
+from explorl.strategies._lib.validate import check_choice, check_integer, check_number
 from explorl.strategies.base import Batch, Strategy
 
 
@@ -42,11 +43,11 @@ def position_shaped(
     shift: float = 0.5,
     cap: float | None = 0.5,
 ) -> Float[Tensor, "batch time"]:
-    """Advantages pushed away from zero by a bonus that grows with the relative position (direction −1: falls)."""
-    own = double(mask > 0)
-    rel = (own.cumsum(1) - 1) / own.sum(1, keepdim=True).clamp(min=1)
+    """Increase |A| by a bonus that grows with the relative position (with direction −1: falls)."""
+    present = double(mask > 0)
+    rel = (present.cumsum(1) - 1) / present.sum(1, keepdim=True).clamp(min=1)
     bonus = gamma * torch.sigmoid(direction * slope * (rel - shift))
-    values = counted(advantages, mask)
+    values = masked_double(advantages, mask)
     if cap is not None:
         bonus = torch.minimum(bonus, cap * values.abs())
     return (values + values.sign() * bonus).to(advantages.dtype)
@@ -54,14 +55,14 @@ def position_shaped(
 
 @dataclass(frozen=True)
 class PositionShaping(Strategy):
-    """A bonus for late tokens during a window of the training."""
+    """Add a bonus to late tokens during a window of training steps."""
 
     name = "position_shaping"
     paper = "Deng et al. 2025, From Trial-and-Error to Improvement, Eq. 8 and 12"
     acts_on_parts = True
 
     gamma: Scheduled = 0.1  # 1.0 in the paper's analysis, 0.1 in its training runs
-    direction: Literal[1, -1] = 1  # −1 rewards early tokens, the paper's losing arm
+    direction: Literal[1, -1] = 1  # −1 rewards early tokens, the paper's weaker variant
     slope: Scheduled = 15.0
     shift: Scheduled = 0.5
     cap: Scheduled | None = 0.5
@@ -69,13 +70,13 @@ class PositionShaping(Strategy):
     steps: int = 100
 
     def __post_init__(self) -> None:
-        number(self, "gamma", at_least=0)
-        choice(self, "direction", 1, -1)
-        number(self, "slope", at_least=0)
-        number(self, "shift")
-        number(self, "cap", above=0, optional=True)
-        whole(self, "start", at_least=0)
-        whole(self, "steps", at_least=1)
+        check_number(self, "gamma", at_least=0)
+        check_choice(self, "direction", 1, -1)
+        check_number(self, "slope", at_least=0)
+        check_number(self, "shift")
+        check_number(self, "cap", above=0, optional=True)
+        check_integer(self, "start", at_least=0)
+        check_integer(self, "steps", at_least=1)
 
     def advantages(self, batch: Batch) -> Float[Tensor, "batch time"] | None:
         if not self.start <= batch.step < self.start + self.steps:

@@ -1,18 +1,18 @@
-"""Reference reset: from time to time the reference becomes the current policy, and the optimizer forgets.
+"""Reference reset: periodically copy the policy into the reference model and reset the optimizer.
 
-    π_ref ← π_θ and the optimizer's moments emptied, every N steps or when the reward stalls
+    π_ref ← π_θ and clear the optimizer's moments, every N steps or when the reward stalls
 
 Liu et al. 2025 (ProRL), reviewed in Deng et al. 2025, §4.3.
 
-What to expect: in a long run the KL term grows until it outweighs the reward and the policy stands still; after a
-reset it may move on. The KL jumps to 0 at each reset and the first steps after it are larger.
+What to expect: in a long run the KL term grows until it outweighs the reward and the policy stops improving; after a
+reset it can move again. The KL drops to 0 at each reset, and the first steps after it are larger.
 
-When not to: in short runs, or where the KL term is what keeps the policy from drifting off (a reset forgives all
-drift so far). Without a KL term (β = 0) only the optimizer is reset.
+When not to use it: in short runs, or if the KL term is what keeps the policy close to the reference (each reset accepts
+all drift up to that point). Without a KL term (β = 0) only the optimizer is reset.
 
-Deviations: the authors reset when validation stagnates. `every` resets at fixed steps; `on_stall` watches the
-mean reward of the generation batches and resets when it has set no new maximum for that many steps, then starts
-counting from the reward at the reset.
+Deviations: the authors reset when validation performance stagnates. `every` resets at fixed intervals; `on_stall`
+observes the mean reward of the generation batches, resets when it has reached no new maximum for that many steps, and
+then starts again from the reward at the reset.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from explorl.strategies._lib.validate import fail, whole
+from explorl.strategies._lib.validate import check_integer, raise_invalid
 from explorl.strategies.base import Batch, StepState, Strategy
 
 
 @dataclass(frozen=True)
 class ReferenceReset(Strategy):
-    """From time to time the reference becomes the current policy, and the optimizer forgets."""
+    """Periodically copy the policy into the reference model and reset the optimizer."""
 
     name = "reference_reset"
     paper = "Liu et al. 2025, ProRL (arXiv:2505.24864)"
@@ -37,11 +37,11 @@ class ReferenceReset(Strategy):
     on_stall: int | None = None  # steps without a new best reward
 
     def __post_init__(self) -> None:
-        whole(self, "every", at_least=1, optional=True, good=200)
-        whole(self, "on_stall", at_least=1, optional=True, good=50)
+        check_integer(self, "every", at_least=1, optional=True, good=200)
+        check_integer(self, "on_stall", at_least=1, optional=True, good=50)
         if (self.every is None) == (self.on_stall is None):
             both = (self.every, self.on_stall)
-            fail(self, "(every, on_stall)", both, "one of the two, the other left out", (200, None))
+            raise_invalid(self, "(every, on_stall)", both, "None in exactly one of the two", (200, None))
 
     def after_step(self, state: StepState) -> None:
         due = self._stalled(state.reward) if self.every is None else state.step % self.every == 0
@@ -54,7 +54,7 @@ class ReferenceReset(Strategy):
         if reward > self.memory.get("best", -math.inf):
             self.memory.update(best=reward, waited=0)
             return False
-        self.memory["waited"] = self.memory.get("waited", 0) + 1  # a reward of NaN is no new maximum
+        self.memory["waited"] = self.memory.get("waited", 0) + 1  # also if the reward is NaN
         if self.memory["waited"] < self.on_stall:
             return False
         self.memory.update(best=reward if math.isfinite(reward) else -math.inf, waited=0)

@@ -1,20 +1,20 @@
-"""Tool progression: give answers a tool step by step, to more prompts and for more calls.
+"""Tool progression: introduce a tool gradually, on more prompts and with more calls over time.
 
-    a prompt has the tool where   u(seed, prompt) < share(step),   u uniform on [0, 1)
-    calls of its answers ≤ ⌊calls(step)⌋ there,   0 elsewhere
+    a prompt has the tool if   u(seed, prompt) < share(step),   u uniform on [0, 1)
+    calls per completion ≤ ⌊calls(step)⌋ if it does,   0 otherwise
 
 Deng et al. 2025, §4.3 and Table 2, name ETIR (code-integrated reasoning), which introduces tool use progressively. u
-belongs to a prompt, so that one which has the tool keeps it while the share rises, and all answers to a prompt are
-sampled alike: their group compares what they did, and not what they were allowed to do.
+depends only on the prompt, so a prompt with the tool keeps it as the share rises, and all completions of a prompt are
+sampled under the same conditions: their group compares what they did and not what they were allowed to do.
 
-What to expect: answers without the tool keep the policy's own reasoning in the batch while it learns to call. With the
-share below 1 the reward is a mean over both kinds of prompts, and rises with the share.
+What to expect: completions without the tool keep the policy's own reasoning in the batch while it learns to call the
+tool. With a share below 1 the reward is a mean over both kinds of prompts and rises with the share.
 
-When not to: where the policy calls well from the start, or where you want its score without the tool to stay: that is
-what an evaluation without it is for.
+When not to use it: if the policy uses the tool well from the start, or to preserve its score without the tool; measure
+that by an evaluation without it.
 
-Deviations: the paper gives no schedule. This is the plainest: a rising share of the prompts and a rising number of
-calls, both linear unless told otherwise.
+Deviations: the paper gives no schedule. This is the simplest one: a rising share of prompts and a rising number of
+calls, both linear by default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from explorl.strategies._lib.schedule import Schedule, Scheduled, at
-from explorl.strategies._lib.validate import number, whole
+from explorl.strategies._lib.validate import check_integer, check_number
 from explorl.strategies.base import Batch, Sampling, Strategy
 
 SHARE = Schedule(begin=0.25, to=1.0, steps=100)
@@ -33,7 +33,7 @@ CALLS = Schedule(begin=1, to=3, steps=100)
 
 
 def allowed_calls(prompts: Sequence[str], *, share: float, calls: float, seed: int = 0) -> list[int]:
-    """How often answers to each prompt may call: ⌊calls⌋ where u(seed, prompt) < share, else 0."""
+    """Return the allowed calls per completion for each prompt: ⌊calls⌋ if u(seed, prompt) < share, else 0."""
     return [math.floor(calls + 1e-9) if _uniform(seed, prompt) < share else 0 for prompt in prompts]
 
 
@@ -44,39 +44,39 @@ def _uniform(seed: int, prompt: str) -> float:
 
 @dataclass(frozen=True)
 class ToolProgression(Strategy):
-    """Give answers a tool step by step, to more prompts and for more calls."""
+    """Introduce a tool gradually, on more prompts and with more calls over time."""
 
     name = "tool_progression"
     paper = "Deng et al. 2025, From Trial-and-Error to Improvement, §4.3 and Table 2"
     needs_interpreter = True
     acts_on_parts = True
 
-    share: Scheduled = SHARE  # of the prompts that have the tool
-    calls: Scheduled = CALLS  # of one answer, rounded down
-    seed: int = 0  # of which prompts come first
+    share: Scheduled = SHARE  # of prompts that have the tool
+    calls: Scheduled = CALLS  # per completion, rounded down
+    seed: int = 0  # decides which prompts come first
 
     def __post_init__(self) -> None:
-        number(self, "share", at_least=0, at_most=1, good=0.5)
-        number(self, "calls", at_least=1, good=3)
-        whole(self, "seed", at_least=0)
+        check_number(self, "share", at_least=0, at_most=1, good=0.5)
+        check_number(self, "calls", at_least=1, good=3)
+        check_integer(self, "seed", at_least=0)
 
     def check_calls(self, *, max_calls: int) -> None:
-        most = max(at(self.calls, 0), at(self.calls, 10**9))
-        if math.floor(most + 1e-9) > max_calls:
+        highest = max(at(self.calls, 0), at(self.calls, 10**9))
+        if math.floor(highest + 1e-9) > max_calls:
             raise ValueError(
-                f"tool_progression: calls goes up to {most:g}, and the tool allows {max_calls}; use at most "
-                f"{max_calls}, or let the tool allow more (max_calls, rollout.tool_calls)"
+                f"tool_progression: calls goes up to {highest:g}, but the tool allows {max_calls}; use at most "
+                f"{max_calls}, or raise the limit of the tool (max_calls, rollout.tool_calls)"
             )
 
     def sampling(self, prompts: Sequence[str], step: int) -> Sampling:
         return {"tool_calls": self._allowed(prompts, step)}
 
     def metrics(self, batch: Batch) -> Mapping[str, float]:
-        """The share of answers that had the tool, and how often each of them might call."""
-        allowed = [float(calls) for calls in self._allowed(batch.world.objects(batch.prompts), batch.step)]
-        having = [calls for calls in allowed if calls]
-        share = len(having) / len(allowed) if allowed else math.nan
-        return {"share": share, "calls": having[0] if having else 0.0}
+        """Return the fraction of completions that had the tool, and how often each of them could call it."""
+        allowed = [float(calls) for calls in self._allowed(batch.collectives.gather_objects(batch.prompts), batch.step)]
+        positive = [calls for calls in allowed if calls]
+        share = len(positive) / len(allowed) if allowed else math.nan
+        return {"share": share, "calls": positive[0] if positive else 0.0}
 
     def _allowed(self, prompts: Sequence[str], step: int) -> list[int]:
         return allowed_calls(prompts, share=at(self.share, step), calls=at(self.calls, step), seed=self.seed)

@@ -113,7 +113,7 @@ def watched_runner(out: Path) -> Any:
 
             from explorl.integrations.verl.trainer import ExplorlTrainer
 
-            original = ExplorlTrainer.shaped
+            original = ExplorlTrainer.apply_strategies
 
             def shaped(trainer: Any, batch: Any, rows: Any) -> Any:
                 found = original(trainer, batch, rows)
@@ -122,7 +122,7 @@ def watched_runner(out: Path) -> Any:
                 torch.save(kept, out / f"seen-{trainer.global_steps}.pt")
                 return found
 
-            ExplorlTrainer.shaped = shaped
+            ExplorlTrainer.apply_strategies = shaped
             super().run(config)
             for name, value in ray.get(ray.get_actor(NAME).told.remote()).items():
                 (out / f"{name}.json").write_text(json.dumps(value))

@@ -70,18 +70,18 @@ def test_without_strategies_the_loss_is_verls_own() -> None:
 
 def carrying_batch(strategies: list[Strategy], data: TensorDict) -> TensorDict:
     """The micro-batch with what the strategies say of it."""
-    from explorl.integrations.verl.conversion import batch_of, carried, correct_of, parts_of
-    from explorl.integrations.verl.settings import Settings
+    from explorl.integrations.verl.conversion import build_batch, correctness_rule, loss_columns, reward_parts
+    from explorl.integrations.verl.settings import VerlSettings
 
     padded = data.select("response_mask", "old_log_probs", "ref_log_prob", "advantages").to_padded_tensor()
     columns = dict(padded.items()) | {"entropy": torch.rand(4, max(LENGTHS))}
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    batch = batch_of(
-        columns, group=torch.tensor([0, 0, 1, 1]), rewards=rewards, parts=parts_of(["score"], rewards, [{}] * 4),
-        correct=correct_of(Settings(), [{}] * 4), truncated=torch.zeros(4, dtype=torch.bool),
+    batch = build_batch(
+        columns, group=torch.tensor([0, 0, 1, 1]), rewards=rewards, parts=reward_parts(["score"], rewards, [{}] * 4),
+        correct=correctness_rule(VerlSettings(), [{}] * 4), truncated=torch.zeros(4, dtype=torch.bool),
         temperature=torch.ones(4), step=0, prompts=["a", "a", "b", "b"],
     )  # fmt: skip
-    for name, value in carried(shape(strategies, batch), batch, penalties=True).items():
+    for name, value in loss_columns(shape(strategies, batch), batch, penalties=True).items():
         data[name] = value if value.dim() == 1 else nested([row[:n] for row, n in zip(value, LENGTHS, strict=True)])
     tu.assign_non_tensor(data, explorl_step=0)
     return data
@@ -140,7 +140,7 @@ def test_a_penalty_has_its_gradient() -> None:
 
 def test_columns_that_did_not_arrive_are_an_error() -> None:
     output, data = micro_batch()
-    with pytest.raises(RuntimeError, match="halves: what the strategies said of these rows did not reach"):
+    with pytest.raises(RuntimeError, match="halves: the strategies' columns of these rows did not reach"):
         ExplorlLoss(actor("explorl"), [Halves()])(model_output=output, data=data)
 
 

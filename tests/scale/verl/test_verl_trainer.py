@@ -18,7 +18,7 @@ from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 
 import explorl.integrations.verl.trainer as ours  # noqa: E402
-from explorl.integrations.verl.settings import settings_of  # noqa: E402
+from explorl.integrations.verl.settings import read_settings  # noqa: E402
 from explorl.strategies import grpo_advantages  # noqa: E402
 
 LENGTHS = (3, 5, 2, 4, 1)
@@ -97,10 +97,10 @@ def trainer(strategies: list[Any], held: Queue, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ours, "tq", held)
     made = object.__new__(ours.ExplorlTrainer)
     made.config, made.global_steps, made.trainer_mode = config, 1, "sync"
-    made._prepare(settings_of(OmegaConf.to_container(config)))  # type: ignore[arg-type]
+    made._prepare(read_settings(OmegaConf.to_container(config)))  # type: ignore[arg-type]
     made.tokenizer = SimpleNamespace(eos_token_id=EOS, pad_token_id=0)
     made._end_tokens = [EOS, 0]
-    made._asked = ["a", "b"]
+    made._submitted_prompts = ["a", "b"]
     return made
 
 
@@ -198,7 +198,7 @@ def test_each_prompt_is_sent_with_its_answers_parameters(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ours.PPOTrainerSync, "_submit_batch_to_rollout", submit)
     prompts = [[{"role": "user", "content": "b"}], [{"role": "user", "content": "a"}]]
-    own._asked, own._rows = [], {}
+    own._submitted_prompts, own._rows = [], {}
     own._submit_batch_to_rollout(tu.get_tensordict({"uid": ["b", "a"], "raw_prompt": prompts}))
     assert list(sent[0]["agent_name"]) == ["explorl_single_turn_agent"] * 2
     assert own._rows == {"b": [{"temperature": 1.5}] * 2, "a": [{"temperature": 0.6}] * 2}

@@ -1,8 +1,8 @@
-"""From the rows that verl's driver holds to the `Batch` that strategies see, and back.
+"""Convert the rows of verl's driver to the strategies' `Batch`, and the results back.
 
-verl sorts rows by length to balance its workers, and adds empty ones so that their number divides. Strategies see the
-real rows alone, the answers to a prompt side by side in the order in which the prompts were asked, so what they say
-does not depend on the number of workers.
+verl sorts rows by length to balance its workers and adds empty rows for divisibility. Strategies get only the real
+rows, with the completions of a prompt side by side and prompts in the order of submission, so that results do not
+depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -14,41 +14,43 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.integrations.verl.settings import Settings
+from explorl.integrations.verl.settings import VerlSettings
 from explorl.strategies import Batch
 from explorl.training.grpo.correct import Correct
 from explorl.training.grpo.shaping import Shaped
 
 PREFIX = "explorl/"
-"""Of the columns of verl's batch that carry what the strategies said to the workers."""
+"""Prefix of the columns of verl's batch that hold the strategies' results."""
 ROWS = ("rewards", "correct", "correctness", "group", "truncated", "temperature")
-"""Values per row that `Strategy.penalty` finds in a micro-batch."""
+"""Row values that `Strategy.penalty` receives in a micro-batch."""
 SCORE = "score"
-"""Name of verl's total reward among the numbers that may say what is correct."""
+"""Name of verl's total reward among the numbers that can define correctness."""
 
 
-def order_of(keys: Sequence[str], padding: Sequence[bool], asked: Sequence[str], *, single: bool = True) -> list[int]:
-    """Places of the real rows, those of a prompt together; a key is ``<prompt>_<answer>_<output>``.
+def real_row_order(
+    keys: Sequence[str], padding: Sequence[bool], prompt_ids: Sequence[str], *, single: bool = True
+) -> list[int]:
+    """Return the indices of the real rows, grouped by prompt; a key is ``<prompt>_<completion>_<output>``.
 
-    single: several outputs of one answer are an error.
+    single: raise if a completion has several outputs.
     """
-    place = {prompt: number for number, prompt in enumerate(asked)}
+    position = {prompt: number for number, prompt in enumerate(prompt_ids)}
     real = []
     for row, key in enumerate(keys):
         if padding[row]:
             continue
-        prompt, answer, output = key.rsplit("_", 2)
+        prompt, completion, output = key.rsplit("_", 2)
         if single and int(output):
             raise ValueError(
-                f"an agent loop gave {int(output) + 1} outputs or more to one request ({prompt}): strategies compare "
-                "the answers to a prompt, one output each; use an agent loop with one output, or explorl.strategies=[]"
+                f"an agent loop returned {int(output) + 1} outputs or more for one request ({prompt}), but strategies "
+                "compare completions with one output each; use an agent loop with one output, or explorl.strategies=[]"
             )
-        real.append((place.get(prompt, len(place)), prompt, int(answer), int(output), row))
+        real.append((position.get(prompt, len(position)), prompt, int(completion), int(output), row))
     return [row for *_, row in sorted(real)]
 
 
-def groups_of(prompts: Sequence[str]) -> Int[Tensor, " batch"]:
-    """0 for the first prompt, 1 for the second, and so on."""
+def group_indices(prompts: Sequence[str]) -> Int[Tensor, " batch"]:
+    """Return the group index of each row: 0 for the first prompt, 1 for the second, and so on."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.long)
 
@@ -56,44 +58,44 @@ def groups_of(prompts: Sequence[str]) -> Int[Tensor, " batch"]:
 def truncated_rows(
     responses: Int[Tensor, "batch time"], lengths: Int[Tensor, " batch"], ends: Sequence[int]
 ) -> Bool[Tensor, " batch"]:
-    """True where the last token of an answer does not end it, or there is none."""
+    """Return whether each completion is truncated: its last token is not an end token, or it has no tokens."""
     last = responses.gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
     return ~torch.isin(last, torch.tensor(list(ends), dtype=last.dtype)) | (lengths == 0)
 
 
-def correct_of(settings: Settings, extras: Sequence[Mapping[str, Any]]) -> Correct:
-    """What a correct answer is: by default `acc` where the reward function returns it, else the score, at least 1."""
-    names = numbers_of(extras)
+def correctness_rule(settings: VerlSettings, extras: Sequence[Mapping[str, Any]]) -> Correct:
+    """Return how correctness is defined: by default `acc` ≥ 1 if the reward function returns it, else the score ≥ 1."""
+    names = reward_names(extras)
     if settings.correct is not None:
         return Correct.of(settings.correct, names)
     name = "acc" if "acc" in names else SCORE
     return Correct(name, names.index(name), guessed=True)
 
 
-def numbers_of(extras: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The score, and what else the reward function returned as a number for every row."""
+def reward_names(extras: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the score and of everything that the reward function returned as a number for every row."""
     first = extras[0] if extras else {}
     more = [key for key in first if key != SCORE and all(_number(extra.get(key)) is not None for extra in extras)]
     return [SCORE, *more]
 
 
-def parts_of(
+def reward_parts(
     names: Sequence[str], scores: Float[Tensor, " batch"], extras: Sequence[Mapping[str, Any]]
 ) -> Float[Tensor, "batch functions"]:
-    """The score and the other numbers, one column each."""
+    """Return the score and the other numbers, one column each."""
     columns = [scores.tolist() if name == SCORE else [_number(extra[name]) for extra in extras] for name in names]
     return torch.tensor(columns, dtype=torch.float32).T
 
 
-def answers_of(key: str, extras: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """What each answer says, as the reward function returned it."""
+def extract_answers(key: str, extras: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """Return each completion's answer, as returned by the reward function."""
     if not any(key in extra for extra in extras):
-        known = ", ".join(sorted({name for extra in extras for name in extra})) or "nothing beside the score"
-        raise ValueError(f"explorl.answers is {key!r}, and the reward function returned {known}")
+        names = ", ".join(sorted({name for extra in extras for name in extra})) or "only the score"
+        raise ValueError(f"explorl.answers is {key!r}, but the reward function returned {names}")
     return [None if extra.get(key) is None else str(extra[key]) for extra in extras]
 
 
-def batch_of(
+def build_batch(
     columns: Mapping[str, Tensor],
     *,
     group: Int[Tensor, " batch"],
@@ -107,7 +109,7 @@ def batch_of(
     answers: Sequence[str | None] = (),
     max_length: int | None = None,
 ) -> Batch:
-    """The batch of a step. ``columns`` are verl's, padded on the right and in the rows' order."""
+    """Return the batch of a step. ``columns`` are verl's, right-padded and in the order of the rows."""
     mask = columns["response_mask"].to(torch.float32)
 
     def values(name: str) -> Tensor:
@@ -136,8 +138,8 @@ def batch_of(
     )
 
 
-def carried(shaped: Shaped, batch: Batch, *, penalties: bool) -> dict[str, Tensor]:
-    """What the workers' loss needs, by column: one value per token, or one per row."""
+def loss_columns(shaped: Shaped, batch: Batch, *, penalties: bool) -> dict[str, Tensor]:
+    """Return the columns that the workers' loss needs, each with one value per token or per row."""
     columns = {"weights": shaped.weights, "kl_weights": shaped.kl_weights}
     if shaped.clip is not None:
         columns |= {"clip_low": shaped.clip[0], "clip_high": shaped.clip[1]}
@@ -147,8 +149,8 @@ def carried(shaped: Shaped, batch: Batch, *, penalties: bool) -> dict[str, Tenso
     return {PREFIX + name: tensor for name, tensor in columns.items()}
 
 
-def spread(values: Tensor, order: Sequence[int], rows: int, *, fill: float = 0.0) -> Tensor:
-    """Values of the real rows at their places among all rows; ``fill`` in the empty ones."""
+def scatter_rows(values: Tensor, order: Sequence[int], rows: int, *, fill: float = 0.0) -> Tensor:
+    """Return the values of the real rows at their indices among all rows, and ``fill`` in the empty rows."""
     out = values.new_full((rows, *values.shape[1:]), fill)
     out[torch.tensor(list(order), dtype=torch.long)] = values
     return out

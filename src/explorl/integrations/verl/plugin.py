@@ -1,8 +1,8 @@
-"""What verl loads through the entry point ``verl.plugins``: a trainer, a policy loss, an estimator, agent loops.
+"""The plug-in that verl loads by the entry point ``verl.plugins``: a trainer, a policy loss, an estimator, agent loops.
 
-verl says at its debug level alone that a plug-in could not be loaded, and then knows none of these names. So the check
-of the configuration comes first and stands by itself: where the rest cannot be loaded, a configuration that names
-explorl ends with the reason, and every other one is left alone.
+verl reports a plug-in that could not be loaded only at debug level, and then knows none of these names. The check of
+the configuration is therefore installed independently: if the rest cannot be loaded, a configuration that uses Explorl
+ends with the reason, and others are not affected.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.utils import config as verl_config
 
-from explorl.integrations.verl.check import checked
-from explorl.integrations.verl.settings import names_explorl
+from explorl.integrations.verl.check import check_config
+from explorl.integrations.verl.settings import explorl_keys
 
 logger = logging.getLogger(__name__)
 
 
 def guard(config: Mapping[str, Any], failure: Exception | None = None) -> None:
-    """Raises where a configuration names explorl and cannot have it."""
-    named = names_explorl(config)
-    if named and failure is not None:
+    """Raise if a configuration uses Explorl and the plug-in could not be loaded or does not support it."""
+    keys = explorl_keys(config)
+    if keys and failure is not None:
         raise RuntimeError(
-            f"{named[0]} needs Explorl's plug-in for verl, which could not be loaded: {type(failure).__name__}: "
-            f"{failure}; it is made for verl 0.9"
+            f"{keys[0]} needs Explorl's plug-in for verl, which could not be loaded: {type(failure).__name__}: "
+            f"{failure}; it supports verl 0.9"
         ) from failure
-    checked(config)
+    check_config(config)
 
 
 def install(failure: Exception | None) -> None:
-    """Lets verl's own check of a configuration, which comes before Ray, end with ours."""
+    """Add our check of the configuration to verl's, which runs before Ray starts."""
     original = getattr(verl_config.validate_config, "__wrapped__", verl_config.validate_config)
 
     @functools.wraps(original)
@@ -45,7 +45,7 @@ def install(failure: Exception | None) -> None:
 
 
 def load() -> Exception | None:
-    """Registers everything; the reason where that fails."""
+    """Import and register all components; return the error if that fails."""
     try:
         from explorl.integrations.verl import agent_loop, policy_loss, trainer  # noqa: F401
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A run's folder of a training inside verl, for `explorl report`."""
+"""Record a training inside verl in a run's folder, for `explorl report`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from explorl.core.store import RunStore, StoreError
-from explorl.integrations.verl.settings import Settings, at
+from explorl.integrations.verl.settings import VerlSettings, lookup
 from explorl.strategies import Batch
 from explorl.strategies.base import masked_mean
 
@@ -26,68 +26,68 @@ NAMES = {
     "timing_s/step": "step_time",
     "explorl/correct": "rewards/correctness/mean",
 }
-"""verl's names of what Explorl's pages show, and Explorl's; everything else keeps verl's name."""
+"""Explorl's names of verl's metrics that its pages show; other metrics keep verl's names."""
 
 
-def line_of(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics.jsonl from what verl logs of a step: its numbers, under Explorl's names where it has some."""
+def metrics_line(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of metrics.jsonl with the numbers that verl logs for a step, renamed to Explorl's names."""
     numbers = {name: _number(value) for name, value in metrics.items()}
-    found = {NAMES.get(name, name): value for name, value in numbers.items() if value is not None}
-    if "actor/pg_loss" in found:
-        found.setdefault("loss", found["actor/pg_loss"])
-    return {"step": step, "kind": "train", **found}
+    renamed = {NAMES.get(name, name): value for name, value in numbers.items() if value is not None}
+    if "actor/pg_loss" in renamed:
+        renamed.setdefault("loss", renamed["actor/pg_loss"])
+    return {"step": step, "kind": "train", **renamed}
 
 
-def run_config(settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's configuration, in the words of `explorl train` where it has them, and verl's own beside."""
+def run_config(settings: VerlSettings, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run's configuration: the keys of `explorl train` that apply, and verl's complete configuration."""
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
         "task": {"name": ""},
-        "model": {"name": str(at(config, "actor_rollout_ref.model.path", ""))},
+        "model": {"name": str(lookup(config, "actor_rollout_ref.model.path", ""))},
         "rollout": {
-            "temperature": at(config, f"{rollout}.temperature"),
-            "max_tokens": at(config, f"{rollout}.response_length"),
+            "temperature": lookup(config, f"{rollout}.temperature"),
+            "max_tokens": lookup(config, f"{rollout}.response_length"),
         },
         "strategies": [repr(strategy) for strategy in settings.strategies],
         "training": {
-            "steps": at(config, "trainer.total_training_steps"),
+            "steps": lookup(config, "trainer.total_training_steps"),
             "iterations": 1,
-            "learning_rate": at(config, f"{actor}.optim.lr"),
-            "generations": at(config, f"{rollout}.n"),
-            "beta": at(config, f"{actor}.kl_loss_coef") if at(config, f"{actor}.use_kl_loss", False) else 0.0,
-            "loss": at(config, f"{actor}.policy_loss.loss_mode"),
+            "learning_rate": lookup(config, f"{actor}.optim.lr"),
+            "generations": lookup(config, f"{rollout}.n"),
+            "beta": lookup(config, f"{actor}.kl_loss_coef") if lookup(config, f"{actor}.use_kl_loss", False) else 0.0,
+            "loss": lookup(config, f"{actor}.policy_loss.loss_mode"),
         },
         "evaluation": None,
-        "seed": int(at(config, "data.seed", 0)),
+        "seed": int(lookup(config, "data.seed", 0)),
         "verl": _plain(config),
     }
 
 
-def answer_columns(seen: Batch, advantages: Tensor, texts: Sequence[str]) -> dict[str, list[Any]]:
-    """The answers of a step as columns; the advantage is the mean over an answer's tokens."""
+def completion_columns(batch: Batch, advantages: Tensor, texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the completions of a step as columns; an advantage is the mean over a completion's tokens."""
     return {
-        "prompt": list(seen.prompts),
+        "prompt": list(batch.prompts),
         "completion": list(texts),
-        "advantage": masked_mean(advantages, seen.mask, dim=1).tolist(),
-        "reward/correctness": seen.correctness.tolist(),
-        "reward/score": seen.rewards.tolist(),
+        "advantage": masked_mean(advantages, batch.mask, dim=1).tolist(),
+        "reward/correctness": batch.correctness.tolist(),
+        "reward/score": batch.rewards.tolist(),
     }
 
 
-class Recorder:
-    """Writes the folder, from verl's driver."""
+class VerlRecorder:
+    """Writes the run's folder from verl's driver."""
 
-    def __init__(self, settings: Settings, config: Mapping[str, Any]) -> None:
+    def __init__(self, settings: VerlSettings, config: Mapping[str, Any]) -> None:
         assert settings.run is not None
         self.store = RunStore(settings.run)
         self._config = run_config(settings, config)
 
     def begin(self, step: int) -> None:
-        """Starts the folder, or takes it back to the step that verl resumes from."""
+        """Start the folder, or rewind it to the step from which verl resumes."""
         if step == 0 and self.store.config_path.exists() and self.store.has_steps:
             raise StoreError(
-                f"{self.store.folder} already holds a run, and verl found no checkpoint to go on from; name another "
-                "folder with explorl.run, or set trainer.experiment_name"
+                f"{self.store.folder} already holds a run, but verl found no checkpoint to resume from; set another "
+                "folder in explorl.run, or set trainer.experiment_name"
             )
         self.store.begin(self._config, "grpo")
         self.store.rewind(step)
@@ -95,10 +95,10 @@ class Recorder:
         self.store.record_start(kind="grpo", seed=self._config["seed"], resumed_from=resumed)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.store.append_metrics(line_of(step, metrics))
+        self.store.append_metrics(metrics_line(step, metrics))
 
-    def keep(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Keeps the answers of a step."""
+    def record_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Store the completions of a step."""
         self.store.write_rollouts(step, columns)
 
 
@@ -111,7 +111,7 @@ def _number(value: Any) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """Values that YAML has; anything else as its text."""
+    """Return a value with types that YAML supports, others converted to text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -2,9 +2,9 @@
 
 explorl:
   strategies: [bottom_p, {egsw: {alpha: 0.3}}]   # as in a config of Explorl's
-  correct: [acc, 1.0]                            # what a correct answer is: a number that the reward function returns
-  answers: pred                                  # where it returns an answer's normal form
-  run: runs/mine                                 # a run's folder for `explorl report`; false keeps none
+  correct: [acc, 1.0]                            # a number of the reward function, and its minimum if correct
+  answers: pred                                  # key under which it returns the answer in normal form
+  run: runs/mine                                 # a run's folder for `explorl report`; false disables it
 """
 
 from __future__ import annotations
@@ -20,83 +20,84 @@ from explorl.strategies import Strategy, build_all
 SECTION = "explorl"
 """Name of the section, of the trainer mode and of the policy loss."""
 ESTIMATOR = "explorl_grpo"
-"""Name of the advantage estimator that is TRL's."""
+"""Name of the advantage estimator that computes the same as TRL."""
 KEYS = ("strategies", "correct", "answers", "run")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the section says."""
+class VerlSettings:
+    """The values of the section."""
 
     strategies: tuple[Strategy, ...] = ()
     correct: tuple[str, float] | None = None
-    """A number that the reward function returns, and the least one of a correct answer; None guesses."""
+    """Name of a number that the reward function returns, and its minimum for a correct answer; None: guess."""
     answers: str | None = None
-    """The key under which the reward function returns what an answer says."""
+    """Key under which the reward function returns the answer."""
     run: Path | None = None
-    """The run's folder; None keeps none."""
+    """The run's folder; None: nothing is recorded."""
 
 
-def settings_of(config: Mapping[str, Any]) -> Settings:
-    """The section of a whole configuration of verl's, checked."""
-    given = config.get(SECTION)
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise ValueError(f"explorl is {given!r}; write a section with {', '.join(KEYS)}")
-    for key in given:
+def read_settings(config: Mapping[str, Any]) -> VerlSettings:
+    """Read and check the section `explorl` of a complete configuration of verl."""
+    section = config.get(SECTION)
+    section = {} if section is None else section
+    if not isinstance(section, Mapping):
+        raise ValueError(f"explorl is {section!r}; write a section with {', '.join(KEYS)}")
+    for key in section:
         if key not in KEYS:
-            raise ValueError(f"explorl.{key}: there is no such setting; {suggest(key, KEYS)}")
+            raise ValueError(f"explorl.{key}: unknown key; {suggest(key, KEYS)}")
     try:
-        strategies = build_all(given.get("strategies"))
+        strategies = build_all(section.get("strategies"))
     except ValueError as error:
         raise ValueError(f"explorl.strategies: {error}") from None
-    return Settings(tuple(strategies), _correct(given.get("correct")), _answers(given.get("answers")), _run(config))
+    correct, answers = _correct(section.get("correct")), _answers(section.get("answers"))
+    return VerlSettings(tuple(strategies), correct, answers, _run(config))
 
 
-def names_explorl(config: Mapping[str, Any]) -> list[str]:
-    """The settings of a configuration that need this plug-in."""
-    places = {
+def explorl_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a configuration that need this plug-in, as ``key=value``, and the section's name."""
+    values = {
         "trainer.v1.trainer_mode": (SECTION,),
         "actor_rollout_ref.actor.policy_loss.loss_mode": (SECTION,),
         "algorithm.adv_estimator": (ESTIMATOR,),
     }
-    found = [f"{place}={at(config, place)}" for place, names in places.items() if at(config, place) in names]
-    return found + ([SECTION] if config.get(SECTION) is not None else [])
+    keys = [f"{key}={lookup(config, key)}" for key, names in values.items() if lookup(config, key) in names]
+    return keys + ([SECTION] if config.get(SECTION) is not None else [])
 
 
-def at(config: Mapping[str, Any], place: str, default: Any = None) -> Any:
-    """The value at a place such as ``actor_rollout_ref.rollout.n``."""
-    found: Any = config
-    for key in place.split("."):
-        if not isinstance(found, Mapping) or key not in found:
+def lookup(config: Mapping[str, Any], dotted: str, default: Any = None) -> Any:
+    """Return the value of a dotted key such as ``actor_rollout_ref.rollout.n``."""
+    value: Any = config
+    for key in dotted.split("."):
+        if not isinstance(value, Mapping) or key not in value:
             return default
-        found = found[key]
-    return default if found is None else found
+        value = value[key]
+    return default if value is None else value
 
 
-def _correct(given: Any) -> tuple[str, float] | None:
-    if given is None:
+def _correct(value: Any) -> tuple[str, float] | None:
+    if value is None:
         return None
-    pair = (given, 1.0) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else ()
-    number = len(pair) == 2 and isinstance(pair[1], int | float) and not isinstance(pair[1], bool)
-    if not number or not isinstance(pair[0], str):
+    pair = (value, 1.0) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    has_number = len(pair) == 2 and isinstance(pair[1], int | float) and not isinstance(pair[1], bool)
+    if not has_number or not isinstance(pair[0], str):
         raise ValueError(
-            f"explorl.correct is {given!r}; write the name of a number that the reward function returns, such as acc, "
-            "or that and the least one of a correct answer, such as [acc, 1.0]"
+            f"explorl.correct is {value!r}; write the name of a number that the reward function returns, such as acc, "
+            "or the name and its minimum for a correct answer, such as [acc, 1.0]"
         )
     return pair[0], float(pair[1])
 
 
-def _answers(given: Any) -> str | None:
-    if given is not None and not isinstance(given, str):
-        raise ValueError(f"explorl.answers is {given!r}; write a key that the reward function returns, such as pred")
-    return given
+def _answers(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"explorl.answers is {value!r}; write a key that the reward function returns, such as pred")
+    return value
 
 
 def _run(config: Mapping[str, Any]) -> Path | None:
-    given = at(config, f"{SECTION}.run", default="")
-    if given is False:
+    folder = lookup(config, f"{SECTION}.run", default="")
+    if folder is False:
         return None
-    if not isinstance(given, str):
-        raise ValueError(f"explorl.run is {given!r}; write a folder such as runs/mine, or false to keep none")
-    return Path(given or Path(str(at(config, "trainer.default_local_dir", "checkpoints"))) / "explorl").absolute()
+    if not isinstance(folder, str):
+        raise ValueError(f"explorl.run is {folder!r}; write a folder such as runs/mine, or false to record nothing")
+    return Path(folder or Path(str(lookup(config, "trainer.default_local_dir", "checkpoints"))) / "explorl").absolute()

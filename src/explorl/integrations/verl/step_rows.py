@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from explorl.integrations.verl.conversion import order_of
+from explorl.integrations.verl.conversion import real_row_order
 
 TENSORS = (
     "responses", "response_mask", "rm_scores", "old_log_probs", "ref_log_prob", "rollout_log_probs",
@@ -18,47 +18,47 @@ TENSORS = (
 )  # fmt: skip
 OTHERS = ("uid", "raw_prompt", "extra_fields")
 READ = (*TENSORS, *OTHERS)
-"""Columns of verl's batch that a `Batch` is made from."""
+"""Columns of verl's batch from which a `Batch` is built."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The real rows of a step, the answers to a prompt side by side."""
+class StepRows:
+    """The real rows of a step, with the completions of a prompt side by side."""
 
     order: list[int]
-    """Their places in verl's batch."""
+    """Their indices in verl's batch."""
     keys: list[str]
     columns: Mapping[str, Tensor]
-    """verl's columns, padded on the right."""
+    """verl's columns, right-padded."""
     lengths: Int[Tensor, " rows"]
     uids: list[str]
     """verl's identifiers of the prompts."""
     prompts: list[Any]
     """Messages, or text."""
     extras: list[Mapping[str, Any]]
-    """What the reward function returned beside the score."""
+    """Values that the reward function returned in addition to the score."""
 
     @classmethod
-    def of(
+    def from_batch(
         cls,
         data: Any,
         keys: Sequence[str],
         tags: Sequence[Mapping[str, Any]],
-        asked: Sequence[str],
+        prompt_ids: Sequence[str],
         *,
         single: bool = True,
-    ) -> Rows:
-        """From what TransferQueue holds; `asked` are the prompts' identifiers in their order."""
-        order = order_of(keys, [bool(tag.get("is_padding", False)) for tag in tags], asked, single=single)
-        places = torch.tensor(order, dtype=torch.long)
-        others = {name: listed(data[name]) for name in OTHERS if name in data}
+    ) -> StepRows:
+        """Build the rows from the content of TransferQueue; `prompt_ids` are verl's identifiers in submission order."""
+        order = real_row_order(keys, [bool(tag.get("is_padding", False)) for tag in tags], prompt_ids, single=single)
+        indices = torch.tensor(order, dtype=torch.long)
+        others = {name: as_list(data[name]) for name in OTHERS if name in data}
         padded = data.select(*[name for name in TENSORS if name in data]).to_padded_tensor()
         fields = others.get("extra_fields", [{}] * len(keys))
         return cls(
             order=order,
             keys=[keys[row] for row in order],
-            columns={name: value[places] for name, value in padded.items()},
-            lengths=data["responses"].offsets().diff()[places],
+            columns={name: value[indices] for name, value in padded.items()},
+            lengths=data["responses"].offsets().diff()[indices],
             uids=[str(others["uid"][row]) for row in order],
             prompts=[others["raw_prompt"][row] for row in order],
             extras=[_returned(fields[row]) for row in order],
@@ -70,11 +70,11 @@ class Rows:
 
     @property
     def token_rewards(self) -> Tensor:
-        """What verl's estimator reads: with the KL penalty, where that is in the reward."""
+        """Rewards per token that verl's estimator uses, including the KL penalty if it is part of the reward."""
         return self.columns.get("token_level_rewards", self.columns["rm_scores"])
 
-    def with_rewards(self, rewards: Tensor) -> Tensor:
-        """The same with another total of each row: its last token has the difference."""
+    def token_rewards_with(self, rewards: Tensor) -> Tensor:
+        """Return the token rewards with new row totals; the last token of a row gets the difference."""
         mask = self.columns["response_mask"]
         last = (mask * torch.arange(1, mask.size(1) + 1)).argmax(1)
         changed = self.token_rewards.clone().float()
@@ -82,11 +82,11 @@ class Rows:
         return changed
 
 
-def listed(column: Any) -> list[Any]:
-    """The values of a column that holds no tensor."""
+def as_list(column: Any) -> list[Any]:
+    """Return the values of a column that is not a tensor."""
     return column.tolist() if hasattr(column, "tolist") else list(column)
 
 
 def _returned(fields: Any) -> Mapping[str, Any]:
-    found = fields.get("reward_extra_info") if isinstance(fields, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    extra = fields.get("reward_extra_info") if isinstance(fields, Mapping) else None
+    return extra if isinstance(extra, Mapping) else {}

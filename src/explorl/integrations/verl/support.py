@@ -1,6 +1,6 @@
 """Which strategies run inside verl, and why the others do not.
 
-The answer follows from the hooks that a strategy has, so it holds for strategies of other packages too.
+This is derived from the hooks of a strategy, so it also applies to strategies of other packages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "pkpo": {"k": 2},
     "reference_reset": {"every": 100},
 }
-"""Hyperparameters of strategies that cannot be built without any."""
+"""Hyperparameters of strategies that have required ones."""
 
 IN_LOSS = ("weights", "clip", "keep", "penalty")
-"""Hooks whose word is heard in the policy loss."""
-THROUGH = {
+"""Hooks that change the policy loss."""
+VERL_COMPONENTS = {
     "sampling": "agent loop",
     "rewards": "driver",
     "advantages": "driver",
@@ -35,20 +35,20 @@ THROUGH = {
     "penalty": "policy loss",
     "metrics": "driver",
 }
-"""Hooks that verl has a place for."""
+"""Hooks that work inside verl, with the component that applies them."""
 
 _REFUSALS: tuple[tuple[Callable[[Strategy], bool], str], ...] = (
     (
         lambda one: overrides(one, "after_step"),
-        "the reference and the optimizer are in verl's workers, which have no call that resets them",
+        "the reference and the optimizer are in verl's workers, which cannot reset them",
     ),
     (
         lambda one: overrides(one, "order"),
-        "verl reads the data set by itself; write data.train_files in that order and set data.shuffle=False",
+        "verl reads the data set itself; write data.train_files in that order and set data.shuffle=False",
     ),
     (
         lambda one: overrides(one, "branching"),
-        "verl's servers answer each request from its prompt; answers that branch off others need Explorl's engine",
+        "verl's servers sample each request from its prompt; branching needs Explorl's engine",
     ),
     (lambda one: bool(one.needs_interpreter), REFUSED["tool_calls"]),
     (
@@ -59,23 +59,23 @@ _REFUSALS: tuple[tuple[Callable[[Strategy], bool], str], ...] = (
 
 
 @dataclass(frozen=True)
-class Support:
-    """A strategy inside verl."""
+class StrategySupport:
+    """Whether and how a strategy runs inside verl."""
 
     strategy: str
     runs: bool
     through: tuple[str, ...]
-    """What of verl its hooks are heard in."""
+    """Components of verl that apply its hooks."""
     reason: str
-    """Why it is refused; where it runs, what it needs beyond the list of strategies, if anything."""
+    """Why it is not supported; if it is, the settings that it requires."""
 
 
-def refusal(strategy: Strategy) -> str | None:
-    """Why a strategy cannot run inside verl, whatever else is set; None where it can."""
+def refusal_reason(strategy: Strategy) -> str | None:
+    """Return why a strategy cannot run inside verl, whatever the configuration; None if it can."""
     for applies, reason in _REFUSALS:
         if applies(strategy):
             return reason
-    for name in sampled(strategy):
+    for name in sampling_parameters(strategy):
         if name in REFUSED:
             return REFUSED[name]
     unknown = set(strategy.arguments()) - {"entropy_coef", "use_adaptive_entropy"}
@@ -84,40 +84,44 @@ def refusal(strategy: Strategy) -> str | None:
     return None
 
 
-def needs(strategy: Strategy) -> list[str]:
-    """What a strategy that runs needs of verl's configuration."""
-    found = []
+def requirements(strategy: Strategy) -> list[str]:
+    """Return the settings of verl's configuration that a strategy requires."""
+    settings = []
     if strategy.needs_sampling_logps:
-        found.append("actor_rollout_ref.rollout.calculate_log_probs=True")
+        settings.append("actor_rollout_ref.rollout.calculate_log_probs=True")
     if strategy.needs_answers:
-        found.append("explorl.answers")
-    parameters = sampled(strategy)
+        settings.append("explorl.answers")
+    parameters = sampling_parameters(strategy)
     if any(name in EXTRA for name in parameters):
-        found.append("actor_rollout_ref.rollout.name=vllm")
+        settings.append("actor_rollout_ref.rollout.name=vllm")
     if "temperature" in parameters:
-        found.append("actor_rollout_ref.model.use_fused_kernels=False")
+        settings.append("actor_rollout_ref.model.use_fused_kernels=False")
     if any(overrides(strategy, hook) for hook in IN_LOSS):
-        found.append("actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
+        settings.append("actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
     if overrides(strategy, "rewards"):
-        found.append("algorithm.adv_estimator with one advantage per answer, such as grpo")
-    return found
+        settings.append("algorithm.adv_estimator with one advantage per completion, such as grpo")
+    return settings
 
 
-def support() -> list[Support]:
-    """Every strategy of the registry: runs inside verl, or refused with the reason."""
+def support() -> list[StrategySupport]:
+    """Return for every strategy of the registry whether it runs inside verl, with its requirements or the reason."""
     rows = []
     for name in REGISTRY:
         strategy = build({name: EXAMPLES.get(name, {})})
-        reason = refusal(strategy)
-        through = [place for hook, place in THROUGH.items() if overrides(strategy, hook)]
+        reason = refusal_reason(strategy)
+        through = [component for hook, component in VERL_COMPONENTS.items() if overrides(strategy, hook)]
         through += ["actor.entropy_coeff"] if strategy.arguments() else []
-        told = "; ".join(needs(strategy)) if reason is None else reason
-        rows.append(Support(name, reason is None, tuple(dict.fromkeys(through)) if reason is None else (), told))
+        reason_or_needs = "; ".join(requirements(strategy)) if reason is None else reason
+        rows.append(
+            StrategySupport(
+                name, reason is None, tuple(dict.fromkeys(through)) if reason is None else (), reason_or_needs
+            )
+        )
     return rows
 
 
-def sampled(strategy: Strategy) -> tuple[str, ...]:
-    """The sampling parameters that a strategy sets; a copy is asked, which remembers nothing of it."""
+def sampling_parameters(strategy: Strategy) -> tuple[str, ...]:
+    """Return the names of the sampling parameters that a strategy sets, without changing its memory."""
     if not overrides(strategy, "sampling"):
         return ()
     with warnings.catch_warnings():

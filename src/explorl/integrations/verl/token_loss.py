@@ -1,10 +1,10 @@
-"""verl's clipped loss with bounds of each token's own.
+"""verl's clipped loss with separate bounds for each token.
 
     loss = max(−r·A, −clip(r, 1 − low, 1 + high)·A)      r = exp(clamp(log π − log π_old, −20, 20))
-    loss = min(loss, −c·A) where A < 0                    dual-clip PPO, Ye et al. 2020 (arXiv:1912.09729)
+    loss = min(loss, −c·A) if A < 0                       dual-clip PPO, Ye et al. 2020 (arXiv:1912.09729)
 
-as verl's loss "vanilla" has it with one pair of bounds for all tokens. Where ``high`` is infinite the token is not
-clipped at all, and c does not bind either.
+as in verl's loss "vanilla", which has one pair of bounds for all tokens. If ``high`` is infinite the token is not
+clipped at all, not even by c.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tokens = Float[Tensor, "rows tokens"]
 
 
 class TokenLosses(NamedTuple):
-    """The policy term of each token, and where it was clipped."""
+    """Policy term of each token, and whether it was clipped."""
 
     loss: Tokens
     log_ratio: Tokens
@@ -44,24 +44,24 @@ def token_losses(
     high: Tensor | float,
     dual: float = math.inf,
 ) -> TokenLosses:
-    """The clipped policy term of each token; ``dual`` is c."""
+    """Return the clipped policy term of each token; ``dual`` is c."""
     low, high = (torch.as_tensor(bound).to(logps).expand_as(logps) for bound in (low, high))
     log_ratio = (logps - old_logps).clamp(-20.0, 20.0)
     ratio = log_ratio.exp()
-    plain = -advantages * ratio
+    unclipped = -advantages * ratio
     bounded = -advantages * torch.minimum(torch.maximum(ratio, 1 - low), 1 + high)
-    loss = torch.maximum(plain, bounded)
+    loss = torch.maximum(unclipped, bounded)
     floor = -advantages * min(dual, torch.finfo(logps.dtype).max / 1e4)
     below = (advantages < 0) & ~high.isinf() & (loss > floor)
-    return TokenLosses(torch.where(below, floor, loss), log_ratio, bounded > plain, below)
+    return TokenLosses(torch.where(below, floor, loss), log_ratio, bounded > unclipped, below)
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What the strategies said of the tokens of a micro-batch."""
+class LossColumns:
+    """The strategies' columns of a micro-batch."""
 
     columns: Mapping[str, Tensor]
-    """By name, without the prefix."""
+    """Columns by name, without the prefix."""
     strategies: Sequence[Strategy]
     step: int
 
@@ -71,7 +71,7 @@ class Carried:
     def penalties(
         self, *, logps: Tokens, old_logps: Tokens, mask: Tokens, advantages: Tokens, ref_logps: Tokens | None
     ) -> Iterator[Tokens]:
-        """The strategies' terms with gradient."""
+        """Yield the strategies' penalty terms, which carry gradient."""
         if "recorded_entropy" not in self.columns:
             return
         from explorl.training.grpo.batch import penalties
@@ -94,21 +94,21 @@ class Carried:
         yield from (term for _, term in terms)
 
 
-_CARRIED: ContextVar[Carried | None] = ContextVar("carried", default=None)
-"""verl calls a policy loss with a fixed set of tensors; what else belongs to the micro-batch waits here."""
+_ACTIVE: ContextVar[LossColumns | None] = ContextVar("active_columns", default=None)
+"""Columns of the current micro-batch, because verl calls a policy loss with a fixed set of tensors."""
 
 
-def carried_now() -> Carried | None:
-    """What belongs to the micro-batch whose loss is being computed."""
-    return _CARRIED.get()
+def active_columns() -> LossColumns | None:
+    """Return the strategies' columns of the micro-batch whose loss is being computed, if any."""
+    return _ACTIVE.get()
 
 
 @contextmanager
-def carrying(columns: Mapping[str, Tensor], strategies: Sequence[Strategy], step: int) -> Iterator[None]:
-    """Within the block the policy loss finds these columns, whose names begin with the prefix."""
-    own = {name.removeprefix(PREFIX): value for name, value in columns.items() if name.startswith(PREFIX)}
-    token = _CARRIED.set(Carried(own, strategies, step) if "weights" in own else None)
+def activate_columns(columns: Mapping[str, Tensor], strategies: Sequence[Strategy], step: int) -> Iterator[None]:
+    """Make the columns whose names start with the prefix available to the policy loss within the block."""
+    by_name = {name.removeprefix(PREFIX): value for name, value in columns.items() if name.startswith(PREFIX)}
+    token = _ACTIVE.set(LossColumns(by_name, strategies, step) if "weights" in by_name else None)
     try:
         yield
     finally:
-        _CARRIED.reset(token)
+        _ACTIVE.reset(token)

@@ -1,9 +1,10 @@
-"""What a strategy may ask of the other processes, where each of them holds its own rows of a batch alone.
+"""Collective operations over the processes that share a generation batch.
 
-A `Batch` that was gathered, or that somebody built by hand, holds all rows: its world is `World` itself, in which every
-answer is what was asked with. Where the rows are spread over processes (`explorl.training.grpo.distributed`), the same
-questions are answered together: so all processes must ask the same ones in the same order, and what decides whether one
-is asked must be the same on all of them, such as a hyperparameter or an answer.
+A `Batch` that holds all rows, because it was gathered or built by hand, uses `Collectives` itself, in which every
+operation returns its argument. When the rows are distributed over processes, `explorl.training.grpo.distributed`
+implements the operations with communication. All processes must then call the same operations in the same order, so
+the decision whether to call one may depend on a hyperparameter or on the result of another operation, but not on the
+rows of one process.
 """
 
 from __future__ import annotations
@@ -14,56 +15,56 @@ from typing import TypeVar
 from jaxtyping import Int
 from torch import Tensor
 
-Anything = TypeVar("Anything")
+Item = TypeVar("Item")
 Rows = TypeVar("Rows", Tensor, tuple[Tensor, Tensor])
 
 
-class World:
-    """All rows of the batch are here."""
+class Collectives:
+    """Collectives of a batch that holds all its rows."""
 
-    place: int = 0
-    """Which of the processes this is. Its rows come after those of the processes before it."""
+    rank: int = 0
+    """Index of this process. Its rows follow those of the processes with a lower rank."""
 
-    def total(self, values: Tensor) -> Tensor:
-        """Element by element, the sum over the processes."""
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the elementwise sum over the processes."""
         return values
 
-    def largest(self, values: Tensor) -> Tensor:
-        """Element by element, the largest of the processes; NaN where one has that."""
+    def max(self, values: Tensor) -> Tensor:
+        """Return the elementwise maximum over the processes; NaN if any process has NaN."""
         return values
 
-    def each(self, values: Tensor) -> Tensor:
-        """The values of every process, which have the same shape on all of them."""
+    def min(self, values: Tensor) -> Tensor:
+        """Return the elementwise minimum over the processes; NaN if any process has NaN."""
+        return -self.max(-values)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Stack the values of all processes, which must have the same shape everywhere."""
         return values.unsqueeze(0)
 
-    def everywhere(self, rows: Tensor) -> Tensor:
-        """The rows of all processes. Meant for one number per row: those of a whole batch are few."""
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """Concatenate the rows of all processes. Intended for one number per row, not for one per token."""
         return rows
 
-    def here(self, rows: Tensor) -> Tensor:
-        """This process's own rows of what has the rows of all."""
-        return rows
-
-    def objects(self, rows: Sequence[Anything]) -> list[Anything]:
-        """What there is one of per row, such as prompts, for the rows of all processes."""
+    def gather_objects(self, rows: Sequence[Item]) -> list[Item]:
+        """Concatenate one object per row, such as its prompt, over all processes."""
         return list(rows)
 
-    def smallest(self, values: Tensor) -> Tensor:
-        """Element by element, the smallest of the processes; NaN where one has that."""
-        return -self.largest(-values)
+    def local_rows(self, rows: Tensor) -> Tensor:
+        """Select this process's rows from a tensor with the rows of all processes."""
+        return rows
 
-    def before(self, count: Int[Tensor, ""]) -> int:
-        """The sum of what the processes before this one counted."""
-        return int(self.each(count)[: self.place].sum())
+    def sum_before(self, count: Int[Tensor, ""]) -> int:
+        """Return the sum of the counts of the processes with a lower rank."""
+        return int(self.gather(count)[: self.rank].sum())
 
-    def by_row(self, function: Callable[..., Rows], *rows: Tensor, **settings: object) -> Rows:
-        """A function of rows, such as a statistic over groups, of the rows of all processes; the own rows of it."""
-        found = function(*(self.everywhere(values) for values in rows), **settings)
-        if isinstance(found, tuple):
-            first, second = found
-            return self.here(first), self.here(second)
-        return self.here(found)
+    def map_rows(self, function: Callable[..., Rows], *rows: Tensor, **settings: object) -> Rows:
+        """Apply a function, such as a group statistic, to the rows of all processes and return this process's part."""
+        result = function(*(self.gather_rows(values) for values in rows), **settings)
+        if isinstance(result, tuple):
+            first, second = result
+            return self.local_rows(first), self.local_rows(second)
+        return self.local_rows(result)
 
 
-ALONE = World()
-"""The world of a batch that holds all its rows."""
+LOCAL = Collectives()
+"""Collectives of a batch that holds all its rows: no communication."""

@@ -1,4 +1,4 @@
-"""Order within groups, in double precision: who comes where, ranks with ties, largest values."""
+"""Order statistics within groups: maximum, sorted order, and ranks with ties."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from explorl.strategies._lib.masked_stats import group_total, negligible
+from explorl.strategies._lib.masked_stats import group_sum, is_negligible
 
 
 def group_max(
     values: Float[Tensor, " batch"], group: Int[Tensor, " batch"], present: Bool[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """For each row the largest value over the present rows of its group; 0 where there is none."""
+    """Return for each row the maximum over the present rows of its group; 0 if there is none."""
     ids, index = torch.unique(group, return_inverse=True)
     lowest = values.new_full((len(ids),), -torch.inf)
     largest = lowest.scatter_reduce(0, index, torch.where(present, values, -torch.inf), "amax")[index]
@@ -22,8 +22,10 @@ def group_max(
 def sorted_groups(
     values: Float[Tensor, " batch"], group: Int[Tensor, " batch"], present: Bool[Tensor, " batch"]
 ) -> tuple[Int[Tensor, " batch"], Int[Tensor, " batch"]]:
-    """(order, place): the rows group by group, each by rising value with absent rows last, and for each row of that
-    order its place in its group, from 0 on."""
+    """Sort the rows by group and within a group by rising value, absent rows last.
+
+    Returns (order, position): the row indices in sorted order, and the position, from 0, of each in its group.
+    """
     _, index = torch.unique(group, return_inverse=True)
     order = torch.where(present, values, torch.inf).argsort(stable=True)
     order = order[index[order].argsort(stable=True)]
@@ -35,16 +37,16 @@ def sorted_groups(
 def group_rank(
     values: Float[Tensor, " batch"], group: Int[Tensor, " batch"], present: Bool[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
-    """For each present row how many of its group lie below it; rows that differ by rounding only share their mean rank.
+    """Return for each present row how many rows of its group have a smaller value.
 
-    So the order of the rows decides nothing, and two answers that are the same word for word rank alike. What an absent
-    row gets means nothing.
+    Rows that differ only by rounding share their mean rank, so that ranks do not depend on the order of the rows and
+    identical completions get equal ranks. The rank of an absent row is undefined.
     """
-    order, place = sorted_groups(values, group, present)
-    ordered, there = values[order], present[order]
-    step = (ordered.diff() > 0) & ~negligible(ordered.diff(), ordered[:-1])
-    new = torch.ones_like(there)
-    new[1:] = (place[1:] == 0) | step | ~there[1:]
-    tie = new.cumsum(0)
-    mean = group_total(place.to(values.dtype), tie) / group_total(torch.ones_like(values), tie)
+    order, position = sorted_groups(values, group, present)
+    ordered, is_present = values[order], present[order]
+    step = (ordered.diff() > 0) & ~is_negligible(ordered.diff(), ordered[:-1])
+    starts_tie = torch.ones_like(is_present)
+    starts_tie[1:] = (position[1:] == 0) | step | ~is_present[1:]
+    tie = starts_tie.cumsum(0)
+    mean = group_sum(position.to(values.dtype), tie) / group_sum(torch.ones_like(values), tie)
     return torch.empty_like(values).scatter_(0, order, mean)

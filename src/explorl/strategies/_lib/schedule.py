@@ -9,9 +9,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Schedule:
-    """From one value to another: ``begin`` before ``start``, ``to`` from ``start + steps`` on, between them a shape.
+    """A change from ``begin`` until step ``start`` to ``to`` from step ``start + steps`` on, with a shape in between.
 
-    linear: begin + (to − begin)·x; cosine: begin + (to − begin)·(1 − cos πx)/2; step: begin until the end, then to.
+    With x = (step − start)/steps, linear: begin + (to − begin)·x; cosine: begin + (to − begin)·(1 − cos πx)/2; step:
+    begin until x = 1, then to.
     In a config file: ``{from: 0.1, to: 0.0, start: 200, steps: 100, shape: linear}``.
     """
 
@@ -49,9 +50,9 @@ class Schedule:
 
 
 Scheduled = float | Schedule
-"""A number, or a number that changes with the step."""
+"""A number, or a schedule that gives a number for each step."""
 
 
 def at(value: Scheduled, step: int) -> float:
-    """The value of a hyperparameter at a step."""
+    """Return the value of a hyperparameter at a step."""
     return value(step) if isinstance(value, Schedule) else float(value)

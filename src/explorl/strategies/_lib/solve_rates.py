@@ -1,6 +1,6 @@
-"""How often each prompt is solved: from a file of a previous evaluation, or from a running mean.
+"""Solve rates of prompts, loaded from a file of a previous evaluation or kept as a running mean.
 
-A file is a JSON object ``{prompt text: share of correct answers}``, each share between 0 and 1.
+A file holds a JSON object ``{prompt text: fraction of correct answers}``, each fraction between 0 and 1.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from explorl.core.documents import DocumentError, parse_json
-from explorl.strategies._lib.validate import is_number, title
+from explorl.strategies._lib.validate import is_number, name_of
 from explorl.strategies.base import Strategy
 
 SolveRates = Mapping[str, float] | str | PathLike[str]
 """A mapping from prompt to solve rate, or the path of a JSON file that holds one."""
 
-GOOD = '{"What is 1 + 1?": 0.75}'
+EXAMPLE = '{"What is 1 + 1?": 0.75}'
 
 
-def load(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
-    """The rates, checked; errors name the file, the prompt and a good value."""
-    where = f"{title(strategy)}: solve_rates"
+def load_solve_rates(strategy: Strategy, source: SolveRates | None) -> dict[str, float]:
+    """Return the solve rates, read from the file if `source` is a path; raise if they are not valid."""
+    where = f"{name_of(strategy)}: solve_rates"
     rates: Any = source
     if source is None:
-        raise ValueError(f"{where} is missing; give a mapping such as {GOOD}, or the path of a JSON file with one")
+        raise ValueError(f"{where} is missing; give a mapping such as {EXAMPLE}, or the path of a JSON file with one")
     if isinstance(source, (str, PathLike)):
         where = f"{where} {str(source)!r}"
         try:
             path = Path(source)
-            if path.exists() and not path.is_file():  # a pipe would wait, and a device never end
-                raise ValueError(f"{where} is no file; it must be a JSON file such as {GOOD}")
+            if path.exists() and not path.is_file():  # reading a pipe would block
+                raise ValueError(f"{where} is not a file; it must be a JSON file such as {EXAMPLE}")
             rates = parse_json(path.read_bytes(), where)
         except OSError as error:
             raise ValueError(
-                f"{where} cannot be read ({error.strerror}); it must be a JSON file such as {GOOD}"
+                f"{where} cannot be read ({error.strerror}); it must be a JSON file such as {EXAMPLE}"
             ) from None
         except DocumentError as error:
-            raise ValueError(f"{error}; it must be a JSON file such as {GOOD}") from None
+            raise ValueError(f"{error}; it must be a JSON file such as {EXAMPLE}") from None
     if not isinstance(rates, Mapping) or not rates:
-        raise ValueError(f"{where} must be a mapping from prompts to rates, such as {GOOD}, and not empty")
+        raise ValueError(f"{where} must be a non-empty mapping from prompts to rates, such as {EXAMPLE}")
     for prompt, rate in rates.items():
         if not isinstance(prompt, str) or not is_number(rate) or not 0 <= rate <= 1:
             raise ValueError(f"{where}: the rate of {prompt!r} is {rate!r}; it must be between 0 and 1, such as 0.75")
     return {prompt: float(rate) for prompt, rate in rates.items()}
 
 
-def no_match(rates: Mapping[str, float], prompts: Sequence[str]) -> str:
-    """What to say where none of the rates is that of a prompt: how many there are, and one of each to compare."""
-    asked = f"a prompt asked for is {_short(prompts[0])}, " if prompts else ""
+def no_match_message(rates: Mapping[str, float], prompts: Sequence[str]) -> str:
+    """Return an error message for rates that match none of the prompts, with one of each to compare."""
+    example = f"the first prompt is {_short(prompts[0])}, " if prompts else ""
     return (
-        f"none of the {len(rates)} solve rates belongs to any of the {len(set(prompts))} prompts: {asked}one in "
-        f"solve_rates is {_short(next(iter(rates)))}; its keys must be the whole texts of the prompts, as they are "
-        "trained on"
+        f"none of the {len(rates)} solve rates matches any of the {len(set(prompts))} prompts: {example}the first "
+        f"key of solve_rates is {_short(next(iter(rates)))}; the keys must be the complete texts of the "
+        "prompts, as used in training"
     )
 
 
@@ -65,12 +65,12 @@ def _short(prompt: str) -> str:
     return repr(prompt if len(prompt) <= 80 else f"{prompt[:40]} … {prompt[-40:]}")
 
 
-def digest(prompt: str) -> str:
-    """A short key for a prompt, so that a checkpoint need not hold its text."""
-    return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+def text_key(text: str) -> str:
+    """Return a short key for a prompt or an answer, so that a checkpoint does not hold the text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def remember(
+def update_solve_rates(
     memory: dict[str, Any],
     prompts: Sequence[str],
     correct: Bool[Tensor, " batch"],
@@ -79,19 +79,20 @@ def remember(
     decay: float,
     start: Mapping[str, float],
 ) -> None:
-    """Updates the running solve rate of each prompt (from `start`, or its first value) and the one over all of them.
+    """Update the running solve rate of each prompt, and the overall one, in `memory`.
 
-    A correct answer solves its prompt; one that could not be scored (NaN in `correctness`) does not count.
+    A prompt's rate starts at its value in `start`, or at its first observation. Completions that could not be scored
+    (NaN in `correctness`) do not count.
     """
-    outcomes: dict[str, list[bool]] = {}
-    for prompt, solves, scored in zip(prompts, correct.tolist(), (~correctness.isnan()).tolist(), strict=True):
+    results: dict[str, list[bool]] = {}
+    for prompt, is_correct, scored in zip(prompts, correct.tolist(), (~correctness.isnan()).tolist(), strict=True):
         if scored:
-            outcomes.setdefault(prompt, []).append(solves)
+            results.setdefault(prompt, []).append(is_correct)
     rates = memory.setdefault("rates", {})
-    for prompt, solved in outcomes.items():
-        now, key = sum(solved) / len(solved), digest(prompt)
-        rates[key] = decay * rates.get(key, start.get(prompt, now)) + (1 - decay) * now
-    everything = [one for solved in outcomes.values() for one in solved]
-    if everything:
-        now = sum(everything) / len(everything)
-        memory["overall"] = decay * memory.get("overall", now) + (1 - decay) * now
+    for prompt, solved in results.items():
+        rate, key = sum(solved) / len(solved), text_key(prompt)
+        rates[key] = decay * rates.get(key, start.get(prompt, rate)) + (1 - decay) * rate
+    every_result = [is_correct for solved in results.values() for is_correct in solved]
+    if every_result:
+        rate = sum(every_result) / len(every_result)
+        memory["overall"] = decay * memory.get("overall", rate) + (1 - decay) * rate

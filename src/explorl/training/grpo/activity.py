@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from explorl.strategies import EntropyBranching, ReferenceReset, Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 from explorl.training.grpo.dynamic import varies
 
@@ -49,12 +49,12 @@ class Activity(TrainerCallback):
 
     def shaped(self, metrics: Mapping[str, float]) -> None:
         """Count what the strategies have changed in a generation batch."""
-        names = map(title, self.trainer.strategies)
+        names = map(name_of, self.trainer.strategies)
         self._acted |= {name for name in names if any(metrics.get(f"strategy/{name}/{change}") for change in CHANGES)}
 
     def penalty(self, strategy: Strategy, term: Tensor, mask: Tensor) -> None:
         """Count a strategy's term of the loss; without waiting for the device."""
-        name, acts = title(strategy), ((term.detach() != 0) & (mask > 0)).any()
+        name, acts = name_of(strategy), ((term.detach() != 0) & (mask > 0)).any()
         self._penalties[name] = self._penalties[name] | acts if name in self._penalties else acts
 
     def branching(self, numbers: Mapping[str, float]) -> None:
@@ -86,7 +86,7 @@ class Activity(TrainerCallback):
             return
         for strategy in self.trainer.strategies:
             if not self._has_acted(strategy, acted):
-                self.trainer.warn_once(f"{title(strategy)} {self._why_idle(strategy)}")
+                self.trainer.warn_once(f"{name_of(strategy)} {self._why_idle(strategy)}")
 
     # ---------------------------------------------------------------- what is said
 
@@ -95,7 +95,7 @@ class Activity(TrainerCallback):
             return bool(strategy.memory.get("resets"))
         if isinstance(strategy, EntropyBranching):
             return self._branches > 0
-        return title(strategy) in acted or any(overrides(strategy, hook) for hook in UNMEASURED)
+        return name_of(strategy) in acted or any(overrides(strategy, hook) for hook in UNMEASURED)
 
     def _about_rewards(self) -> str:
         if not self._scored:

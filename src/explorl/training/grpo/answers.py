@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 
 AnswerFunction = Callable[..., Sequence[str | None]]
 """Called with prompts, completions, completion_ids, the data set's columns and trainer_state, as TRL calls a reward
@@ -22,7 +22,7 @@ def check_answers(strategies: Sequence[Strategy], function: AnswerFunction | Non
     for strategy in strategies:
         if strategy.needs_answers and function is None:
             raise ValueError(
-                f"{title(strategy)} needs the answer of each completion; set answers to a function that takes "
+                f"{name_of(strategy)} needs the answer of each completion; set answers to a function that takes "
                 f"completions and returns one text for each, such as {EXAMPLE}"
             )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from explorl.modeling.token_records import answer_records
 from explorl.rollout import PaddedRollouts
 from explorl.strategies import Batch, Strategy
-from explorl.strategies._lib.collectives import ALONE
+from explorl.strategies._lib.collectives import LOCAL
 from explorl.strategies.base import masked_mean
 from explorl.training.grpo.correct import Correct
 from explorl.training.grpo.distributed import Distributed
@@ -102,8 +102,8 @@ def generation_batch(
     rewards, parts: of the rows of all processes. ends: tokens that end an answer; stopped: whether a stop string has.
     """
     rows, length = output["completion_ids"].shape
-    world = ALONE if gathered else Distributed(rows, rewards.device)
-    width = length if gathered else int(world.largest(rewards.new_tensor(float(length))))
+    collectives = LOCAL if gathered else Distributed(rows, rewards.device)
+    width = length if gathered else int(collectives.max(rewards.new_tensor(float(length))))
 
     def tokens(tensor: Tensor) -> Tensor:
         if gathered:
@@ -136,13 +136,13 @@ def generation_batch(
         branching=optional(recorded.branching),
         mask=tokens(mask),
         advantages=tokens(output["advantages"].unsqueeze(1) * mask),
-        rewards=world.here(rewards),
-        correct=world.here(correct.marks(parts)),
-        correctness=world.here(correct.rewards(parts)),
-        group=world.here(torch.arange(len(rewards), device=rewards.device) // generations),
+        rewards=collectives.local_rows(rewards),
+        correct=collectives.local_rows(correct.marks(parts)),
+        correctness=collectives.local_rows(correct.rewards(parts)),
+        group=collectives.local_rows(torch.arange(len(rewards), device=rewards.device) // generations),
         truncated=known(truncated),
         temperature=(
-            torch.full_like(world.here(rewards), temperature)
+            torch.full_like(collectives.local_rows(rewards), temperature)
             if row_temperature is None
             else known(per_row(row_temperature, mask))
         ),
@@ -152,7 +152,7 @@ def generation_batch(
         max_length=max_length,
         min_p_mass=optional(recorded.min_p_mass),
         drawn_by=optional(recorded.drawn_by),
-        world=world,
+        collectives=collectives,
     )
 
 
@@ -186,7 +186,7 @@ def put_back(shaped: Shaped, output: dict[str, Any], batch: Batch, *, process: i
             output[f"row_{name}"] = getattr(batch, name)[here]
         for name, tensor in shaped.kept.items():
             output[f"kept/{name}"] = tensor[here, :length]
-    output["num_items_in_batch"] = batch.world.total(shaped.loss_mask.sum())
+    output["num_items_in_batch"] = batch.collectives.sum(shaped.loss_mask.sum())
 
 
 def penalties(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from explorl.rollout.branching import Branch, BranchedRollouts, Branching
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 
 
@@ -20,7 +20,7 @@ def branching_of(strategies: Sequence[Strategy], step: int) -> Branching | None:
         try:
             branching = Branching(**settings)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{title(strategy)}.branching: {error}") from None
+            raise ValueError(f"{name_of(strategy)}.branching: {error}") from None
     return branching
 
 

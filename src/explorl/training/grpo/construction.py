@@ -15,7 +15,7 @@ from trl.data_utils import is_conversational
 
 from explorl.models import NAMED, resolve_model
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 
 _LOSS = ("select", "weights", "clip", "keep", "penalty")
@@ -65,7 +65,7 @@ def check_class(trainer: type, ours: type, strategies: Sequence[Strategy]) -> No
         # Another trainer's loss expects one advantage per completion, and strategies give one per token.
         foreign = hooks is _LOSS and issubclass(whole, GRPOTrainer) and not issubclass(whole, ours)
         affected = [
-            f"{title(strategy)} ({', '.join(acting) or 'advantages'})"
+            f"{name_of(strategy)} ({', '.join(acting) or 'advantages'})"
             for strategy in strategies
             if (acting := _acting(strategy, hooks)) or foreign
         ]

@@ -8,45 +8,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from explorl.strategies._lib.collectives import Anything, World
+from explorl.strategies._lib.collectives import Collectives, Item
 
 
-class Distributed(World):
-    """Collectives of a batch of which each process has some rows, in the order of the processes."""
+class Distributed(Collectives):
+    """Collectives of a batch of which each process has some rows, in the order of their ranks."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self.place = dist.get_rank()
-        self.counts: list[int] = self.each(torch.tensor(rows, device=device)).tolist()
-        self.first = sum(self.counts[: self.place])
+        self.rank = dist.get_rank()
+        self.counts: list[int] = self.gather(torch.tensor(rows, device=device)).tolist()
+        self.first = sum(self.counts[: self.rank])
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         total = values.clone()
         dist.all_reduce(total)
         return total
 
-    def largest(self, values: Tensor) -> Tensor:
+    def max(self, values: Tensor) -> Tensor:
         # Backends differ in the maximum of a number and NaN.
         missing = values.isnan()
         reduced = torch.stack([torch.where(missing, -torch.inf, values), missing.to(values.dtype)])
         dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
         return torch.where(reduced[1] > 0, torch.nan, reduced[0])
 
-    def each(self, values: Tensor) -> Tensor:
+    def gather(self, values: Tensor) -> Tensor:
         flat = values.reshape(-1)  # some backends reject tensors without a dimension
         gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, flat.contiguous())
         return torch.stack(gathered).view(len(gathered), *values.shape)
 
-    def everywhere(self, rows: Tensor) -> Tensor:
+    def gather_rows(self, rows: Tensor) -> Tensor:
         padding = [0, 0] * (rows.dim() - 1) + [0, max(self.counts) - len(rows)]
         padded = torch.nn.functional.pad(rows, padding)
-        return torch.cat([part[:count] for part, count in zip(self.each(padded), self.counts, strict=True)])
+        return torch.cat([part[:count] for part, count in zip(self.gather(padded), self.counts, strict=True)])
 
-    def here(self, rows: Tensor) -> Tensor:
-        return rows[self.first : self.first + self.counts[self.place]]
+    def local_rows(self, rows: Tensor) -> Tensor:
+        return rows[self.first : self.first + self.counts[self.rank]]
 
-    def objects(self, rows: Sequence[Anything]) -> list[Anything]:
-        gathered: list[list[Anything]] = [[] for _ in range(dist.get_world_size())]
+    def gather_objects(self, rows: Sequence[Item]) -> list[Item]:
+        gathered: list[list[Item]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, list(rows))
         return [row for part in gathered for row in part]
 

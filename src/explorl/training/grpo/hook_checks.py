@@ -11,14 +11,14 @@ from torch import Tensor
 
 from explorl.strategies import Batch, Strategy
 from explorl.strategies._lib.masked_stats import double
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 
 PerToken = Float[Tensor, "batch time"]
 
 
 def per_token(strategy: Strategy, hook: str, value: Any, batch: Batch) -> PerToken:
     """One number per token; a number for all tokens and a column, one number per row, are spread over them."""
-    place, like = f"{title(strategy)}.{hook}", batch.mask
+    place, like = f"{name_of(strategy)}.{hook}", batch.mask
     shape = tuple(like.shape)
     if isinstance(value, Real):
         return torch.full_like(like, float(value))
@@ -38,7 +38,7 @@ def per_token(strategy: Strategy, hook: str, value: Any, batch: Batch) -> PerTok
 
 def per_row(strategy: Strategy, hook: str, value: Any, batch: Batch) -> Float[Tensor, " batch"]:
     """One finite number per row, NaN only where there was NaN before: an answer that could not be scored."""
-    place, like = f"{title(strategy)}.{hook}", batch.rewards
+    place, like = f"{name_of(strategy)}.{hook}", batch.rewards
     shape = tuple(like.shape)
     if not isinstance(value, Tensor):
         raise TypeError(f"{place} is {type(value).__name__}; give a tensor of shape {shape}, one value per row")
@@ -62,8 +62,8 @@ def finite(strategy: Strategy, hook: str, value: PerToken, batch: Batch, *, infi
     bad = _Bad.of(value, _bad(value, counted, infinite), counted, batch)
     if bad.number and _sound(batch, counted):
         raise ValueError(
-            f"{title(strategy)}.{hook} is {bad.first} on {bad.number} of {bad.among} tokens at step {batch.step}; give "
-            "finite numbers (a division by a standard deviation of 0 is a usual cause)"
+            f"{name_of(strategy)}.{hook} is {bad.first} on {bad.number} of {bad.among} tokens at step {batch.step}; "
+            "give finite numbers (a division by a standard deviation of 0 is a usual cause)"
         )
     return value
 
@@ -74,7 +74,7 @@ def number(strategy: Strategy, name: str, value: Any) -> float:
     if single or isinstance(value, Real):
         return float(value)
     what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise TypeError(f"{title(strategy)}.metrics: {name!r} is {what}; give one number, such as its mean")
+    raise TypeError(f"{name_of(strategy)}.metrics: {name!r} is {what}; give one number, such as its mean")
 
 
 class _Bad(NamedTuple):
@@ -90,7 +90,7 @@ class _Bad(NamedTuple):
         first = value.new_tensor(0.0)
         if wrong.numel():
             first = value[torch.unravel_index(wrong.view(torch.uint8).argmax(), wrong.shape)]
-        found = batch.world.each(torch.stack([double(x) for x in (wrong.sum(), first, counted.sum())]))
+        found = batch.collectives.gather(torch.stack([double(x) for x in (wrong.sum(), first, counted.sum())]))
         counts, firsts, among = found.T.tolist()
         which = next((which for which, count in enumerate(counts) if count), 0)
         return cls(int(sum(counts)), firsts[which], int(sum(among)))
@@ -104,4 +104,4 @@ def _sound(batch: Batch, counted: Bool[Tensor, "batch time"]) -> bool:
     """Whether what the strategies read is finite: else the model or a reward is to blame."""
     read = (batch.logps.detach(), batch.entropy, batch.advantages)
     wrong = torch.stack([batch.rewards.isinf().sum(), *(_bad(x, counted, False).sum() for x in read)])
-    return not bool(batch.world.total(wrong).any())
+    return not bool(batch.collectives.sum(wrong).any())

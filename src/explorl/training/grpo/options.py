@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 from explorl.training.grpo.loss import LOSSES
 from explorl.training.grpo.stopping import configured_stop_strings
@@ -279,7 +279,7 @@ REFUSED: Mapping[str, str] = {
 
 def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
     """The same for strategies: what cannot work with these arguments."""
-    shares = {title(one): one.needs_min_p_mass for one in strategies if one.needs_min_p_mass is not None}
+    shares = {name_of(one): one.needs_min_p_mass for one in strategies if one.needs_min_p_mass is not None}
     if len(set(shares.values())) > 1:
         raise ValueError(f"strategies need the mass above different shares of the likeliest token: {shares}; use one")
     for strategy in strategies:
@@ -287,9 +287,9 @@ def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
         strategy.check_length(max_completion_length=args.max_completion_length)
         if overrides(strategy, "rewards") and args.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
-                f"{title(strategy)} changes the total reward, and multi_objective_aggregation="
+                f"{name_of(strategy)} changes the total reward, and multi_objective_aggregation="
                 f"{args.multi_objective_aggregation!r} normalises each reward by itself, before there is a total; use "
-                f"'sum_then_normalize', or leave out {title(strategy)}"
+                f"'sum_then_normalize', or leave out {name_of(strategy)}"
             )
 
 

@@ -18,7 +18,7 @@ from explorl.rollout import Engine, PaddedRollouts, Rollouts, UnsupportedModel
 from explorl.rollout.branching import branch_rows
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 from explorl.training.grpo import vllm_rows
 from explorl.training.grpo.activity import Activity
@@ -82,7 +82,7 @@ class SamplingTrainer(GRPOAdapter):
         unknown = sorted(set(options) - set(ENGINE_OPTIONS))
         if unknown:
             raise ValueError(f"engine_options has {unknown[0]!r}; it may contain {', '.join(ENGINE_OPTIONS)}")
-        needing = [title(strategy) for strategy in self.strategies if sets_row_sampling(strategy)]
+        needing = [name_of(strategy) for strategy in self.strategies if sets_row_sampling(strategy)]
         self._check_recorded(engine)
         self._check_interpreter(engine)
         self._vllm = None
@@ -126,12 +126,12 @@ class SamplingTrainer(GRPOAdapter):
         for strategy in self.strategies:
             if strategy.needs_interpreter and self._interpreter is None:
                 raise ValueError(
-                    f"{title(strategy)} sets how often completions may call a tool, but there is none; set "
+                    f"{name_of(strategy)} sets how often completions may call a tool, but there is none; set "
                     "interpreter='python' (rollout.tools in a configuration), or remove it"
                 )
             if overrides(strategy, "branching") and (self.tools or self.environment_factories):
                 raise ValueError(
-                    f"{title(strategy)} lets completions branch, but conversations with TRL's tools are sampled turn "
+                    f"{name_of(strategy)} lets completions branch, but conversations with TRL's tools are sampled turn "
                     "by turn; use interpreter='python' instead of tools, or remove it"
                 )
         branching = branching_of(self.strategies, 0)
@@ -159,7 +159,7 @@ class SamplingTrainer(GRPOAdapter):
                 why = "vLLM samples" if self.use_vllm else self._why_not_engine() if engine != "generate" else ""
                 if why or engine == "generate":
                     raise ValueError(
-                        f"{title(strategy)} needs the probabilities of other tokens, which only Explorl's engine "
+                        f"{name_of(strategy)} needs the probabilities of other tokens, which only Explorl's engine "
                         f"records ({why or 'model.generate samples'}); use engine='explorl', or remove it"
                     )
             if not strategy.needs_sampling_logps:

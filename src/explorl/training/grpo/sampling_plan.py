@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from explorl.rollout import SamplingParams
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 from explorl.training.grpo.branches import branching_of
 
@@ -115,17 +115,17 @@ def _checked_row_settings(strategy: Strategy, settings: Any, rows: int) -> dict[
     settings = dict(settings or {})
     for key, value in settings.items():
         if key not in ROW_OPTIONS:
-            raise ValueError(f"{title(strategy)}.sampling returns {key!r}; it may return {', '.join(ROW_OPTIONS)}")
+            raise ValueError(f"{name_of(strategy)}.sampling returns {key!r}; it may return {', '.join(ROW_OPTIONS)}")
         value = value.tolist() if isinstance(value, Tensor) else value
         settings[key] = [value] * rows if isinstance(value, Real) else list(value)
         if key == "temperature_by_position" and any(isinstance(schedule, Real) for schedule in settings[key]):
             raise ValueError(
-                f"{title(strategy)}.sampling returns a single number as a row's {key!r}; return a sequence for each "
+                f"{name_of(strategy)}.sampling returns a single number as a row's {key!r}; return a sequence for each "
                 "row, such as [1.2, 1.1, 1.0]"
             )
         if len(settings[key]) != rows:
             raise ValueError(
-                f"{title(strategy)}.sampling returns {len(settings[key])} values of {key!r} for {rows} rows; return "
+                f"{name_of(strategy)}.sampling returns {len(settings[key])} values of {key!r} for {rows} rows; return "
                 "one per row"
             )
     return settings
@@ -152,7 +152,7 @@ class SamplingPlan:
                 new_settings = _checked_row_settings(strategy, strategy.sampling(prompts, step), len(prompts))
                 if "tool_calls" in new_settings and not has_interpreter:
                     raise ValueError(
-                        f"{title(strategy)}.sampling returns 'tool_calls', but there is no tool to call; set "
+                        f"{name_of(strategy)}.sampling returns 'tool_calls', but there is no tool to call; set "
                         "interpreter='python' (rollout.tools in a configuration), or remove the strategy"
                     )
                 for key, replaced in _EXCLUSIVE.items():

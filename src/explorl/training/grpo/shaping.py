@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explorl.strategies import Batch, Strategy
 from explorl.strategies._lib.masked_stats import double
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 from explorl.training.grpo.hook_checks import finite, number, per_row, per_token
 
@@ -42,25 +42,25 @@ class Shaped:
 @torch.no_grad()
 def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[PerRow], PerRow] | None = None) -> Shaped:
     """Calls the hooks of all strategies in their order, on the whole batch, or on this process's part of it where
-    `Batch.world` knows of others: then what comes back is of these rows, and metrics are still of all.
+    `Batch.collectives` knows of others: then what comes back is of these rows, and metrics are still of all.
 
     First every `rewards`, from whose last word `normalised` makes advantages, one per row; then every `advantages`,
     each on what the one before it left; then `select`, `weights`, `clip` and `keep`, which see the final advantages.
     Weights multiply, masks multiply, and of several clips the last one counts.
     """
     metrics: dict[str, float] = {}
-    counted, world = batch.mask > 0, batch.world
-    tokens = max(int(world.total(counted.sum())), 1)
+    counted, collectives = batch.mask > 0, batch.collectives
+    tokens = max(int(collectives.sum(counted.sum())), 1)
 
     def prefix(strategy: Strategy) -> str:
-        return f"strategy/{title(strategy)}"
+        return f"strategy/{name_of(strategy)}"
 
     def said(strategy: Strategy, hook: str, value: Any, *, infinite: bool = False) -> PerToken:
         return finite(strategy, hook, per_token(strategy, hook, value, batch), batch, infinite=infinite)
 
     def log(strategy: Strategy, what: str, before: Tensor, after: Tensor) -> None:
         change = (after - before).abs()[counted].float()
-        total, touched = world.total(torch.stack([double(change.sum()), double((change > 0).sum())])).tolist()
+        total, touched = collectives.sum(torch.stack([double(change.sum()), double((change > 0).sum())])).tolist()
         metrics[f"{prefix(strategy)}/{what}_change"] = total / tokens
         metrics[f"{prefix(strategy)}/{what}_tokens"] = touched
 
@@ -70,13 +70,13 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
         rewards = strategy.rewards(batch)
         if rewards is not None:
             rewards = per_row(strategy, "rewards", rewards, batch)
-            change = world.everywhere((rewards - batch.rewards).abs())
+            change = collectives.gather_rows((rewards - batch.rewards).abs())
             metrics[f"{prefix(strategy)}/reward_change"] = change.nanmean().item()
             metrics[f"{prefix(strategy)}/reward_rows"] = float((change > 0).sum().item())
             batch, changed = batch.with_(rewards=rewards), True
     if changed:
         assert normalised is not None, "nobody said how rewards become advantages"
-        anew = world.by_row(normalised, batch.rewards).unsqueeze(1) * batch.mask
+        anew = collectives.map_rows(normalised, batch.rewards).unsqueeze(1) * batch.mask
         batch = batch.with_(advantages=anew.to(batch.advantages.dtype))
 
     for strategy in strategies:
@@ -106,7 +106,7 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
         bounds = strategy.clip(batch)
         if bounds is not None:
             if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-                raise TypeError(f"{title(strategy)}.clip is {bounds!r}; give (low, high), such as (0.2, 0.28)")
+                raise TypeError(f"{name_of(strategy)}.clip is {bounds!r}; give (low, high), such as (0.2, 0.28)")
             low, high = (said(strategy, "clip", bound, infinite=True).to(ones.dtype) for bound in bounds)
             clip = (low, high)
         for name, tensor in (strategy.keep(batch) or {}).items():
@@ -121,4 +121,4 @@ def _kept(strategy: Strategy, name: str, tensor: Any, like: PerToken) -> PerToke
     if isinstance(tensor, Tensor) and tensor.shape == like.shape:
         return tensor
     what = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is {type(tensor).__name__}"
-    raise ValueError(f"{title(strategy)}.keep: {name!r} {what}; give one value per token, shape {tuple(like.shape)}")
+    raise ValueError(f"{name_of(strategy)}.keep: {name!r} {what}; give one value per token, shape {tuple(like.shape)}")

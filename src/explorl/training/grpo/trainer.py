@@ -34,7 +34,7 @@ from trl import GRPOConfig
 from explorl.rollout.backends.vllm import keep_weights_in_place
 from explorl.rollout.tool_use import ToolUse
 from explorl.strategies import ReferenceReset, StepState, Strategy, build_all, warn_inert
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import act_on_parts, overrides
 from explorl.training.grpo import checkpoint, construction, options
 from explorl.training.grpo.activity import Activity
@@ -200,7 +200,7 @@ class ExplorationTrainer(RefillingTrainer):
         wrong = [place for place in order if not 0 <= place < rows]
         if wrong or not order:
             what = f"place {wrong[0]}" if wrong else "none of the prompts"
-            raise ValueError(f"{title(strategy)}.order gives {what}; give places from 0 to {rows - 1}, one or more")
+            raise ValueError(f"{name_of(strategy)}.order gives {what}; give places from 0 to {rows - 1}, one or more")
         return order
 
     def _say_what_is_inert(self) -> None:
@@ -230,7 +230,7 @@ class ExplorationTrainer(RefillingTrainer):
         for strategy in self.strategies:
             if isinstance(strategy, ReferenceReset) and self.beta != 0.0 and apart:
                 raise ValueError(
-                    f"{title(strategy)} moves the reference, which cannot be done where {apart} shards "
+                    f"{name_of(strategy)} moves the reference, which cannot be done where {apart} shards "
                     f"{'it' if apart == 'FSDP' else 'the model that it is an adapter of'}; use ZeRO-2, or beta=0"
                 )
 

@@ -13,7 +13,7 @@ from explorl.rollout.backends.token_stats import RecordPass
 from explorl.rollout.backends.vllm import Colocated, Served, VllmEngine
 from explorl.rollout.backends.vllm_requests import Drawn
 from explorl.strategies import Strategy
-from explorl.strategies._lib.validate import title
+from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 
 KNOWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
@@ -84,19 +84,19 @@ def refuse_with_vllm(args: Any, strategies: Sequence[Strategy]) -> None:
     for strategy in strategies:
         if overrides(strategy, "branching"):
             raise ValueError(
-                f"{title(strategy)} lets completions branch, which vLLM does not support; use engine='explorl', or "
+                f"{name_of(strategy)} lets completions branch, which vLLM does not support; use engine='explorl', or "
                 "remove it"
             )
         if strategy.needs_min_p_mass is not None:
             raise ValueError(
-                f"{title(strategy)} needs the probabilities of other tokens, which only Explorl's engine records "
+                f"{name_of(strategy)} needs the probabilities of other tokens, which only Explorl's engine records "
                 "(vLLM samples); use engine='explorl', or remove it"
             )
 
 
 def refuse(trainer: Any, strategies: Sequence[Strategy]) -> None:
     """Raise if vLLM cannot sample rows with the individual options of these strategies."""
-    name = title(strategies[0])
+    name = name_of(strategies[0])
     if trainer.tools or trainer.environment_factories:
         raise ValueError(
             f"{name} sets how each row is sampled, but with vLLM conversations with tools are sampled by TRL alone; "

@@ -1,4 +1,4 @@
-"""The reward that a strategy reads: the total one, or whether the answer is correct."""
+"""The reward that a strategy uses: the total reward, or whether the answer is correct."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from explorl.strategies.base import Batch
 
 
-def graded(batch: Batch, of: Literal["correct", "reward"]) -> Float[Tensor, " batch"]:
-    """The total reward, or 1 where the answer is correct and 0 where not; NaN where it could not be scored."""
+def reward_values(batch: Batch, of: Literal["correct", "reward"]) -> Float[Tensor, " batch"]:
+    """Return the total rewards, or 1 for a correct answer and 0 for a wrong one; NaN if it could not be scored."""
     if of == "reward":
         return batch.rewards
     return torch.where(batch.correctness.isnan(), torch.nan, batch.correct.to(batch.correctness.dtype))
