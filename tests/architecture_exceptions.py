@@ -48,7 +48,6 @@ DUPLICATE_CLASSES: Exceptions = {
     ("Run", 2): "to be renamed after what each holds",
     ("Sample", 2): "to be renamed after what each holds",
     ("Sampler", 2): "to become sample_and_verify",
-    ("Settings", 2): "to be renamed after what each holds",
 }
 
 # The name of a file and how many have it.
@@ -72,8 +71,6 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
 BANNED_WORDS: Exceptions = {
     ("analysis", "anew"): "to be rewritten",
     ("analysis", "but for"): "to be rewritten",
-    ("integrations", "anew"): "to be rewritten",
-    ("integrations", "nobody"): "to be rewritten",
     ("modeling", "anew"): "to be rewritten",
     ("modeling", "but for"): "to be rewritten",
     ("modeling", "nobody"): "to be rewritten",
@@ -94,10 +91,6 @@ BANNED_WORDS: Exceptions = {
     ("sandbox", "seat"): "to become slot",
     ("sandbox", "somebody"): "to be rewritten",
     ("stats", "nobody"): "to be rewritten",
-    ("strategies", "anew"): "to be rewritten",
-    ("strategies", "but for"): "to be rewritten",
-    ("strategies", "nobody"): "to be rewritten",
-    ("strategies", "somebody"): "to be rewritten",
     ("study", "anew"): "to be rewritten",
     ("study", "but for"): "to be rewritten",
     ("tasks", "anew"): "to be rewritten",
@@ -112,14 +105,12 @@ BANNED_WORDS: Exceptions = {
 # Packages where more than 2 % of the docstrings of functions start with "What", "Whether", "That", "How" or the like.
 DOCSTRINGS_WITHOUT_VERB: Exceptions = {
     ("analysis",): "to be rewritten",
-    ("integrations",): "to be rewritten",
     ("modeling",): "to be rewritten",
     ("models",): "to be rewritten",
     ("report",): "to be rewritten",
     ("rollout",): "to be rewritten",
     ("sandbox",): "to be rewritten",
     ("stats",): "to be rewritten",
-    ("strategies",): "to be rewritten",
     ("study",): "to be rewritten",
     ("tasks",): "to be rewritten",
     ("training",): "to be rewritten",
