@@ -62,8 +62,8 @@ class AlignedRows:
         order = torch.argsort((~mask).int(), dim=1, stable=True)[:, : self.longest]
         self.ids, self.counted = input_ids.gather(1, order), mask.gather(1, order)
         self.prompts = mask[:, :prompt].sum(1, keepdim=True)
-        place = torch.arange(self.longest, device=order.device)
-        self.scored = self.counted & (place >= self.prompts.clamp(min=1))
+        position = torch.arange(self.longest, device=order.device)
+        self.scored = self.counted & (position >= self.prompts.clamp(min=1))
         self.targets = self.ids[self.scored]
         self.places = self.scored.nonzero()[:, 0], order[self.scored] - prompt
         """Row and column, in the completion, of each scored token."""
@@ -75,12 +75,12 @@ class AlignedRows:
 
     def shared(self) -> Bool[Tensor, "rows length"]:
         """Return 1 on prompt tokens of rows with the same prompt as the row above, except the last, which predicts."""
-        place = torch.arange(self.longest, device=self.ids.device)
-        inside = place < self.prompts
+        position = torch.arange(self.longest, device=self.ids.device)
+        inside = position < self.prompts
         same = (self.ids[1:] == self.ids[:-1]) | ~inside[1:]
         same = same.all(1, keepdim=True) & (self.prompts[1:] == self.prompts[:-1])
         shared = torch.zeros_like(self.counted)
-        shared[1:] = same & (place < self.prompts[1:] - 1)
+        shared[1:] = same & (position < self.prompts[1:] - 1)
         return shared
 
 
@@ -275,7 +275,9 @@ def is_sharded(model: nn.Module) -> bool:
 
 def own_logits(
     model: Any, rows: AlignedRows
-) -> tuple[Float[Tensor, "rows kept vocab"], Float[Tensor, "rows kept"], Bool[Tensor, "rows kept_less_1"]]:
+) -> tuple[
+    Float[Tensor, "rows positions vocab"], Float[Tensor, "rows positions"], Bool[Tensor, "rows positions_less_1"]
+]:
     """Return the model's own logits, from the first position that predicts a scored token on.
 
     Also return the norms of the hidden states that its head read there, and 1 at the positions that predict.

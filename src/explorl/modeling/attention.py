@@ -107,8 +107,8 @@ def attending(memory: AttentionMemory) -> Iterator[None]:
 
 def configs_of(model: nn.Module) -> list[Any]:
     """Return all configurations in which modules look up their attention; copied layers have separate ones."""
-    found = (module.__dict__.get("config") for module in model.modules())
-    configs = {id(config): config for config in found if isinstance(config, PreTrainedConfig)}
+    module_configs = (module.__dict__.get("config") for module in model.modules())
+    configs = {id(config): config for config in module_configs if isinstance(config, PreTrainedConfig)}
     for config in list(configs.values()):
         text = config.get_text_config(decoder=True)
         configs[id(text)] = text
