@@ -34,7 +34,7 @@ REASONS = [
     (r"it fails with", "fails"),
     (r"made 0 attention calls", "attention outside of transformers' interface"),
     (r"attention calls for", "not one attention call per cached layer"),
-    (r"ask more of a cache", "its cache holds more than keys and values"),
+    (r"need more from a cache", "its cache holds more than keys and values"),
     (r"log-probabilities differ", "differs"),
 ]
 """What a reason is in short."""

@@ -1,1 +1,1 @@
-"""What we know about transformers models: attention hook, unrolled and packed passes, precision, and their proof."""
+"""What is specific to transformers models: attention hook, unrolled and packed passes, precision, and their proof."""

@@ -1,8 +1,8 @@
-"""Takes a transformers model's attention into our hands, and runs the model as sampling or a check needs it.
+"""Replace the attention of transformers models, and run models as sampling or a proof needs it.
 
 transformers looks attention up by the name in the model's config. While our code runs, that name is `NAME`; the
-function registered under it hands the call to whichever memory is at work (a cache of the engine, or packed rows),
-which knows how its rows lie in memory. There is no mask of that name, so the models build none.
+function registered under it passes the call to the active memory (a cache of the engine, or packed rows), which knows
+the layout of its rows. No mask is registered under that name, so the models build none.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ NAME = "explorl"
 
 _local = threading.local()
 _LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
-if hasattr(os, "register_at_fork"):  # a forked process has none of the threads that hold them
+if hasattr(os, "register_at_fork"):  # the threads that hold the locks don't exist in a forked process
     os.register_at_fork(after_in_child=_LOCKS.clear)
 
 
 class AttentionDropout(NotImplementedError):
-    """A model in training drops attention weights, which no memory of ours does."""
+    """A model in training has attention dropout, which our memories do not support."""
 
 
-class Attends(Protocol):
-    """Whatever holds keys and values and computes attention over them."""
+class AttentionMemory(Protocol):
+    """Stores keys and values and computes attention over them."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        """(rows, heads, queries, head size) → (rows, queries, heads, head size)."""
+        """Attend with queries (rows, heads, queries, head size) → (rows, queries, heads, head size)."""
         ...
 
 
@@ -55,16 +55,16 @@ def _attention(
     dropout: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    memory: Attends | None = getattr(_local, "memory", None)
+    memory: AttentionMemory | None = getattr(_local, "memory", None)
     if memory is None:
         raise RuntimeError(f"attention {NAME!r} works only inside the engine and the packed pass")
     if dropout:
         raise AttentionDropout(f"{type(module).__name__} has attention dropout")
     if s_aux is not None or position_bias is not None:
         raise NotImplementedError(f"{type(module).__name__} has attention sinks or a position bias")
-    if not query.dtype == key.dtype == value.dtype:  # under autocast, which does the same for torch's own attention
-        kind = min((query.dtype, key.dtype, value.dtype), key=lambda dtype: dtype.itemsize)
-        query, key, value = query.to(kind), key.to(kind), value.to(kind)
+    if not query.dtype == key.dtype == value.dtype:  # autocast does the same for torch's own attention
+        narrowest = min((query.dtype, key.dtype, value.dtype), key=lambda dtype: dtype.itemsize)
+        query, key, value = query.to(narrowest), key.to(narrowest), value.to(narrowest)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return memory.attend(query, key, value, scale, sliding_window, softcap), None
 
@@ -75,13 +75,13 @@ AttentionInterface.register(NAME, _attention)
 def scaled_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, *, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """softmax(scale · Q Kᵀ) V of (rows, heads, length, size), by any kernel of torch's but cuDNN's.
+    """Compute softmax(scale · Q Kᵀ) V of (rows, heads, length, size) with any of torch's kernels except cuDNN's.
 
-    That one takes some 60 ms of the host's time to plan for each new shape, there and back, and nearly every batch
-    brings new ones: it is where a GPU waited for two thirds of an SFT step.
+    cuDNN's takes the host about 60 ms to plan for each new shape, forward and backward, and nearly every batch has new
+    shapes: the GPU waited for it during two thirds of an SFT step.
     """
     groups = query.size(1) // key.size(1)
-    if query.is_cuda and mask is not None and groups > 1:  # the fast kernel with a mask knows no groups
+    if query.is_cuda and mask is not None and groups > 1:  # the fast kernel with a mask has no grouped-query attention
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         groups = 1
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
@@ -95,8 +95,8 @@ def scaled_attention(
 
 
 @contextmanager
-def attending(memory: Attends) -> Iterator[None]:
-    """Sends the model's attention calls there."""
+def attending(memory: AttentionMemory) -> Iterator[None]:
+    """Pass attention calls of models to this memory."""
     before = getattr(_local, "memory", None)
     _local.memory = memory
     try:
@@ -106,9 +106,9 @@ def attending(memory: Attends) -> Iterator[None]:
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """The configurations in which a model's modules look up how they attend: a copied layer has one of its own."""
-    held = (module.__dict__.get("config") for module in model.modules())
-    configs = {id(config): config for config in held if isinstance(config, PreTrainedConfig)}
+    """Return all configurations in which modules look up their attention; copied layers have separate ones."""
+    module_configs = (module.__dict__.get("config") for module in model.modules())
+    configs = {id(config): config for config in module_configs if isinstance(config, PreTrainedConfig)}
     for config in list(configs.values()):
         text = config.get_text_config(decoder=True)
         configs[id(text)] = text
@@ -117,7 +117,7 @@ def configs_of(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def our_attention(configs: Sequence[Any]) -> Iterator[None]:
-    """Models with these configurations look attention up under our name; see `attending`."""
+    """Make models with these configurations use our attention; see `attending`."""
     before = [(config, config._attn_implementation_internal) for config in configs]
     try:
         for config in configs:
@@ -129,17 +129,20 @@ def our_attention(configs: Sequence[Any]) -> Iterator[None]:
 
 
 def model_lock(model: Any) -> threading.RLock:
-    """Held while a model's modes, attention or weights are replaced: another thread would put back the replacement."""
+    """Return the lock to hold while a model's modes, attention or weights are replaced.
+
+    Without it, another thread could save a replacement as the original and restore it later.
+    """
     return _LOCKS.setdefault(model.get_base_model() if hasattr(model, "get_base_model") else model, threading.RLock())
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, no autocast around the model's forward. Restores every module's own mode."""
+    """Run the model in evaluation mode, without gradients or accelerate's autocast; restore all modes on exit."""
     with model_lock(model):
         training = [module for module in model.modules() if module.training]
         wrapped = model.__dict__.get("forward")
-        plain = model.__dict__.get("_original_forward")  # what accelerate has wrapped in autocast
+        plain = model.__dict__.get("_original_forward")  # set by accelerate when it wraps forward in autocast
         try:
             for module in training:
                 module.training = False
@@ -156,7 +159,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def sampling_mode(model: nn.Module) -> Iterator[None]:
-    """Runs the model for sampling: evaluation mode, our attention, and no autocast that a caller may be in."""
+    """Run the model for sampling: in evaluation mode, with our attention, and outside any autocast of the caller."""
     plain = torch.autocast(next(model.parameters()).device.type, enabled=False)
     with evaluating(model), our_attention(configs_of(model)), plain:
         yield

@@ -1,6 +1,6 @@
-"""The operations of a decode step on a CPU, for `explorl.modeling.llama`: no gradients, and few calls.
+"""The operations of a decode step on a CPU, for `explorl.modeling.llama`: without gradients and with few calls.
 
-A step of a small model has hundreds of operations on a few thousand numbers, which take less time than their calls.
+A step of a small model has hundreds of operations on a few thousand numbers, for which the calls take most of the time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from explorl.modeling.llama import Normed, TorchOps, plain_weight
 
 WIDE = 256
-"""Width from which a product with the transposed input is worth the way back."""
+"""Width from which a product with the transposed input is worth transposing the result."""
 
 
 class CpuOps(TorchOps):
-    """`TorchOps` where a row has one token: plain projections without their modules, and angles from a table."""
+    """`TorchOps` for one token per row: plain projections without their modules, and a rotary table."""
 
     tabled = True
 
@@ -54,11 +54,11 @@ class CpuOps(TorchOps):
         shape = len(h), -1, 1, attn.head_dim
         if not self.few:
             first, second, third = (F.linear(h, weight).view(shape) for weight in (query, key, value))
-            return self._turned(first, rotary), self._turned(second, rotary), third
-        across = h.t()
-        both = torch.cat([torch.mm(weight, across) for weight in (query, key)]).t().contiguous()
-        turned, heads = self._turned(both.view(shape), rotary), len(query) // attn.head_dim
-        return turned[:, :heads], turned[:, heads:], torch.mm(value, across).t().contiguous().view(shape)
+            return self._rotate(first, rotary), self._rotate(second, rotary), third
+        transposed = h.t()
+        both = torch.cat([torch.mm(weight, transposed) for weight in (query, key)]).t().contiguous()
+        rotated, heads = self._rotate(both.view(shape), rotary), len(query) // attn.head_dim
+        return rotated[:, :heads], rotated[:, heads:], torch.mm(value, transposed).t().contiguous().view(shape)
 
-    def _turned(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def _rotate(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         return (x * rotary[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), rotary[1])

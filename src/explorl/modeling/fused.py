@@ -1,8 +1,8 @@
-"""Replaces small operations of a model's layers by fused ones while the engine runs.
+"""Replace small operations of a model's layers by fused ones while the engine runs.
 
-A decode step is hundreds of tiny operations whose launch costs more than their work. Norms, rotary embeddings and gated
-activations are recognised by what their modules look like, and replaced only where, on random input, the replacement
-gives what the module gives. Everything else of the model runs as it is.
+A decode step is hundreds of tiny operations whose launches cost more than their work. Norms, rotary embeddings and
+gated activations are recognised by the attributes of their modules, and replaced only if the replacement gives the
+same result on random input. The rest of the model runs as it is.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""Largest relative difference between a module and its replacement; 2e-2 for half precision."""
+"""Largest relative difference between a module and its replacement; 2e-2 for half precision types."""
 
 Replacement = tuple[Any, str, Callable[..., Any]]
-"""An object, the name of one of its functions, and what takes its place."""
+"""An object, the name of one of its functions, and the replacement."""
 
 
 def _error(old: Callable[..., Any], new: Callable[..., Any], *inputs: Tensor) -> float:
-    """How far the new function is from the old one, relative to its largest value; inf where it cannot replace it."""
+    """Return the largest difference of two functions, relative to the largest value; inf if they are incompatible."""
     try:
         with torch.no_grad():
-            got, want = new(*inputs), old(*inputs)
+            actual, expected = new(*inputs), old(*inputs)
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
         return math.inf
-    pairs = list(zip(got, want, strict=True)) if isinstance(want, tuple) else [(got, want)]
+    pairs = list(zip(actual, expected, strict=True)) if isinstance(expected, tuple) else [(actual, expected)]
     if any(g.shape != w.shape or g.dtype != w.dtype for g, w in pairs):
         return math.inf
     return max(float((g - w).abs().max()) / max(1.0, float(w.abs().max())) for g, w in pairs)
 
 
 def _best(old: Callable[..., Any], makers: Sequence[Any], module: Any, *inputs: Tensor) -> Any:
-    """The maker whose function is closest to the module's own, None where none is close."""
+    """Return the maker whose function is closest to the module's own; None if none is close enough."""
     errors = [_error(old, make(module), *inputs) for make in makers]
     least = min(errors)
     return makers[errors.index(least)] if least <= TOLERANCE.get(inputs[0].dtype, 2e-2) else None
 
 
 class Fusion:
-    """The replacements for one model, found once and put in place for the time of a call."""
+    """The replacements for one model, found once and used during a call."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, use_kernels: bool) -> None:
         self.dtype, self.use_kernels = dtype, use_kernels
         self.device = next(model.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(0)
         self.replacements: list[Replacement] = []
-        verdicts: dict[Any, Callable[[nn.Module], Callable[..., Any]] | None] = {}
+        best_makers: dict[Any, Callable[[nn.Module], Callable[..., Any]] | None] = {}
         for module in model.modules():
             if "forward" in module.__dict__:
-                continue  # somebody else has replaced it
-            for look in (self._norm, self._gate):
-                make = look(module, verdicts)
+                continue  # already replaced by other code
+            for recognise in (self._norm, self._gate):
+                make = recognise(module, best_makers)
                 if make is not None:
                     self.replacements.append((module, "forward", make(module)))
         if use_kernels:
@@ -81,7 +81,7 @@ class Fusion:
 
     # RMS norms
 
-    def _norm(self, module: nn.Module, verdicts: dict[Any, Any]) -> Any:
+    def _norm(self, module: nn.Module, best_makers: dict[Any, Any]) -> Any:
         weight = getattr(module, "weight", None)
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or not isinstance(eps, float):
@@ -89,11 +89,11 @@ class Fusion:
         if not type(module).__name__.endswith("RMSNorm"):
             return None
         kind = type(module), len(weight), weight.dtype
-        if kind not in verdicts:
+        if kind not in best_makers:
             x = self._random(3, 1, len(weight)) * 3
             makers = [self._rms_maker(shift, first) for shift in (0.0, 1.0) for first in (True, False)]
-            verdicts[kind] = _best(module.forward, makers, module, x)
-        return verdicts[kind]
+            best_makers[kind] = _best(module.forward, makers, module, x)
+        return best_makers[kind]
 
     def _rms_maker(self, shift: float, round_first: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
         if self.use_kernels:
@@ -104,11 +104,11 @@ class Fusion:
             )
 
         def plain(module: Any) -> Callable[[Tensor], Tensor]:
-            eps, shape, own = _eps(module), (len(module.weight),), module.forward
+            eps, shape, original = _eps(module), (len(module.weight),), module.forward
 
             def forward(hidden_states: Tensor) -> Tensor:
                 if hidden_states.dtype != module.weight.dtype:  # under autocast
-                    return own(hidden_states)
+                    return original(hidden_states)
                 return torch.rms_norm(hidden_states, shape, module.weight + shift if shift else module.weight, eps)
 
             return forward
@@ -117,17 +117,17 @@ class Fusion:
 
     # Gated activations
 
-    def _gate(self, module: nn.Module, verdicts: dict[Any, Any]) -> Any:
+    def _gate(self, module: nn.Module, best_makers: dict[Any, Any]) -> Any:
         parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         if not all(isinstance(part, nn.Module) for part in parts) or not callable(getattr(module, "act_fn", None)):
             return None
         width = getattr(parts[0], "in_features", None)
         kind = type(module), width, type(module.act_fn)
-        if kind not in verdicts:
+        if kind not in best_makers:
             x = self._random(3, 1, width or 1)
             makers = [self._gate_maker(gelu) for gelu in (False, True)]
-            verdicts[kind] = _best(module.forward, makers, module, x)
-        return verdicts[kind]
+            best_makers[kind] = _best(module.forward, makers, module, x)
+        return best_makers[kind]
 
     def _gate_maker(self, gelu: bool) -> Callable[[Any], Callable[[Tensor], Tensor]]:
         if self.use_kernels:

@@ -1,7 +1,7 @@
-"""The unrolled pass with whole products as kernels: see `explorl.modeling.triton_layers`.
+"""The unrolled pass with matrix products as Triton kernels: see `explorl.modeling.triton_layers`.
 
-A kernel stands in for a group of modules only where those are linear layers and nothing else (no adapter, hook or
-quantised weight), and each is compared with them, on random inputs, before it runs the first time.
+A kernel replaces a group of modules only if they are plain linear layers (no adapter, hook or quantised weight), and is
+compared with them on random inputs before its first use.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from explorl.modeling.llama import KernelOps, Normed
-from explorl.modeling.rotary_table import touched
+from explorl.modeling.rotary_table import is_hooked
 
 logger = logging.getLogger(__name__)
 
 NEAR = 4.0
-"""Largest part of a result by which a kernel may differ from the modules, in roundings of its type."""
+"""Largest relative difference between a kernel and the modules, in units of the dtype's epsilon."""
 
 
-Form = Callable[..., list[Tensor]]
-"""One of two ways to compute something from tensors."""
+Computation = Callable[..., list[Tensor]]
+"""A function of tensors: the fused or the separate computation."""
 
 
 class FusedTritonOps(KernelOps):
-    """Up to `triton_layers.FEW` rows: four products a layer, with norms and sums inside. For more, as far as measured
-    to be faster, one product for query, key and value, and one for gate and up."""
+    """Operations with fused products.
+
+    Up to `triton_layers.FEW` rows, four products per layer include norms and sums. For more rows, there is one product
+    for query, key and value and one for gate and up, where measured to be faster.
+    """
 
     def __init__(self) -> None:
         from explorl.modeling import triton_layers
@@ -36,8 +39,8 @@ class FusedTritonOps(KernelOps):
         super().__init__()
         self.layers = triton_layers
         self.rows = 0
-        self.right: dict[Any, bool] = {}
-        """Kernels that were compared with the modules, and whether they gave the same."""
+        self.verified: dict[Any, bool] = {}
+        """Whether each kernel agrees with the modules, if compared."""
 
     def begin(self, x: Tensor) -> None:
         super().begin(x)
@@ -51,61 +54,61 @@ class FusedTritonOps(KernelOps):
         tile, weights = self._plan(kind, x, (attn.q_proj, attn.k_proj, attn.v_proj))
         if weights is None or (h is None and not self._norms_inside(x, norm)):
             return modules(x, h, norm, attn)
-        given, inside = self._input(x, h, norm)
+        input_, inside = self._input(x, h, norm)
 
-        def merged(y: Tensor) -> list[Tensor]:
+        def fused(y: Tensor) -> list[Tensor]:
             outs = self.layers.products(y.flatten(0, -2), weights, tile, inside)
             return [out.unflatten(0, y.shape[:-1]) for out in outs]
 
-        def apart(y: Tensor) -> list[Tensor]:
+        def separate(y: Tensor) -> list[Tensor]:
             return modules(y, None if h is None else y, norm, attn)
 
-        return self._either((kind, tile, h is None, *_kind(weights)), merged, apart, given)
+        return self._run_fused((kind, tile, h is None, *_kind(weights)), fused, separate, input_)
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
         modules, kind = super().inner, self.layers.GATED
         tile, weights = self._plan(kind, x, (mlp.gate_proj, mlp.up_proj))
         if weights is None or (h is None and not self._norms_inside(x, norm)):
             return modules(x, h, norm, mlp)
-        given, inside = self._input(x, h, norm)
+        input_, inside = self._input(x, h, norm)
 
-        def merged(y: Tensor) -> list[Tensor]:
+        def fused(y: Tensor) -> list[Tensor]:
             return [self.layers.gated_products(y.flatten(0, -2), *weights, tile, inside).unflatten(0, y.shape[:-1])]
 
-        def apart(y: Tensor) -> list[Tensor]:
+        def separate(y: Tensor) -> list[Tensor]:
             return [modules(y, None if h is None else y, norm, mlp)]
 
-        return self._either((kind, tile, h is None, *_kind(weights)), merged, apart, given)[0]
+        return self._run_fused((kind, tile, h is None, *_kind(weights)), fused, separate, input_)[0]
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
         modules, kind = super().add, self.layers.ADDED
         tile, weights = self._plan(kind, x, (projection,))
         key = kind, tile, *_kind(weights or ())
-        if weights is None or y.dtype != x.dtype or self.right.get(key) is False:
+        if weights is None or y.dtype != x.dtype or self.verified.get(key) is False:
             return modules(x, y, projection, norm, last)
 
-        def merged(x: Tensor, y: Tensor) -> list[Tensor]:
+        def fused(x: Tensor, y: Tensor) -> list[Tensor]:
             outs = self.layers.products(y.flatten(0, -2), weights, tile, residual=x.flatten(0, -2))
             return [out.unflatten(0, x.shape[:-1]) for out in outs]
 
-        def apart(x: Tensor, y: Tensor) -> list[Tensor]:
+        def separate(x: Tensor, y: Tensor) -> list[Tensor]:
             return [x + projection(y)]
 
-        (total,) = self._either(key, merged, apart, x.contiguous(), y.contiguous())
+        (total,) = self._run_fused(key, fused, separate, x.contiguous(), y.contiguous())
         return total, None if not last and self._norms_inside(total, norm) else self.norm(total, norm)
 
     def _norms_inside(self, x: Tensor, norm: Any) -> bool:
-        """Whether the products that follow are to norm their input, so far as they are kernels at all."""
+        """Return whether the next products, if they are kernels, norm their input themselves."""
         return self.rows <= self.layers.FEW and norm.weight.dtype == x.dtype
 
     def _input(self, x: Tensor, h: Normed, norm: Any) -> tuple[Tensor, Any]:
-        """What a product reads, and the norm that it applies to that."""
+        """Return the input of a product, and the norm that the product applies to it."""
         if h is not None:
             return h.contiguous(), None
         return x.contiguous(), self.layers.Norm(norm.weight, norm.variance_epsilon)
 
     def _plan(self, kind: str, x: Tensor, projections: Sequence[Any]) -> tuple[Any, list[Any] | None]:
-        """How the kernel is launched, and its weights; None where the modules are to be called."""
+        """Return the tile of the kernel and its weights; None if the modules have to be called."""
         tile = self.layers.tile_for(kind, self.rows, x.shape[-1], x.dtype)
         if tile is None or not all(_linear(projection, x.dtype) for projection in projections):
             return None, None
@@ -113,12 +116,12 @@ class FusedTritonOps(KernelOps):
             return None, None
         return tile, [self.layers.Weight(projection.weight, projection.bias) for projection in projections]
 
-    def _either(self, key: Any, merged: Form, apart: Form, *inputs: Tensor) -> list[Tensor]:
-        """What the kernel gives, where that is what the modules give."""
-        right = self.right.get(key)
-        if right is None and not _capturing():
-            right = self.right[key] = _agree(key, merged, apart, inputs)
-        return merged(*inputs) if right else apart(*inputs)
+    def _run_fused(self, key: Any, fused: Computation, separate: Computation, *inputs: Tensor) -> list[Tensor]:
+        """Run the kernel if it agrees with the modules, and the modules otherwise."""
+        verified = self.verified.get(key)
+        if verified is None and not _capturing():
+            verified = self.verified[key] = _agrees(key, fused, separate, inputs)
+        return fused(*inputs) if verified else separate(*inputs)
 
 
 def _capturing() -> bool:
@@ -126,8 +129,8 @@ def _capturing() -> bool:
 
 
 def _linear(projection: Any, dtype: torch.dtype) -> bool:
-    """Whether it is a linear layer of plain, contiguous tensors, and nobody waits on it."""
-    if type(projection) is not nn.Linear or touched(projection):
+    """Return whether the projection is a linear layer of plain, contiguous tensors, without hooks."""
+    if type(projection) is not nn.Linear or is_hooked(projection):
         return False
     tensors = [tensor for tensor in (projection.weight, projection.bias) if tensor is not None]
     plain = all(type(tensor) is nn.Parameter and type(tensor.data) is Tensor for tensor in tensors)
@@ -138,26 +141,26 @@ def _kind(weights: Sequence[Any]) -> tuple[Any, ...]:
     return tuple((weight.matrix.dtype, weight.bias is None, *weight.matrix.shape) for weight in weights)
 
 
-def _agree(key: Any, merged: Form, apart: Form, inputs: Sequence[Tensor]) -> bool:
-    """Whether both give the same for random inputs: those that are given may hold stopped rows, and thus anything."""
+def _agrees(key: Any, fused: Computation, separate: Computation, inputs: Sequence[Tensor]) -> bool:
+    """Return whether both agree on random inputs; the real ones may contain stopped rows with arbitrary values."""
     device = inputs[0].device
-    draw = torch.Generator(device).manual_seed(0)
-    drawn = [torch.randn(x.shape, generator=draw, device=device).to(x.dtype) for x in inputs]
+    generator = torch.Generator(device).manual_seed(0)
+    samples = [torch.randn(x.shape, generator=generator, device=device).to(x.dtype) for x in inputs]
     try:
-        got = merged(*drawn)
+        got = fused(*samples)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a device that cannot hold the tile, a compiler that does not know it
-        logger.info("%s does not run here (%s: %s); the modules do", key, type(error).__name__, error)
+    except Exception as error:  # for example, the tile does not fit, or the compiler does not support the device
+        logger.info("%s does not run here (%s: %s); using the modules", key, type(error).__name__, error)
         return False
-    wrong = max(_distance(mine, theirs) for mine, theirs in zip(got, apart(*drawn), strict=True))
-    if not wrong <= 1:
-        logger.warning("%s is %.1f times too far from what the modules compute; they are used instead", key, wrong)
-    return wrong <= 1
+    excess = max(_distance(result, expected) for result, expected in zip(got, separate(*samples), strict=True))
+    if not excess <= 1:
+        logger.warning("%s differs from the modules by %.1f times the tolerance; using the modules", key, excess)
+    return excess <= 1
 
 
 def _distance(got: Tensor, want: Tensor) -> float:
-    """How far apart, in units of what is allowed; where a number is not finite, the other may not be either."""
+    """Return the difference in units of the tolerance; infinite if the finite values are not at the same places."""
     if got.shape != want.shape or got.dtype != want.dtype:
         return float("inf")
     finite = torch.isfinite(want)

@@ -1,7 +1,7 @@
-"""What a GPU can run, found by trying it.
+"""Find out what a GPU can run by trying it.
 
-Triton compiles a kernel where it is first launched, and needs a C compiler with Python's headers for that, a GPU that
-it knows, and a driver that fits. None of this can be told from what is installed.
+Triton compiles a kernel at its first launch, for which it needs a C compiler with Python's headers, a supported GPU and
+a matching driver. The installed packages do not tell whether all of this is there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes it the current device: Triton launches kernels there, wherever their tensors are."""
+    """Make this the current device: Triton launches kernels on the current device, not on that of their tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def kernels_run(device: torch.device) -> bool:
-    """Whether Triton's kernels run on this device: one is tried, once. Where it fails, a warning says why."""
+    """Return whether Triton's kernels run on this device. The first call tries one and warns if it fails."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     fault = kernel_fault(device)
@@ -34,7 +34,7 @@ def kernels_run(device: torch.device) -> bool:
 
 @cache
 def kernel_fault(device: torch.device) -> str:
-    """What is wrong with a first kernel on this device; empty where nothing is."""
+    """Return why a test kernel fails on this device, or ""."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     try:
@@ -44,10 +44,10 @@ def kernel_fault(device: torch.device) -> str:
             x = torch.linspace(-2.0, 3.0, 96, device=device, dtype=torch.float32).view(2, 48)
             got = rms_norm(x, torch.ones_like(x[0]), 1e-6, 0.0, False)
             want = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6)
-            return "" if torch.allclose(got, want, rtol=1e-5, atol=1e-6) else "a first one gives wrong numbers"
-    except torch.OutOfMemoryError:  # says nothing of the kernel
+            return "" if torch.allclose(got, want, rtol=1e-5, atol=1e-6) else "a test kernel gives wrong numbers"
+    except torch.OutOfMemoryError:  # has nothing to do with the kernel
         raise
-    except Exception as error:  # what Triton, a compiler or a driver raises has no common kind
+    except Exception as error:  # errors of Triton, compilers and drivers have no common base class
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
         return f"{type(error).__name__}: {lines[0]}"
 
@@ -55,7 +55,7 @@ def kernel_fault(device: torch.device) -> str:
 @cache
 def _warn(fault: str) -> None:
     logger.warning(
-        "Triton's kernels do not run on this GPU (%s); torch's own operations do their work, several times as slowly. "
+        "Triton's kernels do not run on this GPU (%s); using torch's operations, which are several times slower. "
         "Triton needs a C compiler and Python's headers (apt install gcc python3-dev) and a GPU that it supports",
         fault,
     )
@@ -63,8 +63,8 @@ def _warn(fault: str) -> None:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one block of threads may have."""
+    """Return the most bytes of shared memory that one block of threads can have."""
     if device.type != "cuda":
-        return 1 << 30  # Triton's interpreter has no bound
+        return 1 << 30  # Triton's interpreter has no limit
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)

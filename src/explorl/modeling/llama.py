@@ -1,9 +1,9 @@
-"""The forward pass of Llama-like models, written out, so that neighbouring operations can be fused.
+"""The unrolled forward pass of Llama-like models, in which neighbouring operations can be fused.
 
-Llama, Mistral, Qwen 2 and Qwen 3 share one layer: norm, attention, add, norm, gated network, add. Running it here
-instead of through the models' modules saves a fifth of a decode step. The modules are still where the weights are read
-and where adapters act: every projection is called as it is. It is used only where no hook waits on a module that it
-passes by, and where `explorl.modeling.proof` finds that it gives what the model itself gives.
+Llama, Mistral, Qwen 2 and Qwen 3 have the same layer: norm, attention, add, norm, gated network, add. Running it here
+instead of through the models' modules saves a fifth of a decode step. Weights are still read from the modules, and
+adapters work: every projection is called as it is. The pass is used only if no module that it bypasses has hooks, and
+if `explorl.modeling.proof` finds that it computes what the model computes.
 """
 
 from __future__ import annotations
@@ -14,83 +14,83 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explorl.modeling.rotary_table import RotaryTable, touched
+from explorl.modeling.rotary_table import RotaryTable, is_hooked
 
 LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 
 
 FEW_ROWS = range(12, 57)
-"""Rows for which MKL multiplies a weight by the transposed input faster than the input by the transposed weight: twice
-as fast for 32 rows of SmolLM2-135M."""
+"""Numbers of rows for which MKL multiplies a weight by the transposed input faster than the input by the transposed
+weight: twice as fast for 32 rows of SmolLM2-135M."""
 TABLED = 1 << 15
-"""Most positions in a table of angles that is made for a CPU."""
+"""Most positions of a rotary table on a CPU."""
 HEAD_ROWS = 1536
-"""Tokens whose logits are then computed at a time: they are put in their place while they are in the CPU's cache."""
+"""Number of tokens whose logits are computed at a time, so that they are copied while in the CPU's cache."""
 
 
 Normed = Any
-"""A tensor that was normed for the projections to come, or None where they do that themselves."""
+"""The normed input of the next projections, or None if they apply the norm themselves."""
 
 
 class Ops(Protocol):
-    """The operations between the projections, and those themselves, for one kind of device."""
+    """The projections and the operations between them, for one kind of device."""
 
     tabled: bool
-    """Whether the angles of a decode step are to be looked up in a table, where the cache says how far that reaches."""
+    """Whether decode steps look cosine and sine up in a table, if the cache knows how many positions it needs."""
 
     def begin(self, x: Tensor) -> None:
-        """Looks at what the next operations will be about: as many rows as x has."""
+        """Prepare for operations on as many rows as x has."""
         ...
 
     def project(self, x: Tensor, projection: Any) -> Tensor:
-        """projection(x); the result need not be contiguous."""
+        """Return projection(x), not necessarily contiguous."""
         ...
 
     def logits(self, x: Tensor, head: Any) -> Tensor:
-        """head(x), contiguous."""
+        """Return head(x), contiguous."""
         ...
 
     def norm(self, x: Tensor, norm: Any) -> Tensor: ...
 
     def first(self, x: Tensor, norm: Any) -> Normed:
-        """x normed for the first layer."""
+        """Return x normed for the first layer."""
         ...
 
     def heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> list[Tensor]:
-        """Query, key and value, contiguous, of x, which ``norm`` has normed to h."""
+        """Return query, key and value, contiguous, of x; h is x after ``norm``."""
         ...
 
     def rotated_heads(
         self, x: Tensor, h: Normed, norm: Any, attn: Any, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as (rows, heads, length, size), query and key normed and rotated."""
+        """Return query, key and value as (rows, heads, length, size), query and key normed and rotated."""
         ...
 
     def split_heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, not yet rotated."""
+        """Return query, key and value as (rows, heads, length, size), query and key normed but not rotated."""
         ...
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
-        """silu(gate) · up, likewise."""
+        """Return silu(gate) · up of x; h is x after ``norm``."""
         ...
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
-        """x + projection(y), and that normed; ``last``: for the head, which does not norm by itself."""
+        """Return x + projection(y), and that normed; ``last`` means for the head, which does not apply the norm."""
         ...
 
     def rotary_factors(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """What `rotate` wants to have of the rotary embedding's cosine and sine, (rows, length, size)."""
+        """Prepare the rotary embedding's cosine and sine, (rows, length, size), for `rotate`."""
         ...
 
     def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]: ...
 
 
 class TorchOps:
-    """The operations in torch, with as few passes over memory as it allows."""
+    """The operations in torch, with as few passes over memory as possible."""
 
     tabled = False
     few = False
-    """Whether there are `FEW_ROWS`."""
+    """Whether the number of rows is in `FEW_ROWS`."""
 
     def begin(self, x: Tensor) -> None:
         rows = x.numel() // x.shape[-1]
@@ -116,7 +116,7 @@ class TorchOps:
     def norm(self, x: Tensor, norm: Any) -> Tensor:
         if x.dtype != torch.float32:
             return torch.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # which leaves fewer passes than rms_norm takes
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # fewer passes over memory than rms_norm
         scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
         return (x * scale).mul_(norm.weight)
 
@@ -134,7 +134,7 @@ class TorchOps:
         return *self.rotate(query, key, rotary), value
 
     def split_heads(self, x: Tensor, h: Normed, norm: Any, attn: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, not yet rotated."""
+        """Return query, key and value as (rows, heads, length, size), query and key normed but not rotated."""
         shape = *x.shape[:2], -1, attn.head_dim
         query, key, value = (t.view(shape) for t in self.heads(x, h, norm, attn))
         if "q_norm" in attn._modules:
@@ -164,20 +164,20 @@ class TorchOps:
         return tuple(torch.addcmul(x * cos, x.roll(half, -1), signed) for x in (query, key))  # type: ignore[return-value]
 
     def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) · up; may write over the gate."""
+        """Return silu(gate) · up; may overwrite the gate."""
         return F.silu(gate, inplace=True).mul_(up)
 
 
 def plain_weight(projection: Any) -> Tensor | None:
-    """The weight of a projection that is nothing but a product with it; None of another."""
-    if type(projection) is not nn.Linear or touched(projection):
+    """Return the weight of a projection that only multiplies by it; None for other projections."""
+    if type(projection) is not nn.Linear or is_hooked(projection):
         return None
-    held = projection._parameters  # several times as fast as the attributes
-    return held.get("weight") if held.get("bias") is None else None
+    parameters = projection._parameters  # several times faster than the attributes
+    return parameters.get("weight") if parameters.get("bias") is None else None
 
 
 class KernelOps(TorchOps):
-    """The same as Triton kernels."""
+    """The operations as Triton kernels."""
 
     def __init__(self) -> None:
         from explorl.modeling import triton_fused
@@ -208,13 +208,13 @@ class LlamaForward:
         self.table = RotaryTable(self.body.rotary_emb)
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Logits (rows, vocab) of each row's last token."""
+        """Return the logits (rows, vocab) of each row's last token."""
         last = self.hidden(ids, positions, cache)[:, -1]
         self.ops.begin(last)
         return self.ops.logits(last, self.root.lm_head)
 
     def hidden(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """What the head reads, (rows, length, width)."""
+        """Return the hidden states that the head reads, (rows, length, width)."""
         ops, body = self.ops, self.body
         x = body.embed_tokens(ids)
         ops.begin(x)
@@ -227,7 +227,7 @@ class LlamaForward:
         return h
 
     def _rotary_factors(self, x: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the positions, or of all positions for a cache that looks them up by itself."""
+        """Return cosine and sine of these positions, or of all positions for a cache that looks them up itself."""
         if hasattr(cache, "rotate_and_attend"):
             table = self.table.up_to(cache.capacity, x)
             if table is not None:
@@ -242,15 +242,15 @@ class LlamaForward:
     def layer(
         self, x: Tensor, h: Normed, index: int, layer: Any, next_norm: Any, rotary: Any, cache: Any
     ) -> tuple[Tensor, Normed]:
-        """One layer: ``h`` is x normed for it; returns the next x, and that normed for the next layer."""
+        """Run one layer on x, whose normed form is ``h``; return the next x, and that normed for the next layer."""
         ops, attn = self.ops, layer.self_attn
         rows, length = x.shape[:2]
-        window, given = window_of(attn), (x, h, layer.input_layernorm, attn)
+        window, inputs = window_of(attn), (x, h, layer.input_layernorm, attn)
         fused = getattr(cache, "rotate_and_attend", None)
         if fused is not None:
-            mixed = fused(*ops.split_heads(*given), rotary, index, attn.scaling, window)
+            mixed = fused(*ops.split_heads(*inputs), rotary, index, attn.scaling, window)
         else:
-            query, key, value = ops.rotated_heads(*given, rotary)
+            query, key, value = ops.rotated_heads(*inputs, rotary)
             key, value = cache.update(key, value, index)
             mixed = cache.attend(query, key, value, attn.scaling, window, None)
         x, h = ops.add(x, mixed.reshape(rows, length, -1), attn.o_proj, layer.post_attention_layernorm)
@@ -259,21 +259,21 @@ class LlamaForward:
 
 
 def window_of(attn: Any) -> int | None:
-    """How many tokens back an attention module of these models sees; None is all."""
+    """Return the sliding window of an attention module of these models; None if it attends to all tokens."""
     if hasattr(attn, "sliding_window"):
-        return attn.sliding_window  # Qwen: None in layers that see everything
+        return attn.sliding_window  # Qwen has None in layers with full attention
     return attn.config.sliding_window if type(attn).__name__ == "MistralAttention" else None
 
 
 def llama_like(model: nn.Module) -> Any:
-    """The model inside its wrappers, where it is one that can be written out and no hook would be passed by."""
+    """Return the model without wrappers if it can be unrolled and no hooks would be bypassed; None otherwise."""
     wrapped: Any = model
     root = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
     layers = getattr(getattr(root, "model", None), "layers", None)
     if not layers or {type(layer).__name__ for layer in layers} - LAYERS:
         return None
-    passed = [root.model, root.model.norm]
+    bypassed = [root.model, root.model.norm]
     for layer in layers:
         norms = layer.input_layernorm, layer.post_attention_layernorm
-        passed += [layer, layer.self_attn, layer.mlp, *norms, layer.mlp.act_fn]
-    return None if any(touched(module) for module in passed) else root
+        bypassed += [layer, layer.self_attn, layer.mlp, *norms, layer.mlp.act_fn]
+    return None if any(is_hooked(module) for module in bypassed) else root

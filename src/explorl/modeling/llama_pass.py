@@ -1,10 +1,10 @@
-"""The packed forward pass of Llama-like models, written out, so that neighbouring operations are fused; with gradients.
+"""The unrolled packed forward pass of Llama-like models, with fused neighbouring operations and with gradients.
 
-Between the projections of a layer stand some forty small operations there and back. A GPU waits for their launch, a
-CPU for their memory. See `explorl.modeling.llama`, whose layer this is: the modules are still where the weights are
-read and where adapters act. Under autocast it computes what the modules compute there: projections and attention in
-half precision, sums and norms in float32. With gradient checkpointing each layer is computed again in the backward
-pass.
+Between the projections of a layer there are about forty small operations, forward and backward. On a GPU their launches
+take the time, on a CPU their memory accesses. The layer is that of `explorl.modeling.llama`: weights are still read
+from the modules, and adapters work. Under autocast it computes what the modules compute there: projections and
+attention in half precision, sums and norms in float32. With gradient checkpointing each layer is recomputed in the
+backward pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _narrow(x: Tensor) -> torch.dtype | None:
-    """The type that autocast computes projections in; None outside autocast."""
+    """Return the dtype in which autocast computes projections; None outside autocast."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
@@ -46,13 +46,13 @@ class TrainingOps(TorchOps):
     """The operations in torch, with gradients."""
 
     def add(self, x: Tensor, y: Tensor, projection: nn.Module, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
-        if _narrow(x) is not None:  # which would round x too, if it were one operation
+        if _narrow(x) is not None:  # as one operation, autocast would round x too
             x = x + projection(y)
             return x, self.norm(x, norm)
         return super().add(x, y, projection, norm, last)
 
     def norm(self, x: Tensor, norm: Any) -> Tensor:
-        if x.dtype != norm.weight.dtype:  # heads under autocast: as in Llama, rounded before the product
+        if x.dtype != norm.weight.dtype:  # query and key norms under autocast: round before the product, as Llama does
             return norm.weight * torch.rms_norm(x, (x.shape[-1],), None, norm.variance_epsilon)
         return torch.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
@@ -66,7 +66,7 @@ class TrainingOps(TorchOps):
 
 
 class TrainingKernelOps(TrainingOps):
-    """The same as Triton kernels."""
+    """The operations as Triton kernels, with gradients."""
 
     def __init__(self) -> None:
         from explorl.modeling import triton_training
@@ -74,7 +74,7 @@ class TrainingKernelOps(TrainingOps):
         self.kernels = triton_training
 
     def add(self, x: Tensor, y: Tensor, projection: nn.Module, norm: Any, last: bool = False) -> tuple[Tensor, Tensor]:
-        # Projections under autocast would round what they read: it is written so at once.
+        # Under autocast projections would round their input, so it is written in that dtype at once.
         dtype = None if last else _narrow(x)
         return self.kernels.AddedNorm.apply(x, projection(y), norm.weight, norm.variance_epsilon, dtype)
 
@@ -82,7 +82,7 @@ class TrainingKernelOps(TrainingOps):
         return cos, sin
 
     def rotate(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Later, by the kernel that spreads them."""
+        """Return query and key as they are: the kernel that spreads them rotates them."""
         self.latest = rotary
         return query, key
 
@@ -107,7 +107,7 @@ class _KernelRows:
 
 
 class LlamaPass(LlamaForward):
-    """What takes the place of the body's `forward`: hidden states of packed rows."""
+    """Replaces the body's `forward`: computes the hidden states of packed rows."""
 
     rows: Any = None
 
@@ -126,7 +126,7 @@ class LlamaPass(LlamaForward):
 
 
 def llama_pass(model: nn.Module, use_kernels: bool | None = None) -> LlamaPass | None:
-    """The unrolled pass of this model; None where it has none."""
+    """Return the unrolled pass of this model; None if there is none."""
     root = llama_like(model)
     if root is None or getattr(root.config, "attention_dropout", None):
         return None

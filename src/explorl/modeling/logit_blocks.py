@@ -1,6 +1,6 @@
-"""Token records of rows of logits, of which only a block is there at any time.
+"""Token records of rows of logits, of which only a block is in memory at any time.
 
-Torch's functions are the definitions; where there is a GPU, `explorl.modeling.triton_records` computes the same.
+The functions in torch are the definitions; on a GPU, `explorl.modeling.triton_records` computes the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from explorl.metrics.tokens import branching_factor, token_entropy
 from explorl.modeling.gpu import kernels_run, on
 
 BLOCK = {"cpu": 2**26, "cuda": 2**29}
-"""Bytes of the largest tensor over the vocabulary, by default: a GPU needs about a thousand rows to be busy."""
+"""Default size of the largest tensor over the vocabulary, in bytes: about a thousand rows keep a GPU busy."""
 
 
 class TokenRecords(NamedTuple):
-    """Of N tokens, one value each."""
+    """One value for each of N tokens."""
 
     logps: Float[Tensor, "*tokens"]
     """log π of the token, at the temperature."""
@@ -31,15 +31,15 @@ class TokenRecords(NamedTuple):
     collision: Float[Tensor, "*tokens"]
     """Σ_v π(v)², at the temperature."""
     others_squared: Float[Tensor, "*tokens"]
-    """Σ π(v)² over all v but the token: where that has nearly all the mass, Σ_v π(v)² − π(o)² would be rounding."""
+    """Σ π(v)² over all v except the token; Σ_v π(v)² − π(o)² would be rounding error for a nearly certain token."""
     other_ids: Int[Tensor, "*tokens"]
-    """The most likely token other than this one; of equals, the one with the lowest id."""
+    """The most likely token other than this one; the lowest id among equals."""
     other_logps: Float[Tensor, "*tokens"]
-    """Its log π, at the temperature; −inf in a vocabulary of one."""
+    """log π of that token, at the temperature; −inf in a vocabulary of one."""
 
 
 DTYPES = (torch.float32, torch.float32, torch.int64, torch.float32, torch.float32, torch.int64, torch.float32)
-"""Of the seven records."""
+"""The dtypes of the seven fields of `TokenRecords`."""
 
 
 def by_blocks(
@@ -51,43 +51,48 @@ def by_blocks(
     mass: float,
     block: int | None,
 ) -> TokenRecords:
-    """Records of all rows; `logits` gives the (rows, vocab) logits of some, of type `dtype`."""
-    targets, warm = targets.long().contiguous(), _per_row(temperature, targets)
+    """Return the records of all rows; `logits` returns the (rows, vocab) logits of a slice, of type `dtype`."""
+    targets, temperatures = targets.long().contiguous(), _per_row(temperature, targets)
     device = targets.device
     out = TokenRecords(*(torch.empty(len(targets), dtype=kind, device=device) for kind in DTYPES))
     kernel = has_kernel(device, dtype) and 0 < mass < 1
-    for some in slices(len(targets), vocab, dtype.itemsize if kernel else 8, block_bytes(device, block)):
-        own = None if warm is None else warm[some]
-        into = TokenRecords(*(value[some] for value in out))
+    for rows in slices(len(targets), vocab, dtype.itemsize if kernel else 8, block_bytes(device, block)):
+        row_temperature = None if temperatures is None else temperatures[rows]
+        into = TokenRecords(*(value[rows] for value in out))
         if kernel:
             from explorl.modeling.triton_records import record
 
             with on(device):
-                record(logits(some), targets[some], own, mass, into)
+                record(logits(rows), targets[rows], row_temperature, mass, into)
         else:
-            for value, found in zip(into, defined_records(logits(some), targets[some], own, mass), strict=True):
-                value.copy_(found)
+            for target, value in zip(
+                into, defined_records(logits(rows), targets[rows], row_temperature, mass), strict=True
+            ):
+                target.copy_(value)
     if kernel and bool(out.entropy.isnan().any()):
-        raise ValueError("every row needs a probability somewhere and no NaN; one has NaN, +inf or no mass at all")
+        raise ValueError("logits contain NaN, +inf, or a row with only -inf; every row needs a valid distribution")
     return out
 
 
 def _per_row(temperature: float | Tensor, targets: Tensor) -> Float[Tensor, " tokens"] | None:
-    """None where it is 1."""
-    given = torch.as_tensor(temperature, dtype=torch.float32, device=targets.device)
-    if given.ndim and given.shape != targets.shape:
-        raise ValueError(f"{len(targets)} tokens need one temperature or one each, got {tuple(given.shape)}")
-    least = float(given.min()) if given.numel() else 1.0
+    """Return one temperature per row; None if all are 1."""
+    temperatures = torch.as_tensor(temperature, dtype=torch.float32, device=targets.device)
+    if temperatures.ndim and temperatures.shape != targets.shape:
+        raise ValueError(
+            f"temperature must be one number, or one for each of {len(targets)} tokens, "
+            f"got shape {tuple(temperatures.shape)}"
+        )
+    least = float(temperatures.min()) if temperatures.numel() else 1.0
     if not least > 0:
         raise ValueError(f"temperature must be above 0, such as 1.0; got {least:g}")
-    if given.ndim == 0 and least == 1:
+    if temperatures.ndim == 0 and least == 1:
         return None
-    return given.expand(targets.shape).contiguous()
+    return temperatures.expand(targets.shape).contiguous()
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    known = (torch.bfloat16, torch.float16, torch.float32)
-    return dtype in known and kernels_run(device)
+    supported = (torch.bfloat16, torch.float16, torch.float32)
+    return dtype in supported and kernels_run(device)
 
 
 def block_bytes(device: torch.device, block: int | None) -> int:
@@ -95,8 +100,10 @@ def block_bytes(device: torch.device, block: int | None) -> int:
 
 
 def slices(tokens: int, vocab: int, wide: int, block: int) -> Iterator[slice]:
-    """As few as fit into a block with `wide` bytes per logit (the definitions sum in float64), and as equal, in steps
-    of 64 rows where they are many."""
+    """Yield the fewest slices that fit into a block with `wide` bytes per logit, of nearly equal size.
+
+    The definitions need 8 bytes per logit, because they sum in float64. Large slices are multiples of 64 rows.
+    """
     most = max(block // (wide * vocab), 1)
     most = most if most < 128 else most // 64 * 64
     step = -(-tokens // max(-(-tokens // most), 1))
@@ -111,14 +118,14 @@ def defined_records(
     temperature: Float[Tensor, " rows"] | None,
     mass: float,
 ) -> TokenRecords:
-    """The definitions, on whole rows of logits."""
+    """Compute the records by their definitions, on whole rows of logits."""
     whole = logits.numel() or logits.shape[-1]
     entropy, branching = token_entropy(logits, chunk=whole), branching_factor(logits, mass, chunk=whole)
     scaled = logits.float() if temperature is None else logits.float() / temperature.unsqueeze(-1)
     log_z = scaled.logsumexp(-1)
-    own = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    target_logit = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     others = scaled.scatter(-1, targets.unsqueeze(-1), -torch.inf)
     squared = ((2 * others).logsumexp(-1) - 2 * log_z).exp()
-    collision = squared + (2 * (own - log_z)).exp()
+    collision = squared + (2 * (target_logit - log_z)).exp()
     best = others.max(-1)
-    return TokenRecords(own - log_z, entropy, branching, collision, squared, best.indices, best.values - log_z)
+    return TokenRecords(target_logit - log_z, entropy, branching, collision, squared, best.indices, best.values - log_z)

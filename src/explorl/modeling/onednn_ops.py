@@ -1,13 +1,13 @@
-"""Products on a CPU by oneDNN, from copies of the weights in the order in which it reads them.
+"""Matrix products on a CPU by oneDNN, from copies of the weights in its own layout.
 
-MKL brings a weight into an order that suits the processor anew in every product. For the few rows of a decode step that
-takes as long as the product itself, so here it is done once for all steps of a call. Query, key and value are one
-product, and sums, gates and their activation are computed while a result is still in the processor's cache. For 32 rows
-of SmolLM2-135M the products of a step take two thirds of MKL's time, for 4 rows a third.
+MKL reorders a weight for the processor in every product. For the few rows of a decode step that takes as long as the
+product itself, so here it is done once for all steps of a call. Query, key and value are one product, and sums, gates
+and their activation are computed while a result is still in the processor's cache. For 32 rows of SmolLM2-135M the
+products of a step take two thirds of MKL's time, for 4 rows one third.
 
-A copy is as large as the weights, and knows nothing of what happens to them afterwards: `OneDnnOps.renew` makes it
-anew before each call. What has no copy (adapters, projections with hooks) is computed as `CpuOps` does. Every kind of
-copy is compared with the modules, on random inputs, before it is used.
+The copies take as much memory as the weights and do not follow their updates: `OneDnnOps.renew` makes new ones before
+each call. Layers without a copy (adapters, projections with hooks) are computed as in `CpuOps`. Every kind of copy is
+compared with the modules, on random inputs, before it is used.
 """
 
 from __future__ import annotations
@@ -24,65 +24,65 @@ from torch.nn import functional as F
 
 from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS, Normed
-from explorl.modeling.rotary_table import touched
+from explorl.modeling.rotary_table import is_hooked
 
 logger = logging.getLogger(__name__)
 
 NEAR = 1e-5
-"""Largest part of a result by which a product may differ from the modules': different orders of summation do not."""
+"""Largest relative difference from the modules' products; another order of summation stays below it."""
 
 Group = tuple[nn.Linear, ...]
-"""Projections of the same input that are one product."""
+"""Projections of the same input that are computed as one product."""
 
 
-class Copy(NamedTuple):
-    """A weight as oneDNN reads it, and its bias."""
+class ReorderedWeight(NamedTuple):
+    """A weight in oneDNN's layout, and its bias."""
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None) -> Copy:
+    def of(cls, weight: Tensor, bias: Tensor | None) -> ReorderedWeight:
         reordered = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         return cls(reordered, None if bias is None else bias.clone())
 
     def product(self, x: Tensor, then: str = "none") -> Tensor:
-        """x · weightᵀ + bias, and then "none" or "swish"."""
+        """Return x · weightᵀ + bias, followed by "none" or "swish"."""
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "")
 
-    def onto(self, x: Tensor, other: Tensor, then: str) -> Tensor:
-        """The same, and then "add" or "mul" with another tensor of the result's shape."""
+    def combined(self, x: Tensor, other: Tensor, then: str) -> Tensor:
+        """Return x · weightᵀ + bias, followed by "add" or "mul" with another tensor of the result's shape."""
         return torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, then)
 
 
-def possible() -> bool:
-    """Whether this processor and this build of torch have what it takes."""
-    known = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+def is_available() -> bool:
+    """Return whether this processor and this build of torch support these products."""
+    has_operators = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
     fast = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return known and fast and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    return has_operators and fast and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
 
 
 def groups(root: Any) -> Iterator[Group]:
-    """The products of a Llama-like model that have copies; none in a narrow one, where calls matter more."""
+    """Yield the products of a Llama-like model that get copies; none for a narrow model, where calls matter more."""
     if root.config.hidden_size < WIDE:
         return
     for layer in root.model.layers:
         attn, mlp = layer.self_attn, layer.mlp
-        yield from _able((attn.q_proj, attn.k_proj, attn.v_proj), (attn.o_proj,))
-        yield from _able((mlp.gate_proj,), (mlp.up_proj,), (mlp.down_proj,))
-    yield from _able((root.lm_head,))
+        yield from _eligible((attn.q_proj, attn.k_proj, attn.v_proj), (attn.o_proj,))
+        yield from _eligible((mlp.gate_proj,), (mlp.up_proj,), (mlp.down_proj,))
+    yield from _eligible((root.lm_head,))
 
 
-def _able(*candidates: tuple[Any, ...]) -> Iterator[Group]:
+def _eligible(*candidates: tuple[Any, ...]) -> Iterator[Group]:
     for group in candidates:
         same = len({projection.bias is None for projection in group if type(projection) is nn.Linear}) == 1
-        if same and all(_plain(projection) for projection in group):
+        if same and all(_is_plain(projection) for projection in group):
             yield group
 
 
-def _plain(projection: Any) -> bool:
-    """Whether it is a linear layer of plain float32 tensors on the CPU, and nobody waits on it."""
-    if type(projection) is not nn.Linear or touched(projection):
+def _is_plain(projection: Any) -> bool:
+    """Return whether the projection is a linear layer of plain float32 tensors on the CPU, without hooks."""
+    if type(projection) is not nn.Linear or is_hooked(projection):
         return False
     weight = projection.weight
     if type(weight) is not nn.Parameter or weight.shape != (projection.out_features, projection.in_features):
@@ -91,34 +91,34 @@ def _plain(projection: Any) -> bool:
 
 
 def copied_bytes(root: Any) -> int:
-    """What copies of a model's weights take; 0 where there would be none."""
-    if not possible():
+    """Return the bytes that copies of a model's weights take; 0 if there would be none."""
+    if not is_available():
         return 0
     return sum(4 * projection.weight.numel() for group in groups(root) for projection in group)
 
 
 class OneDnnOps(CpuOps):
-    """`CpuOps` that read copies, once `renew` has made them."""
+    """`CpuOps` that use copies of the weights once `renew` has made them."""
 
     def __init__(self, root: Any) -> None:
         super().__init__()
         self.root = root
-        self.copies: dict[int, Copy] = {}
-        """By the identity of a group's first projection."""
-        self._head: list[Copy] = []
-        """Those of the head, in blocks whose results the processor's cache can hold."""
+        self.copies: dict[int, ReorderedWeight] = {}
+        """Copies by the id of a group's first projection."""
+        self._head: list[ReorderedWeight] = []
+        """Copies of the head's weight, in blocks whose results fit in the processor's cache."""
         self._logits = torch.empty(0, dtype=torch.float32)
-        """Memory for logits, kept from one step to the next: the system takes its time to hand out so much of it."""
-        self._right: dict[Any, bool] = {}
-        """Kinds of products that were compared with the modules', and whether they are the same."""
+        """Memory for logits, reused from step to step because allocating so much is slow."""
+        self._verified: dict[Any, bool] = {}
+        """Whether each kind of product agrees with that of the modules, if compared."""
 
     def renew(self) -> None:
-        """Copies the weights as they are now; where there is no memory for that, they are read where they are."""
+        """Copy the current weights; if there is not enough memory, continue without copies."""
         try:
             self._renew()
         except (RuntimeError, MemoryError) as error:
             self.forget()
-            logger.warning("products are computed without copies of the weights, which could not be made: %s", error)
+            logger.warning("could not copy the weights for faster products, continuing without copies: %s", error)
 
     @torch.no_grad()
     def _renew(self) -> None:
@@ -137,23 +137,23 @@ class OneDnnOps(CpuOps):
             else:
                 self.copies[id(group[0])] = copies[0]
 
-    def _copied(self, weight: Tensor, bias: Tensor | None) -> Copy | None:
-        """A copy; None where it does not give what the weight itself gives."""
-        copy, kind = Copy.of(weight, bias), (weight.shape, bias is None)
-        if kind not in self._right:
-            self._right[kind] = _agrees(copy, weight, bias)
-        return copy if self._right[kind] else None
+    def _copied(self, weight: Tensor, bias: Tensor | None) -> ReorderedWeight | None:
+        """Return a copy; None if its products do not agree with those of the weight."""
+        copy, kind = ReorderedWeight.of(weight, bias), (weight.shape, bias is None)
+        if kind not in self._verified:
+            self._verified[kind] = _agrees(copy, weight, bias)
+        return copy if self._verified[kind] else None
 
     def forget(self) -> None:
-        """Goes on without copies."""
+        """Drop all copies."""
         self.copies, self._head = {}, []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OneDnnOps:
-        """One without copies: torch cannot copy them."""
+        """Return operations without copies of the weights, because torch cannot deep-copy these."""
         return OneDnnOps(deepcopy(self.root, memo))
 
     def logits(self, x: Tensor, head: Any) -> Tensor:
-        """They are written over by those of the next step."""
+        """Return the logits; those of the next step overwrite them."""
         if not self._head:
             return super().logits(x, head)
         size = len(x) * head.out_features
@@ -181,46 +181,46 @@ class OneDnnOps(CpuOps):
         joined = copy.product((self.norm(x, norm) if h is None else h)[:, 0])
         parts, size = joined.view(len(x), -1, 1, attn.head_dim), attn.head_dim
         query, key = attn.q_proj.out_features // size, attn.k_proj.out_features // size
-        turned = self._turned(parts[:, : query + key], rotary)
-        return turned[:, :query], turned[:, query:], parts[:, query + key :]
+        rotated = self._rotate(parts[:, : query + key], rotary)
+        return rotated[:, :query], rotated[:, query:], parts[:, query + key :]
 
     def inner(self, x: Tensor, h: Normed, norm: Any, mlp: Any) -> Tensor:
         gate, up = self.copies.get(id(mlp.gate_proj)), self.copies.get(id(mlp.up_proj))
         if gate is None or up is None:
             return super().inner(x, h, norm, mlp)
         h = self.norm(x, norm) if h is None else h
-        return up.onto(h, gate.product(h, "swish"), "mul")
+        return up.combined(h, gate.product(h, "swish"), "mul")
 
     def add(self, x: Tensor, y: Tensor, projection: Any, norm: Any, last: bool = False) -> tuple[Tensor, Normed]:
         copy = self.copies.get(id(projection))
         if copy is None:
             return super().add(x, y, projection, norm, last)
-        x = copy.onto(y, x, "add")
+        x = copy.combined(y, x, "add")
         return x, self.norm(x, norm)
 
 
 def _joined(group: Group) -> tuple[Tensor, Tensor | None]:
-    """Weights and biases of a group, one below the other."""
+    """Return the weights and biases of a group, concatenated."""
     weights = [projection.weight.detach() for projection in group]
     biases = [projection.bias.detach() for projection in group if projection.bias is not None]
     return (weights[0] if len(weights) == 1 else torch.cat(weights)), torch.cat(biases) if biases else None
 
 
-def _agrees(copy: Copy, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a copy gives what the weight gives, with each of what may follow a product."""
+def _agrees(copy: ReorderedWeight, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether a copy's products agree with the weight's, with each operation that may follow."""
     draw = torch.Generator().manual_seed(0)
     x, other = (torch.randn(3, size, generator=draw, dtype=weight.dtype) for size in weight.shape[::-1])
     want = F.linear(x, weight, bias)
     pairs: list[tuple[Callable[[], Tensor], Tensor]] = [
         (lambda: copy.product(x), want),
         (lambda: copy.product(x, "swish"), F.silu(want)),
-        (lambda: copy.onto(x, other, "add"), want + other),
-        (lambda: copy.onto(x, other, "mul"), want * other),
+        (lambda: copy.combined(x, other, "add"), want + other),
+        (lambda: copy.combined(x, other, "mul"), want * other),
     ]
     try:
         return all(_near(product(), expected) for product, expected in pairs)
-    except RuntimeError as error:  # a build of torch whose oneDNN lacks one of them
-        logger.info("products from copies of the weights do not run here: %s", error)
+    except RuntimeError as error:  # oneDNN in this build of torch lacks an operation
+        logger.info("products with copies of the weights do not run here: %s", error)
         return False
 
 

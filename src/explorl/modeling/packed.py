@@ -1,9 +1,8 @@
-"""Log-probabilities of completions without padding, and without a prompt's tokens twice.
+"""Log-probabilities of completions without computing padding or repeated prompts.
 
-All tokens of a micro-batch stand in one row, so that no layer and no logit is computed for padding, and rows that
-follow each other with the same prompt share its tokens. Attention alone is computed on padded rows, where a causal
-kernel needs no mask: padding stands behind every token that counts. The result is that of a padded pass, with
-gradients.
+All tokens of a micro-batch are packed into one row, so that no layer and no logit is computed for padding, and
+neighbouring rows with the same prompt share its tokens. Only attention is computed on padded rows, where a causal
+kernel needs no mask because all padding is on the right. The result equals that of a padded pass, with gradients.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ from explorl.modeling.llama_pass import LlamaPass, llama_pass
 
 
 class PackedRows:
-    """Attention within each of several sequences that stand in one row, where some share their beginning.
+    """Attention within each of several sequences that are packed into one row, some with shared beginnings.
 
     Args:
         counted: 1 on the tokens of each sequence.
-        shared: 1 on those that the sequence has in common with the one above it, at the same columns.
+        shared: 1 on the tokens that a sequence shares with the one above it, in the same columns.
     """
 
     def __init__(self, counted: Bool[Tensor, "rows length"], shared: Bool[Tensor, "rows length"]) -> None:
-        self.kept = counted & ~shared
+        self.included = counted & ~shared
         lengths = counted.sum(1)
         self.rows, self.longest = len(lengths), int(lengths.max())
         first = torch.cummax(torch.where(shared.any(1), 0, torch.arange(self.rows, device=lengths.device)), 0).values
-        number = self.kept.flatten().cumsum(0).view_as(counted) - 1  # a token's place in the packed row
+        number = self.included.flatten().cumsum(0).view_as(counted) - 1  # a token's index in the packed row
         number = torch.where(shared, number[first], number)
         position = counted.cumsum(1) - 1
         slot = torch.arange(self.rows, device=lengths.device).unsqueeze(1) * self.longest + position
-        self.positions = position[self.kept]
-        self.slots = slot[self.kept]
+        self.positions = position[self.included]
+        self.slots = slot[self.included]
         self.repeated, self.repeats = slot[counted & shared], number[counted & shared]
-        self.source = self.slots.new_zeros(self.rows * self.longest)  # of padding: any token
+        self.source = self.slots.new_zeros(self.rows * self.longest)  # any token will do for padding
         self._places = number[counted], slot[counted]
         self.source[self._places[1]] = self._places[0]
 
     @cached_property
     def by_token(self) -> tuple[Int[Tensor, " places"], Int[Tensor, " tokens_and_one"]]:
-        """The slots of the first token, of the second, and so on; and where each token's begin in that list."""
+        """The slots of the first token, of the second, and so on; and where those of each token start in that list."""
         token, slot = self._places
         counts = torch.bincount(token, minlength=len(self.slots))
         return slot[token.argsort(stable=True)], F.pad(counts.cumsum(0), (1, 0))
@@ -59,17 +58,17 @@ class PackedRows:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        """(1, heads, tokens, size) → (1, tokens, heads, size)."""
+        """Attend with packed tokens (1, heads, tokens, size) → (1, tokens, heads, size)."""
         return self.attend_spread(self._spread(query), self._spread(key), self._spread(value), scale, window, cap)
 
     def attend_spread(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
     ) -> Tensor:
-        """(rows, heads, longest, size) → (1, tokens, heads, size)."""
+        """Attend with padded rows (rows, heads, longest, size) → (1, tokens, heads, size)."""
         mask = None
         if window is not None and window < self.longest:
-            place = torch.arange(self.longest, device=query.device)
-            distance = place[:, None] - place
+            position = torch.arange(self.longest, device=query.device)
+            distance = position[:, None] - position
             mask = (distance >= 0) & (distance < window)
         if cap is None:
             out = scaled_attention(query, key, value, scale, mask=mask, causal=mask is None)
@@ -79,17 +78,17 @@ class PackedRows:
         return _Collected.apply(flat, self).unsqueeze(0)
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Nothing is kept beyond the pass."""
+        """Return key and value: nothing is cached."""
         return key, value
 
     def _spread(self, tensor: Tensor) -> Tensor:
-        """(1, heads, tokens, size) → (rows, heads, longest, size)."""
+        """Distribute packed tokens (1, heads, tokens, size) over padded rows (rows, heads, longest, size)."""
         flat = _Spread.apply(tensor[0].transpose(0, 1), self)
         return flat.reshape(self.rows, self.longest, *flat.shape[1:]).transpose(1, 2)
 
 
 class _Spread(torch.autograd.Function):
-    """From packed tokens to padded rows; the gradients of a shared token add up."""
+    """Packed tokens to padded rows; the gradients of a shared token are summed."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, rows: PackedRows) -> Tensor:
@@ -104,7 +103,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collected(torch.autograd.Function):
-    """From padded rows to packed tokens; of a shared token, as its first row has it."""
+    """Padded rows to packed tokens; a shared token is read from its first row."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, rows: PackedRows) -> Tensor:
@@ -121,7 +120,7 @@ class _Collected(torch.autograd.Function):
 def _capped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float
 ) -> Tensor:
-    """softmax(cap · tanh(scores / cap)) · value, which no fused kernel of torch computes."""
+    """Compute softmax(cap · tanh(scores / cap)) · value, for which torch has no fused kernel."""
     key, value = (tensor.repeat_interleave(query.size(1) // tensor.size(1), dim=1) for tensor in (key, value))
     scores = cap * torch.tanh(query @ key.transpose(2, 3) * scale / cap)
     if mask is None:
@@ -135,7 +134,7 @@ _NORMS: WeakKeyDictionary[nn.Module, Fusion] = WeakKeyDictionary()
 
 @contextmanager
 def packed_rows(model: Any, rows: PackedRows, unrolled: bool, use_kernels: bool | None) -> Iterator[None]:
-    """Runs the model on packed rows, its layers written out or as they are."""
+    """Run the model on packed rows, with unrolled layers or its own."""
     if unrolled:
         with _unrolled(causal(model), rows, use_kernels):
             yield
@@ -153,23 +152,23 @@ def packed_rows(model: Any, rows: PackedRows, unrolled: bool, use_kernels: bool 
 
 @contextmanager
 def _unrolled(model: Any, rows: PackedRows, use_kernels: bool | None) -> Iterator[None]:
-    written = _PASSES.get(model) if use_kernels is None else None
-    if written is None:
-        written = llama_pass(model, use_kernels)
-        assert written is not None
+    forward_pass = _PASSES.get(model) if use_kernels is None else None
+    if forward_pass is None:
+        forward_pass = llama_pass(model, use_kernels)
+        assert forward_pass is not None
         if use_kernels is None:
-            _PASSES[model] = written
-    written.rows = rows
-    written.body.forward = written.forward
+            _PASSES[model] = forward_pass
+    forward_pass.rows = rows
+    forward_pass.body.forward = forward_pass.forward
     try:
         yield
     finally:
-        del written.body.forward
-        written.rows = None
+        del forward_pass.body.forward
+        forward_pass.rows = None
 
 
 def _fused_norms(model: nn.Module) -> AbstractContextManager[None]:
-    """Runs RMS norms as one operation instead of six."""
+    """Return a context in which RMS norms are one operation instead of six."""
     if model not in _NORMS:
         fusion = Fusion(model, next(model.parameters()).dtype, use_kernels=False)
         norms = [entry for entry in fusion.replacements if type(entry[0]).__name__.endswith("RMSNorm")]
@@ -180,9 +179,9 @@ def _fused_norms(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _computed_again(model: nn.Module, inside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Gradient checkpointing computes layers again in the backward pass: there, too, ``inside`` the packed rows.
+    """Enter ``inside`` also when gradient checkpointing recomputes layers in the backward pass.
 
-    Without gradients nothing is computed again, and torch's reentrant kind would warn that there are none.
+    Without gradients nothing is recomputed, and torch's reentrant checkpointing would warn, so layers run directly.
     """
 
     def directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -199,9 +198,11 @@ def _computed_again(model: nn.Module, inside: Callable[[], AbstractContextManage
     before = [module.__dict__["_gradient_checkpointing_func"] for module in modules]
     try:
         for module, checkpoint in zip(modules, before, strict=True):
-            own = checkpoint if torch.is_grad_enabled() else directly
-            module.__dict__["_gradient_checkpointing_func"] = lambda function, *args, _own=own, **kwargs: _own(
-                within(function), *args, **kwargs
+            checkpoint_function = checkpoint if torch.is_grad_enabled() else directly
+            module.__dict__["_gradient_checkpointing_func"] = (
+                lambda function, *args, _checkpoint=checkpoint_function, **kwargs: _checkpoint(
+                    within(function), *args, **kwargs
+                )
             )
         yield
     finally:
@@ -220,22 +221,21 @@ def packed_logps(
     unrolled: bool = False,
     use_kernels: bool | None = None,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
-    """log π and entropy of the last `completion` positions; 0 where the mask is 0.
+    """Return log π and entropy of the last `completion` positions; 0 where the mask is 0.
 
-    `model` carries TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one per row or
-    one per token, what the head reads is scaled so that each has its own; where the head is not linear, logits are
-    computed here.
-    Whether a model may run like this, and `unrolled`, is for `explorl.modeling.passes` to say.
+    `model` has TRL's fused head, which divides logits by `head_temperature`. With `temperature`, one per row or one per
+    token, the hidden states are scaled accordingly; if the head is not linear, logits are computed here instead.
+    `explorl.modeling.passes` decides whether a model may run like this, and `unrolled`.
     """
     counted = attention_mask.bool()
     rows = PackedRows(counted, _shared_prompts(input_ids, counted, completion))
     labels = input_ids.masked_fill(~counted, -100)
     labels[:, : input_ids.size(1) - completion] = -100
     following = torch.full_like(labels, -100)
-    following[:, :-1] = labels[:, 1:]  # what stands at a place predicts the token after it
-    packed = {"input_ids": input_ids[rows.kept].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
-    targets = following[rows.kept]
-    row_temperature = None if temperature is None else by_place(temperature, input_ids)[rows.kept]
+    following[:, :-1] = labels[:, 1:]  # each position predicts the next token
+    packed = {"input_ids": input_ids[rows.included].unsqueeze(0), "position_ids": rows.positions.unsqueeze(0)}
+    targets = following[rows.included]
+    row_temperature = None if temperature is None else by_place(temperature, input_ids)[rows.included]
     with packed_rows(model, rows, unrolled, use_kernels):
         if row_temperature is None or is_linear(model):
             scale = None if row_temperature is None else head_temperature / row_temperature
@@ -248,8 +248,8 @@ def packed_logps(
             distribution = torch.log_softmax(logits, dim=-1)
             logps = distribution.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
             entropy = -(distribution.exp() * distribution).sum(-1)
-    # A token's log-probability stands where it was predicted, one place before it.
-    places = rows.kept.flatten().nonzero().squeeze(1)
+    # A token's log-probability is at the position that predicted it, one before the token.
+    places = rows.included.flatten().nonzero().squeeze(1)
     scored = targets != -100
     into = places[scored] + 1
 
@@ -263,8 +263,10 @@ def packed_logps(
 def by_place(
     temperature: Float[Tensor, " batch"] | Float[Tensor, "batch time"], input_ids: Int[Tensor, "batch length"]
 ) -> Float[Tensor, "batch length"]:
-    """The temperature at which each place predicts: one per row, or one per token of the completion, which is predicted
-    one place before it."""
+    """Return the temperature of each position, given one per row or one per completion token.
+
+    A token is predicted at the position before it.
+    """
     if temperature.dim() == 1:
         return temperature.unsqueeze(1).expand_as(input_ids)
     places = temperature.new_ones(input_ids.shape)
@@ -273,12 +275,12 @@ def by_place(
 
 
 def causal(model: Any) -> Any:
-    """The model with the head, inside the wrappers of peft and of distributed training."""
+    """Return the model with the head, without the wrappers of peft and of distributed training."""
     return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
 
 
 def is_linear(model: Any) -> bool:
-    """Whether scaled states give scaled logits."""
+    """Return whether scaling the hidden states scales the logits."""
     inner = causal(model)
     text = inner.config.get_text_config(decoder=True)
     return inner.get_output_embeddings().bias is None and getattr(text, "final_logit_softcapping", None) is None
@@ -286,7 +288,7 @@ def is_linear(model: Any) -> bool:
 
 @contextmanager
 def scaled_states(model: Any, scale: Float[Tensor, "#rows #tokens 1"] | None) -> Iterator[None]:
-    """Multiplies what the head reads."""
+    """Multiply the hidden states that the head reads by a scale."""
     if scale is None:
         yield
         return
@@ -305,7 +307,7 @@ def scaled_states(model: Any, scale: Float[Tensor, "#rows #tokens 1"] | None) ->
 def _shared_prompts(
     input_ids: Int[Tensor, "batch length"], counted: Bool[Tensor, "batch length"], completion: int
 ) -> Bool[Tensor, "batch length"]:
-    """1 on prompt tokens of rows that have the prompt of the row above; but for the last, which predicts for each."""
+    """Return 1 on prompt tokens of rows with the same prompt as the row above, except the last, which predicts."""
     prompt = input_ids.size(1) - completion
     same = (input_ids[1:, :prompt] == input_ids[:-1, :prompt]) & (counted[1:, :prompt] == counted[:-1, :prompt])
     shared = torch.zeros_like(counted)

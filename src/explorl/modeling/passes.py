@@ -1,6 +1,6 @@
-"""How a model's log-probabilities are computed in training: as fast as is proven right on this very model.
+"""Choose the fastest pass for log-probabilities in training that is proven correct on the model itself.
 
-"unrolled"   packed, with the layers of `explorl.modeling.llama_pass`
+"unrolled"      packed, with the layers of `explorl.modeling.llama_pass`
 "packed"        packed, with the model's own layers
 "padded"        as the model and TRL do it
 """
@@ -28,32 +28,35 @@ Kind = Literal["unrolled", "packed", "padded"]
 
 @dataclass
 class PassChoice:
-    """What was found out about one model with one set of adapters."""
+    """The pass chosen for one model with one set of adapters."""
 
     kind: Kind
     points: frozenset[int] = frozenset()
-    """Turning points that were tried."""
+    """Turning points covered by the proof."""
     why: str = ""
-    """Why no faster kind is used."""
+    """Why no packed pass is used."""
     reasons: dict[str, str] = field(default_factory=dict)
+    """Why each faster kind was rejected."""
 
 
-_CHOICES: WeakKeyDictionary[Any, dict[Any, PassChoice]] = WeakKeyDictionary()
+_CHOSEN: WeakKeyDictionary[Any, dict[Any, PassChoice]] = WeakKeyDictionary()
 
 
 def choose(model: Any, reach: int, *, dtype: torch.dtype | None = None, head_temperature: float = 1.0) -> PassChoice:
-    """The fastest kind that is right on sequences of up to ``reach`` tokens.
+    """Return the fastest pass that is correct on sequences of up to ``reach`` tokens.
 
-    ``model`` carries TRL's fused head, with `head_temperature`, and has no wrapper but peft's. ``dtype`` is that of
-    computation, where autocast makes it another one than that of the weights.
+    ``model`` has TRL's fused head, with `head_temperature`, and no wrapper other than peft's. ``dtype`` is that of the
+    computation, if autocast changes it.
     """
     points = proof.reached(proof.inner_model(model).config, reach)
-    known = _CHOICES.setdefault(proof.inner_model(model), {})
+    chosen = _CHOSEN.setdefault(proof.inner_model(model), {})
     key = (proof.build_of(model), dtype, head_temperature, model.training)
-    found = known.get(key)
-    if found is None or not points <= found.points:
-        found = known[key] = _try_out(model, points | (found.points if found else frozenset()), dtype, head_temperature)
-    return found
+    choice = chosen.get(key)
+    if choice is None or not points <= choice.points:
+        choice = chosen[key] = _try_out(
+            model, points | (choice.points if choice else frozenset()), dtype, head_temperature
+        )
+    return choice
 
 
 def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temperature: float) -> PassChoice:
@@ -62,7 +65,7 @@ def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temp
         kinds.insert(0, "unrolled")
     reasons: dict[str, str] = {}
     if model.training and _drops_attention(model, temperature):
-        reason = "attention has dropout, which the packed pass does not have (set disable_dropout, or it to 0)"
+        reason = "the packed pass does not support attention dropout (set disable_dropout, or the dropout to 0)"
         return PassChoice("padded", points, f"{proof.layer_types(model)}: {reason}", {"packed": reason})
     for kind in kinds:
         reason = _difference(model, kind, sorted(points), dtype, temperature)
@@ -74,19 +77,19 @@ def _try_out(model: Any, points: frozenset[int], dtype: torch.dtype | None, temp
 
 
 def _drops_attention(model: Any, temperature: float) -> bool:
-    """Whether attention has dropout in training, where the proof does not look."""
+    """Return whether attention has dropout in training, which the proof, in evaluation mode, would not notice."""
     with torch.no_grad(), torch.random.fork_rng():
         try:
             _packed(model, proof.sequences(model, [])[:1], False, False, temperature)
         except AttentionDropout:
             return True
-        except Exception:  # whatever else is wrong, the proof says
+        except Exception:  # the proof reports other failures
             return False
     return False
 
 
 def _difference(model: Any, kind: Kind, points: list[int], dtype: torch.dtype | None, temperature: float) -> str:
-    """What is wrong with this kind of pass on this model; empty where nothing is."""
+    """Return why this kind of pass can't be used for this model, or ""."""
     ids = proof.sequences(model, points)
 
     def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
@@ -97,7 +100,7 @@ def _difference(model: Any, kind: Kind, points: list[int], dtype: torch.dtype | 
 
 
 def _packed(model: Any, ids: list[list[int]], unrolled: bool, use_kernels: bool | None, temperature: float) -> Tensor:
-    """The last log-probabilities of each sequence, all packed in one row, one of them beside a copy of itself."""
+    """Return the last log-probabilities of each sequence, all packed in one row, the first one twice."""
     device = next(model.parameters()).device
     rows = [ids[0], *ids]  # the first two share their prompt
     longest = max(len(row) for row in rows)
@@ -118,7 +121,7 @@ def _packed(model: Any, ids: list[list[int]], unrolled: bool, use_kernels: bool 
 def tempered_logps(
     model: Any, input_ids: Tensor, attention_mask: Tensor, completion: int, temperature: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """log π and entropy of padded rows at a temperature of their own, or of each token's own, from all logits."""
+    """Return log π and entropy of padded rows from all logits, at a temperature per row or per token."""
     logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
     logits = logits[:, -completion - 1 : -1].float() / temperature.view(len(temperature), -1, 1)
     distribution = torch.log_softmax(logits, dim=-1)

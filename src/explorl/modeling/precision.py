@@ -1,8 +1,8 @@
-"""The weights of a model in another precision, standing in their place for a while.
+"""Run a model with temporary copies of its weights in another precision.
 
-Mixed precision keeps float32 weights for the optimizer, which takes steps far smaller than bfloat16 can tell, and
-computes in half precision. Sampling reads all weights for every token, so it wants them in half precision as they lie
-in memory: a *shadow*, refreshed from the float32 weights by one fused copy whenever it is put in place.
+Mixed precision keeps float32 weights for the optimizer, whose steps are too small for bfloat16, and computes in half
+precision. Sampling reads all weights for every token, so they should be in half precision in memory: `CastWeights`,
+refreshed from the float32 weights by one fused copy whenever they are put in place.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from torch import Tensor, nn
 class CastWeights:
     """Copies of a model's floating-point parameters in ``dtype``.
 
-    Parameters stay where they are for everybody else: the modules read the copies only inside `in_place`. Buffers (the
-    frequencies of a rotary embedding) keep their precision, as `from_pretrained` leaves it. What the model's class
-    keeps in float32 in any case stays as it is.
+    The modules use the copies only inside `in_place`. Buffers (the frequencies of a rotary embedding) keep their
+    precision, as with `from_pretrained`, and so do parameters that the model's class keeps in float32.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.places: list[tuple[Any, str, nn.Parameter]] = []
+        self.replacements: list[tuple[Any, str, nn.Parameter]] = []
         self.originals: list[Tensor] = []
         self.copies: list[Tensor] = []
-        known: dict[int, nn.Parameter] = {}
+        copies_by_id: dict[int, nn.Parameter] = {}
         for path, module in model.named_modules():
             for name, parameter in module._parameters.items():
                 if parameter is None or parameter.dtype == dtype or not _plain(parameter):
                     continue
                 if dtype != torch.float32 and _stays_in_float32(model, f"{path}.{name}"):
                     continue
-                copy = known.get(id(parameter))
+                copy = copies_by_id.get(id(parameter))
                 if copy is None:
                     copy = nn.Parameter(torch.empty_like(parameter, dtype=dtype), requires_grad=False)
-                    known[id(parameter)] = copy
+                    copies_by_id[id(parameter)] = copy
                     self.originals.append(parameter.detach())
                     self.copies.append(copy.detach())
-                self.places.append((module, name, copy))
+                self.replacements.append((module, name, copy))
 
     @property
     def bytes(self) -> int:
@@ -49,13 +48,13 @@ class CastWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The modules read the copies, made anew from what the parameters are now."""
+        """Refresh the copies from the parameters and use them in the modules."""
         with torch.no_grad():
             if self.copies:
                 torch._foreach_copy_(self.copies, self.originals)
-        before = [(module, name, module._parameters[name]) for module, name, _ in self.places]
+        before = [(module, name, module._parameters[name]) for module, name, _ in self.replacements]
         try:
-            for module, name, copy in self.places:
+            for module, name, copy in self.replacements:
                 module._parameters[name] = copy
             yield
         finally:
@@ -64,7 +63,7 @@ class CastWeights:
 
 
 def _plain(parameter: nn.Parameter) -> bool:
-    """Whether it is a floating-point tensor of torch's own, not a quantised or a sharded one."""
+    """Return whether the parameter is an ordinary floating-point tensor, neither quantised nor sharded."""
     halves = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     return type(parameter) is nn.Parameter and type(parameter.data) is Tensor and parameter.dtype in halves
 
@@ -80,12 +79,12 @@ def _stays_in_float32(model: nn.Module, path: str) -> bool:
 
 @contextmanager
 def default_torch_settings() -> Iterator[None]:
-    """torch's own default type and device, float32 and the host, where a caller has set others.
+    """Use torch's original default dtype and device, float32 and the CPU, even if the caller has changed them.
 
-    What is computed would else be rounded to the caller's type, and what is to be on the host would be elsewhere.
+    Otherwise results would be rounded to the caller's dtype, and tensors meant for the host would be elsewhere.
     """
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
-    if dtype == torch.float32 and device.type == "cpu":  # which other threads may count on
+    if dtype == torch.float32 and device.type == "cpu":  # change nothing that other threads may rely on
         yield
         return
     try:
@@ -97,7 +96,7 @@ def default_torch_settings() -> Iterator[None]:
 
 
 def weights_dtype(model: nn.Module) -> torch.dtype:
-    """The type that most of a model's floating-point weights have."""
+    """Return the dtype of most of a model's floating-point weights."""
     sizes: dict[torch.dtype, int] = {}
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -106,9 +105,9 @@ def weights_dtype(model: nn.Module) -> torch.dtype:
 
 
 def has_arithmetic(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device computes in this type itself; a processor that does not is many times slower in it."""
+    """Return whether the device computes natively in this dtype; otherwise a CPU is many times slower in it."""
     if device.type != "cpu":
         return True
-    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    asked = getattr(torch.ops.mkldnn, known.get(dtype, ""), None) if dtype in known else None
-    return dtype == torch.float32 or (asked is not None and bool(asked()))
+    checks = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    check = getattr(torch.ops.mkldnn, checks.get(dtype, ""), None) if dtype in checks else None
+    return dtype == torch.float32 or (check is not None and bool(check()))

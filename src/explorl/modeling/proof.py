@@ -33,7 +33,7 @@ BEYOND = 5
 EXACT = 1e-3
 """Largest difference in float32."""
 SEEN = 0.5
-"""How much a log-probability changes, at least, where a model looks at what stands before."""
+"""Least change of a log-probability if the model depends on the context."""
 ROUGH = 0.2
 """Largest mean of the differences in half precision, where float32 could not be tried."""
 
@@ -41,7 +41,7 @@ _NAMES = ("window", "chunk_size", "original_max_position")
 
 
 def turning_points(config: Any) -> dict[str, int]:
-    """Lengths beyond which the model may compute something else, by the name in its configuration."""
+    """Return lengths beyond which the model may compute something else, by the name in its configuration."""
     found: dict[str, int] = {}
 
     def look(values: Any, prefix: str) -> None:
@@ -61,12 +61,12 @@ def turning_points(config: Any) -> dict[str, int]:
 
 
 def reached(config: Any, reach: int) -> frozenset[int]:
-    """The turning points that sequences of up to ``reach`` tokens get beyond."""
+    """Return the turning points that sequences of up to ``reach`` tokens get beyond."""
     return frozenset(value for value in turning_points(config).values() if value < reach)
 
 
 def sequences(model: Any, points: Sequence[int]) -> list[list[int]]:
-    """Random token ids: some short sequences, and for each turning point one beyond it and one that ends across it."""
+    """Return random token ids: short sequences, and per turning point one beyond it and one that ends across it."""
     config = text_config(model)
     rows = int(inner_model(model).get_input_embeddings().weight.shape[0])
     vocab = min(rows, getattr(config, "vocab_size", None) or rows)
@@ -84,7 +84,7 @@ def sequences(model: Any, points: Sequence[int]) -> list[list[int]]:
 def own_logps(
     model: Any, ids: Sequence[Sequence[int]], *, tail: int = TAIL, temperature: float = 1.0
 ) -> tuple[Tensor, float]:
-    """log π of the last ``tail`` tokens of each sequence by the model's own forward, and how much log π varies."""
+    """Return log π of each sequence's last ``tail`` tokens by the model's own forward, and how much log π varies."""
     device = next(model.parameters()).device
     keep = {"logits_to_keep": tail + 1} if keeps_logits(model) else {}
     logps, spreads = [], []
@@ -103,10 +103,10 @@ Fast = Callable[[bool], tuple[Sequence[Sequence[int]], Tensor]]
 
 
 def difference(model: Any, dtype: torch.dtype | None, fast: Fast, *, temperature: float = 1.0) -> str:
-    """What is wrong with a fast path on this model; empty where nothing is. ``dtype`` is that of computation."""
+    """Return why a fast path can't be used for this model, or "". ``dtype`` is that of computation."""
     used = dtype or weights_dtype(model)
     if waits_for_tokens(model):
-        return "its adapter has alora_invocation_tokens, and peft finds where it begins to act in rows that stand alone"
+        return "its adapter has alora_invocation_tokens, which peft can find only in unpacked rows"
     try:
         with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
             with in_float32(model) as possible:
@@ -142,7 +142,7 @@ class NothingToCompare(Exception):
 
 
 def _compared(model: Any, ids: Sequence[Sequence[int]], got: Tensor, temperature: float) -> str:
-    """In float32."""
+    """Return how a fast path in float32 differs from the model, or ""."""
     own, spread = own_logps(model, ids, temperature=temperature)
     return "" if excess(got, own, None, spread, torch.float32) <= 1 else _said(got - own)
 
@@ -152,7 +152,7 @@ def _said(difference: Tensor) -> str:
 
 
 def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype: torch.dtype) -> float:
-    """How far the fast path is off, in units of what is allowed: at most 1 is right.
+    """Return how far the fast path is off, in units of the tolerance: at most 1 is correct.
 
     ``exact`` is the model's own result in float32, None where that could not be computed.
     """
@@ -160,7 +160,7 @@ def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype
     spread = max(spread, 1e-6) if math.isfinite(spread) else 1.0
 
     def mean(difference: Tensor) -> float:
-        """Of the sizes, each at most ``spread``: a token that rounding sends to another expert is not the whole."""
+        """Return the mean size, each at most ``spread``, as rounding may send a single token to another expert."""
         return float(difference.abs().clamp(max=spread).mean())
 
     if bool((torch.isfinite(fast) != torch.isfinite(own)).any()):
@@ -177,18 +177,16 @@ def excess(fast: Tensor, own: Tensor, exact: Tensor | None, spread: float, dtype
 
 
 def _hardly_sees_context(model: Any) -> bool:
-    """Whether log π hardly depends on what stands before, so that no fault would show: in a model not yet trained."""
+    """Return whether log π hardly depends on the context, as in an untrained model, so that no fault would show."""
     ids = sequences(model, [])
-    others = [
-        [*reversed(row[:-4]), *row[-4:]] for row in ids
-    ]  # the last tokens are the same, what stands before is not
+    others = [[*reversed(row[:-4]), *row[-4:]] for row in ids]  # the same last tokens after another context
     own, spread = own_logps(model, ids, tail=3)
     return bool((own - own_logps(model, others, tail=3)[0]).abs().max() < SEEN * spread)
 
 
 @contextmanager
 def _amplified(model: Any) -> Iterator[None]:
-    """Weight matrices grown so that each layer says as much as what it reads: whatever it does then shows."""
+    """Enlarge the weight matrices so that every layer has a visible effect on log π."""
     heads = {id(inner_model(model).get_input_embeddings()), id(inner_model(model).get_output_embeddings())}
     draw = torch.Generator().manual_seed(0)
     places: list[tuple[Any, str, nn.Parameter]] = []
@@ -214,7 +212,7 @@ def _amplified(model: Any) -> Iterator[None]:
 
 @contextmanager
 def in_float32(model: Any) -> Iterator[bool]:
-    """The model with float32 weights; False where they are quantised, or where memory does not hold them."""
+    """Use float32 weights; yield False if they are quantised or do not fit into memory."""
     root = inner_model(model)
     if getattr(root, "is_quantized", False) or getattr(root, "hf_quantizer", None) is not None:
         yield False
@@ -232,7 +230,7 @@ def in_float32(model: Any) -> Iterator[bool]:
 
 
 def computing_in(model: Any, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Autocast to ``dtype`` where the weights are of another type, or wider weights, which autocast does not give."""
+    """Return a context that computes in ``dtype``: autocast, or wider weights, which autocast cannot provide."""
     if dtype is None or dtype == weights_dtype(model):
         return nullcontext()
     if dtype.itemsize > weights_dtype(model).itemsize:
@@ -243,17 +241,17 @@ def computing_in(model: Any, dtype: torch.dtype | None) -> AbstractContextManage
 
 
 def keeps_logits(model: nn.Module) -> bool:
-    """Whether the model can be asked for the last positions' logits alone."""
+    """Return whether the model can compute only the last positions' logits."""
     return "logits_to_keep" in inspect.signature(type(inner_model(model)).forward).parameters
 
 
 def inner_model(model: Any) -> Any:
-    """The transformers model inside peft's wrapper."""
+    """Return the transformers model inside peft's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def waits_for_tokens(model: Any) -> bool:
-    """Whether an active adapter acts from certain tokens on (aLoRA): nothing shows that while its weights are 0."""
+    """Return whether an active adapter acts only after certain tokens (aLoRA), which zero weights would not show."""
     if not hasattr(model, "get_base_model"):  # peft's wrapper looks for them
         return False
     return any(getattr(model.peft_config[name], "alora_invocation_tokens", None) for name in model.active_adapters)
@@ -264,9 +262,9 @@ def text_config(model: Any) -> Any:
 
 
 def build_of(model: nn.Module) -> tuple[Any, ...]:
-    """What a model is built of, hooks, replaced forwards and acting adapters included, but not its weights.
+    """Return what a model is built of: modules, hooks, replaced forwards and active adapters, but not its weights.
 
-    Where it is another one, what was proven has to be proven again.
+    If it changes, proofs have to be repeated.
     """
     modules: list[Any] = list(model.modules())
     acting = {
@@ -279,15 +277,17 @@ def build_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def touched(module: nn.Module) -> tuple[int, int, int]:
-    """Hooks before and behind a module, those of all modules too, and a forward of its own. Those that only ask for
-    gradients do not count: gradient checkpointing puts them on embeddings and takes them off."""
+    """Count the pre-hooks and hooks of a module, including global ones, and identify a replaced forward.
+
+    Hooks that only require gradients do not count: gradient checkpointing adds and removes them on embeddings.
+    """
     behind = [hook for hook in module._forward_hooks.values() if "require_grad" not in getattr(hook, "__name__", "")]
     before = len(module._forward_pre_hooks) + len(everywhere._global_forward_pre_hooks)
     return before, len(behind) + len(everywhere._global_forward_hooks), id(module.__dict__.get("forward"))
 
 
 def layer_types(model: nn.Module) -> str:
-    """The classes of a model's layers, with what mixes tokens in them, for a message."""
+    """Return the classes of a model's layers, with their token mixers, for a message."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
     if not lists:
         return type(model).__name__

@@ -25,7 +25,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, shift: float, round_first: bool) -> Tensor:
-    """x / sqrt(mean x² + eps) · (weight + shift); ``round_first`` rounds before the weight, as Llama does."""
+    """Compute x / sqrt(mean x² + eps) · (weight + shift); ``round_first`` rounds before the weight, as Llama does."""
     x = x.contiguous()
     columns = x.shape[-1]
     out = torch.empty_like(x)
@@ -55,7 +55,7 @@ def _add_rms_norm_kernel(x, y, weight, total, out, columns, eps, WIDTH: tl.const
 def add_rms_norm(
     x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x + y, and its RMS norm; ``dtype`` is that of the norm, None that of x."""
+    """Return x + y, and its RMS norm in ``dtype``, by default that of x."""
     x, y = x.contiguous(), y.contiguous()
     columns = x.shape[-1]
     total, out = torch.empty_like(x), torch.empty_like(x, dtype=dtype)
@@ -106,9 +106,9 @@ def _rotary_kernel(
 
 
 def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary embedding (halves rotated against each other) of (rows, heads, tokens, size).
+    """Apply the rotary embedding (halves rotated against each other) to (rows, heads, tokens, size).
 
-    What is returned is laid out token by token.
+    The results are contiguous token by token.
     """
     rows, query_heads, length, size = query.shape
     key_heads = key.shape[1]
@@ -143,7 +143,7 @@ def _gate_kernel(gate, up, out, size, BLOCK: tl.constexpr, GELU: tl.constexpr):
 
 
 def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
-    """silu(gate) · up, or gelu(gate) · up in the tanh approximation."""
+    """Compute silu(gate) · up, or gelu(gate) · up in the tanh approximation."""
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
     size = gate.numel()

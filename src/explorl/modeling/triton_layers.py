@@ -1,13 +1,13 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
-"""The matrix products of a decoder layer with what stands before and behind them, as one Triton kernel each.
+"""The matrix products of a decoder layer with the operations before and after them, as one Triton kernel each.
 
-A decode step of a small model is hundreds of kernels that each wait a few microseconds for their memory. Here a layer
-has four: norm and query, key and value; output and sum; norm, gate, up and their product; down and sum. The weights are
-read where they lie, each by a pointer of its own: nothing is copied or laid out anew, so that whatever changes a
-parameter, in place or not, changes what is computed.
+A decode step of a small model is hundreds of kernels that each wait a few microseconds for memory. Here a layer has
+four: norm and query, key and value; output and sum; norm, gate, up and their product; down and sum. The weights are
+read from the parameters, each by its own pointer, without copying or reordering, so that every change of a parameter,
+in place or not, takes effect.
 
-Products are summed in float32 over the inner dimension from its beginning to its end by one program, and rounded where
-the modules round: a row's result depends neither on the other rows nor on the order in which programs run.
+One program sums a product in float32 over the whole inner dimension in order, and rounds where the modules round: a
+row's result depends neither on the other rows nor on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torch import Tensor
 
 
 class Tile(NamedTuple):
-    """How a product is launched; every value gives the same result."""
+    """Launch parameters of a product; they do not change the result."""
 
     rows: int
     columns: int
     depth: int
-    """Of the inner dimension, in one step of the loop."""
+    """Size of the inner dimension per step of the loop."""
     warps: int
     stages: int
-    """Steps of the loop whose memory is asked for at once."""
+    """Number of loop steps whose loads are in flight at once."""
 
 
 HEADS, ADDED, GATED = "heads", "added", "gated"
@@ -57,17 +57,17 @@ TILES: dict[str, tuple[tuple[int, Tile], ...]] = {
         (1024, Tile(128, 64, 64, 8, 3)),
     ),
 }
-"""For each product, up to how many rows a tile is used. Beyond the last the modules multiply."""
+"""For each product, the most rows for each tile. For more rows than the last, the modules are used."""
 FEW = 64
-"""Up to so many rows a product norms its input itself; for more, the norm is a kernel of its own."""
+"""Most rows for which a product norms its input itself; for more, the norm is a separate kernel."""
 WIDEST = 2048
-"""Models up to this width: the products of wider ones are long enough by themselves."""
+"""Largest width of a model; the products of wider ones are long enough to hide the latency."""
 DTYPES = (torch.bfloat16, torch.float16)
-"""Float32 products are the modules' own: there is no faster way to multiply exactly."""
+"""Not float32, for which there is no faster exact product than the modules'."""
 
 
 def tile_for(kind: str, rows: int, width: int, dtype: torch.dtype) -> Tile | None:
-    """The fastest of the measured settings; None where the modules are as fast."""
+    """Return the fastest of the measured tiles; None if the modules are as fast."""
     if width > WIDEST or dtype not in DTYPES:
         return None
     return next((tile for most, tile in TILES[kind] if rows <= most), None)
@@ -78,7 +78,7 @@ def tile_for(kind: str, rows: int, width: int, dtype: torch.dtype) -> Tile | Non
 
 @triton.jit
 def _scales(x, row, inside, eps, DEPTH: tl.constexpr, CHUNK: tl.constexpr):
-    """1 / sqrt(mean x² + eps) of each row."""
+    """Compute 1 / sqrt(mean x² + eps) of each row."""
     squares = tl.zeros([row.shape[0], CHUNK], tl.float32)
     for start in tl.static_range(0, DEPTH, CHUNK):
         at = start + tl.arange(0, CHUNK)
@@ -89,7 +89,7 @@ def _scales(x, row, inside, eps, DEPTH: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _operand(x, norm, row, inside, at, scale, DEPTH: tl.constexpr, NORM: tl.constexpr):
-    """Columns ``at`` of the rows, normed where asked for, with the roundings of Llama's norm."""
+    """Load columns ``at`` of the rows, normed if NORM, with the roundings of Llama's norm."""
     value = tl.load(x + row[:, None] * DEPTH + at[None, :], mask=inside[:, None] & (at < DEPTH)[None, :], other=0.0)
     if NORM:
         rounded = (value.to(tl.float32) * scale[:, None]).to(value.dtype).to(tl.float32)
@@ -157,7 +157,7 @@ def _gated_kernel(
     scale = tl.zeros([ROWS], tl.float32)
     if NORM:
         scale = _scales(x, row, inside, eps, DEPTH, CHUNK)
-    # Gate and up take turns as columns of one product: two in one loop would wait for each other.
+    # Gate and up are alternating columns of one product, because two products in one loop would wait for each other.
     turn = tl.arange(0, 2 * COLUMNS)
     both = tl.program_id(1) * COLUMNS + turn // 2
     is_up = (turn % 2 == 1)[:, None]
@@ -181,7 +181,7 @@ def _gated_kernel(
     tl.store(out + place, value.to(out.dtype.element_ty), mask=written)
 
 
-# Their calls
+# Calls
 
 
 class Weight(NamedTuple):
@@ -205,9 +205,9 @@ def products(
     norm: Norm | None = None,
     residual: Float[Tensor, "rows columns"] | None = None,
 ) -> list[Tensor]:
-    """norm(x) · Wᵀ + b for each of up to three weights, each contiguous; ``residual``, of one, is added after rounding.
+    """Compute norm(x) · Wᵀ + b for each of up to three weights, each contiguous.
 
-    Either all weights have a bias or none.
+    Either all weights have a bias or none. ``residual``, only for one weight, is added after rounding.
     """
     assert 1 <= len(weights) <= 3
     assert residual is None or len(weights) == 1
@@ -231,7 +231,7 @@ def products(
 def gated_products(
     x: Float[Tensor, "rows depth"], gate: Weight, up: Weight, tile: Tile, norm: Norm | None = None
 ) -> Float[Tensor, "rows columns"]:
-    """silu(g) · u, with g and u = norm(x) · Wᵀ + b for two weights of one shape."""
+    """Compute silu(g) · u, with g and u = norm(x) · Wᵀ + b for two weights of one shape."""
     _check(x, (gate, up))
     rows, columns = len(x), len(gate.matrix)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)

@@ -1,16 +1,16 @@
 # mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def, untyped-decorator"
 """Token records of a block of logits as one Triton kernel, one program per row.
 
-The row is read once. Each of `LANES` lanes folds every `LANES`-th logit into its own sums, so that threads meet only at
-the end of the row; the sums are taken relative to the largest of the first logits and the target's, and once more where
-that was far from the largest of all. Each lane also keeps its two largest logits. All that is above the largest of the
-seconds is then known in full: where it has the mass of the branching factor, as in most rows of a trained policy, the
-count is found in registers.
+The row is read once. Each of `LANES` lanes adds every `LANES`-th logit to its own sums, so that threads synchronise
+only at the end of the row. The sums are relative to the largest of the first logits and the target's, and are
+recomputed if that is far from the largest of all. Each lane also keeps its two largest logits, so all logits above the
+largest of the second ones are in registers. If these have the mass of the branching factor, as in most rows of a
+trained policy, they are counted there.
 
-Else the logit at which the mass is reached is searched over the row: each pass weighs three thresholds, the first
-where a normal distribution of logits would have it, the next by interpolation, until one value is left between. Values
-are those of the logits' own type, so ties stand at exactly one: of tokens tied at the cut as many count as the mass
-needs, as in `explorl.metrics.tokens.branching_factor`. Lanes sum in float32, rows in float64.
+Otherwise the logit at which the mass is reached is searched for over the row. Each pass weighs three thresholds, first
+where they would be for normally distributed logits, then by interpolation, until one value is left. Values are those of
+the logits' type, so ties have exactly the same value: of tokens tied at the cut as many count as the mass needs, as in
+`explorl.metrics.tokens.branching_factor`. Lanes sum in float32, rows in float64.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from explorl.modeling.triton_order import SHIFTS, key_of, value_of
 
 LANES, WARPS = 1024, 8
 REGISTERS = 64
-"""Of a thread, so that two programs fit on a multiprocessor; what does not fit is not used in the loops over a row."""
+"""Registers per thread, so that two programs fit on a multiprocessor; only values outside the row loops are spilled."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
-"""Stands for −inf, so that 0 · LOWEST is 0."""
+"""Replaces −inf, so that 0 · LOWEST is 0."""
 FAR = tl.constexpr(30.0)
-"""How far the largest logit may be from the one that sums are relative to: no square of a weight overflows."""
+"""Largest distance of the largest logit from the base of the sums, so that no square of a weight overflows."""
 NARROW = tl.constexpr(0.03)
-"""Distance of the first thresholds of a search, in standard deviations."""
+"""Distance between the first thresholds of a search, in standard deviations."""
 
 
 @triton.jit
@@ -56,8 +56,11 @@ def _fold(x, start, base, rate, weights, firsts, own, squares, best, second, pla
 
 @triton.jit
 def _sums(line, vocab, base, rate, LANES: tl.constexpr, TEMPERED: tl.constexpr):
-    """Lane by lane: Σ w and Σ w·y at temperature 1, y = x − base, w = exp(y); Σ w and Σ w² at the row's own temperature
-    (the first only where it is another one); the two largest logits, and where the largest is, less the lane."""
+    """Return sums and the largest logits of each lane.
+
+    These are Σ w and Σ w·y at temperature 1, with y = x − base and w = exp(y); Σ w (only if TEMPERED) and Σ w² at the
+    row's temperature; the two largest logits; and the index of the largest minus the lane.
+    """
     lane = tl.arange(0, LANES)
     weights = tl.zeros([LANES], tl.float32)
     firsts = tl.zeros([LANES], tl.float32)
@@ -67,7 +70,7 @@ def _sums(line, vocab, base, rate, LANES: tl.constexpr, TEMPERED: tl.constexpr):
     second = tl.full([LANES], LOWEST, tl.float32)
     place = tl.zeros([LANES], tl.int32)
     whole = vocab // (4 * LANES) * (4 * LANES)
-    for start in range(0, whole, 4 * LANES):  # four loads are under way at once
+    for start in range(0, whole, 4 * LANES):  # four loads in flight at once
         at = line + start + lane
         x0 = tl.load(at).to(tl.float32)
         x1 = tl.load(at + LANES).to(tl.float32)
@@ -96,13 +99,13 @@ def _sums(line, vocab, base, rate, LANES: tl.constexpr, TEMPERED: tl.constexpr):
 
 @triton.jit
 def _other(line, vocab, target, best, second, place, LANES: tl.constexpr):
-    """The largest logit but the target's, and the lowest id that has it."""
+    """Return the largest logit other than the target's, and the lowest id that has it."""
     lane = tl.arange(0, LANES)
     targets = place + lane == target  # the lane whose largest is the target
     others = tl.where(targets, second, best)
     other = tl.max(others, 0)
     found = tl.min(tl.where((others == other) & (place + lane != target), place + lane, 0x7FFFFFFF), 0)
-    if tl.max(tl.where(targets, second, float("-inf")), 0) == other:  # where it is in that lane is not known
+    if tl.max(tl.where(targets, second, float("-inf")), 0) == other:  # its index in that lane was not recorded
         for start in range(0, vocab, LANES * LANES):
             at = start + target % LANES + lane * LANES
             x = tl.load(line + at, mask=(at < vocab) & (at != target), other=float("nan")).to(tl.float32)
@@ -117,7 +120,7 @@ def _total(lanes):
 
 @triton.jit
 def _others_squared(line, vocab, target, base, rate, squares, LANES: tl.constexpr):
-    """Σ w² over all tokens but the target: its lane is summed again without it."""
+    """Return Σ w² over all tokens except the target, whose lane is summed again without it."""
     lane = tl.arange(0, LANES)
     total = _total(tl.where(lane == target % LANES, 0.0, squares))
     for start in range(0, vocab, LANES * LANES):
@@ -142,7 +145,7 @@ def _weigh(x, base, least_1, least_2, least_3, sum_1, sum_2, sum_3, count_1, cou
 
 @triton.jit
 def _weighed(line, vocab, base, least_1, least_2, least_3, LANES: tl.constexpr):
-    """Weight and number of the logits that are at least as large as each of three thresholds."""
+    """Return the weight and number of the logits at or above each of three thresholds."""
     lane = tl.arange(0, LANES)
     sum_1 = tl.zeros([LANES], tl.float32)
     sum_2 = tl.zeros([LANES], tl.float32)
@@ -183,7 +186,7 @@ def _weighed(line, vocab, base, least_1, least_2, least_3, LANES: tl.constexpr):
 
 @triton.jit
 def _cut_in_lanes(best, base, need, bottom, beyond, SHIFT: tl.constexpr):
-    """The cut, where all logits at and above it are the largest of their lanes; see `_cut`."""
+    """Return the cut if all logits at and above it are the largest of their lanes; see `_cut`."""
     weights = tl.exp2((best - base) * LOG2E).to(tl.float64)
     mass = need * 0.0
     count = tl.full((), 0, tl.int64)
@@ -207,8 +210,11 @@ def _cut(
     line, vocab, base, need, bottom, beyond, mass_bottom, mass, count, guess, narrow,
     SHIFT: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The largest key (of a logit) with which and above which there is enough mass; and mass above it, number of logits
-    above it, and with it. The answer is in [bottom, beyond), and `mass` and `count` are what is at or above beyond."""
+    """Return the largest key of a logit such that the logits at or above it have enough mass.
+
+    Also return the mass and number of logits above it, and their number including it. The result is in
+    [bottom, beyond); `mass` and `count` are those of the logits at or above beyond.
+    """
     count_bottom = tl.full((), 0, tl.int64) + vocab
     passes = tl.full((), 0, tl.int32)
     while (beyond - bottom > 1) & (count_bottom - count > 1):
@@ -220,7 +226,7 @@ def _cut(
         key_1, key_2, key_3 = middle - step, middle, middle + step
         if passes == 0:
             key_1, key_2, key_3 = key_of(guess - narrow, SHIFT), key_of(guess, SHIFT), key_of(guess + narrow, SHIFT)
-        if passes % 3 == 2:  # whatever the logits look like, what is left gets less
+        if passes % 3 == 2:  # shrinks the range for any distribution of logits
             key_1, key_2, key_3 = bottom + (width >> 2), bottom + (width >> 1), bottom + width - (width >> 2)
         key_1 = tl.minimum(tl.maximum(key_1, bottom + 1), beyond - 1)
         key_2 = tl.minimum(tl.maximum(key_2, bottom + 1), beyond - 1)
@@ -287,7 +293,7 @@ def _records_kernel(
         cut, mass, count, count_least = _cut_in_lanes(best, base, need, after, key_of(top, SHIFT) + 1, SHIFT)
     else:
         many = tl.sum((best > bound).to(tl.int32), 0).to(tl.int64)
-        # All tokens below this one together do not have the rest of the mass.
+        # All tokens below this logit together have less than the rest of the mass.
         least = base + tl.log(((0.5 - 0.5 * MASS) * total).to(tl.float32) / vocab)
         # Of normal logits with variance σ² the weights are normal too, with variance σ² = 2 (ln vocab − entropy).
         deviation = tl.sqrt(tl.maximum(2 * (tl.log(base * 0.0 + vocab) - spread), 0.0))
@@ -313,9 +319,9 @@ def record(
     lanes: int | None = None,
     warps: int | None = None,
 ) -> None:
-    """Fills `out`, in the order of `TokenRecords`, for (rows, vocab) logits whose last dimension lies in one piece.
+    """Fill `out`, in the order of `TokenRecords`, for (rows, vocab) logits that are contiguous in the last dimension.
 
-    `temperature` has one value per row, None where it is 1.
+    `temperature` has one value per row; None means 1.
     """
     rows, vocab = logits.shape
     lanes, warps = lanes or LANES, warps or WARPS

@@ -13,7 +13,7 @@ from torch import Tensor
 from explorl.modeling.triton_fused import add_rms_norm, gated
 
 ROWS = 32
-"""Rows that one program of the norm's backward pass takes, and over which it adds up the weight's gradient."""
+"""Rows per program of the norm's backward pass, over which it sums the weight's gradient."""
 
 
 @triton.jit
@@ -115,8 +115,8 @@ def _spread_backward_kernel(
 class RotatedRows(torch.autograd.Function):
     """Rotates queries and keys of packed tokens, and spreads them and the values over padded rows.
 
-    (1, heads, tokens, size) → (rows, heads, longest, size), in ``dtype`` (None: as they are). The gradients of a token
-    that stands in several rows are added up in float32.
+    (1, heads, tokens, size) → (rows, heads, longest, size), in ``dtype`` (None: unchanged). The gradients of a token
+    that several rows share are summed in float32.
     """
 
     @staticmethod
@@ -233,7 +233,7 @@ def _add_rms_norm_backward_kernel(
 
 
 class AddedNorm(torch.autograd.Function):
-    """x + y, and its RMS norm in ``dtype`` (None: as x)."""
+    """x + y, and its RMS norm in ``dtype`` (None: that of x)."""
 
     @staticmethod
     def forward(

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from explorl.modeling import onednn_ops
 from explorl.modeling.cpu_ops import WIDE, CpuOps
 from explorl.modeling.llama import HEAD_ROWS
-from explorl.modeling.onednn_ops import Copy, OneDnnOps, copied_bytes, groups
+from explorl.modeling.onednn_ops import OneDnnOps, ReorderedWeight, copied_bytes, groups
 
-pytestmark = pytest.mark.skipif(not onednn_ops.possible(), reason="this processor or torch has no such products")
+pytestmark = pytest.mark.skipif(not onednn_ops.is_available(), reason="this processor or torch has no such products")
 
 LAYERS = 2
 
@@ -167,14 +167,14 @@ def test_a_hook_is_called_where_others_have_copies() -> None:
 @pytest.mark.parametrize("wrong", ["values", "an error", "NaN"])
 @torch.no_grad()
 def test_products_that_are_wrong_are_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Copy.onto
+    right = ReorderedWeight.combined
 
-    def onto(self: Copy, x: torch.Tensor, other: torch.Tensor, then: str) -> torch.Tensor:
+    def combined(self: ReorderedWeight, x: torch.Tensor, other: torch.Tensor, then: str) -> torch.Tensor:
         if wrong == "an error":
             raise RuntimeError("no such operation")
         return right(self, x, other, then) * (1.0001 if wrong == "values" else torch.nan)
 
-    monkeypatch.setattr(Copy, "onto", onto)
+    monkeypatch.setattr(ReorderedWeight, "combined", combined)
     model = a_model()
     ops = renewed(model)
     assert not ops.copies

@@ -86,7 +86,7 @@ def test_a_layer_is_four_products(name: str, small: Any, calls: list[str]) -> No
     ops = FusedTritonOps()
     first = run(model, ops, ids)
     torch.testing.assert_close(first, run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
-    assert list(ops.right.values()) == [True] * 4  # output and down have other shapes
+    assert list(ops.verified.values()) == [True] * 4  # output and down have other shapes
     del calls[:]
     assert torch.equal(run(model, ops, ids), first)
     assert calls == ["norm products", "products", "norm gated_products", "products"]
@@ -183,8 +183,8 @@ def test_a_kernel_that_does_not_agree_is_not_used(
     (model, ids), ops = small(), FusedTritonOps()
     with caplog.at_level(logging.INFO, fused_ops_triton.__name__):
         torch.testing.assert_close(run(model, ops, ids), run(model, KernelOps(), ids), atol=2e-5, rtol=2e-5)
-    assert sorted(ops.right.values()) == [False, True, True, True]
-    assert ("too far from what the modules compute" if fault == "wrong" else "shared memory") in caplog.text
+    assert sorted(ops.verified.values()) == [False, True, True, True]
+    assert ("times the tolerance" if fault == "wrong" else "shared memory") in caplog.text
     run(model, ops, ids)
     assert len(tried) == 1
 
@@ -255,7 +255,7 @@ def test_stopped_rows_that_hold_anything_are_not_compared(small: Any) -> None:
         model.model.embed_tokens.weight[ids[0, 0]] = float("inf")
     before = torch.random.get_rng_state()
     run(model, ops, ids)
-    assert list(ops.right.values()) == [True] * 4
+    assert list(ops.verified.values()) == [True] * 4
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
