@@ -71,10 +71,6 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
 BANNED_WORDS: Exceptions = {
     ("analysis", "anew"): "to be rewritten",
     ("analysis", "but for"): "to be rewritten",
-    ("modeling", "anew"): "to be rewritten",
-    ("modeling", "but for"): "to be rewritten",
-    ("modeling", "nobody"): "to be rewritten",
-    ("modeling", "somebody"): "to be rewritten",
     ("report", "anew"): "to be rewritten",
     ("rollout", "anew"): "to be rewritten",
     ("rollout", "but for"): "to be rewritten",
@@ -105,7 +101,6 @@ BANNED_WORDS: Exceptions = {
 # Packages where more than 2 % of the docstrings of functions start with "What", "Whether", "That", "How" or the like.
 DOCSTRINGS_WITHOUT_VERB: Exceptions = {
     ("analysis",): "to be rewritten",
-    ("modeling",): "to be rewritten",
     ("models",): "to be rewritten",
     ("report",): "to be rewritten",
     ("rollout",): "to be rewritten",
