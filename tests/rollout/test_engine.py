@@ -367,7 +367,7 @@ def test_rollouts_are_stored_in_as_much_as_they_hold(llama: Any) -> None:
         ([[5] * 200], 1, "200 tokens and the model's context is 128"),
         ([[5]], 0, "n is 0"),
         ([], 1, "prompts is empty"),
-        ([[5, VOCAB]], 1, f"token id {VOCAB}; the model knows ids from 0 to {VOCAB - 1}"),
+        ([[5, VOCAB]], 1, f"token id {VOCAB}; the model has ids from 0 to {VOCAB - 1}"),
         ([[5, -1]], 1, "token id -1"),
         (["text"], 1, "no tokenizer"),
         ([[5, 6.5]], 1, "prompt 0 holds 6.5; use token ids such as 13"),

@@ -19,11 +19,11 @@ from explorl.modeling.attention import alone_with
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams, UnsupportedModel
-from explorl.rollout.engine import HELD
+from explorl.rollout.engine import MAX_IDLE_SHARE
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.memory_plan import make_plan
-from explorl.rollout.sequences import RECORDS
+from explorl.rollout.sequences import STAT_TYPES
 
 from .models import GQA, build, prompts
 from .test_engine import check_records, same_tokens
@@ -229,16 +229,16 @@ def test_the_written_out_pass_is_used_where_it_agrees(name: str, used: bool) -> 
     engine = Engine(model)
     fast = engine.generate(prompts(), 2, PARAMS)
     assert engine._runner is not None
-    assert (engine._runner._written_out is not None) is used
+    assert (engine._runner._unrolled is not None) is used
     seen: list[Any] = []
     hook = model.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
     slow = engine.generate(prompts(), 2, PARAMS)
-    assert engine._runner._written_out is None
+    assert engine._runner._unrolled is None
     assert seen  # a hook on a layer is called
     assert same_tokens(fast, slow)
     hook.remove()
     assert same_tokens(fast, engine.generate(prompts(), 2, PARAMS))
-    assert (engine._runner._written_out is not None) is used
+    assert (engine._runner._unrolled is not None) is used
 
 
 def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_layer_with_other_mathematics_is_not_written_out(monkeypatch: pytest.M
     engine = Engine(model)
     check_records(model, engine.generate(prompts(), 1, PARAMS))
     assert engine._runner is not None
-    assert engine._runner._written_out is None
+    assert engine._runner._unrolled is None
 
 
 # Models that cannot be decoded
@@ -287,7 +287,7 @@ def test_a_callers_default_type_and_device_change_no_bit(default: Any) -> None:
         torch.set_default_device(None)
     for one, same in zip(want, got, strict=True):
         assert one.token_ids == same.token_ids
-        for name in (*RECORDS, "top_ids", "top_logps", "min_p_mass"):
+        for name in (*STAT_TYPES, "top_ids", "top_logps", "min_p_mass"):
             torch.testing.assert_close(getattr(same, name), getattr(one, name), rtol=0, atol=0, equal_nan=True)
 
 
@@ -414,7 +414,7 @@ def test_memory_that_cannot_be_had_halves_the_rows_too(llama: Any, monkeypatch: 
     from explorl.rollout import runner as runner
 
     want = Engine(llama).generate(prompts(), 4, PARAMS)
-    original, asked = runner.State, []
+    original, asked = runner.SlotState, []
 
     def state(slots: int, *args: Any) -> Any:
         asked.append(slots)
@@ -422,7 +422,7 @@ def test_memory_that_cannot_be_had_halves_the_rows_too(llama: Any, monkeypatch: 
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return original(slots, *args)
 
-    monkeypatch.setattr(runner, "State", state)
+    monkeypatch.setattr(runner, "SlotState", state)
     assert same_tokens(Engine(llama, batch_size=12).generate(prompts(), 4, PARAMS), want)
     assert asked == [12, 6]
 
@@ -446,10 +446,10 @@ def test_released_memory_is_gone(llama: Any) -> None:
 def test_an_engine_at_rest_gives_back_what_is_much(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(llama)
     first = engine.generate(prompts(), 1, PARAMS)
-    engine.rest()
+    engine.release_if_large()
     assert engine._runner is not None  # next to nothing of what the machine has
-    monkeypatch.setattr("explorl.rollout.engine.HELD", 0.0)
-    engine.rest()
+    monkeypatch.setattr("explorl.rollout.engine.MAX_IDLE_SHARE", 0.0)
+    engine.release_if_large()
     assert engine._runner is None
     assert same_tokens(engine.generate(prompts(), 1, PARAMS), first)
 
@@ -461,9 +461,9 @@ def test_a_copy_of_the_weights_counts_when_an_engine_rests(monkeypatch: pytest.M
     assert engine._runner is not None
     held = engine._runner.bytes + sum(2 * parameter.numel() for parameter in model.parameters())
     for total, rests in ((held + 9, False), (held - 9, True)):
-        monkeypatch.setattr("explorl.rollout.engine.total_memory", lambda _, total=total: total / HELD)
-        engine.rest()
-        assert (engine._shadow is None) is rests
+        monkeypatch.setattr("explorl.rollout.engine.total_memory", lambda _, total=total: total / MAX_IDLE_SHARE)
+        engine.release_if_large()
+        assert (engine._cast_weights is None) is rests
 
 
 def test_too_small_a_budget_is_an_error(llama: Any) -> None:

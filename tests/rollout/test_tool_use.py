@@ -127,7 +127,7 @@ def test_a_token_that_says_more_than_the_end_of_a_call_is_taken_back() -> None:
     assert rollout.text == "<<6*7=36*7>>"
     assert rollout.sampled.tolist() == [True] + [False] * 7 + [True]
     (call,) = rollout.calls
-    assert (call.begin, call.end, call.blank) == (1, 8, "=>>")
+    assert (call.begin, call.end, call.empty_output) == (1, 8, "=>>")
     assert rollout.own_text == "<<6*7=>>"
     assert rollout.parent is None
     assert rollout.request == 0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from explorl.models import tiny_tokenizer
 from explorl.rollout.tools import (
     Delimiters,
-    FoundCall,
     MarkdownFence,
+    ParsedCall,
     ToolSpec,
     calculator_tool,
     check_vocabulary,
@@ -94,7 +94,7 @@ def test_finds_nothing(text: str) -> None:
 def test_begins_where_it_is_told() -> None:
     text = "```python\n1\n```\n```output\n```python\nbad\n```\n```\n"
     first = find_call(text, PYTHON)
-    assert first == FoundCall("1\n", 0, 15)
+    assert first == ParsedCall("1\n", 0, 15)
     more = f"{text}```python\n2\n```"
     second = find_call(more, PYTHON, len(text))
     assert second is not None
@@ -262,7 +262,7 @@ def test_fences_are_checked() -> None:
     with pytest.raises(ValueError, match=r"languages=\(\), output='output': give words"):
         MarkdownFence(())
     tool = ToolSpec("own", Delimiters("[", "]", "(", ")"), max_calls=1)
-    assert find_call("a [1+1]", tool) == FoundCall("1+1", 2, 7)
+    assert find_call("a [1+1]", tool) == ParsedCall("1+1", 2, 7)
     assert output_block(Result("ok", "2\n"), tool) == "(2)"
     assert get_tool("calculator", fence=tool.fence).fence == tool.fence
 

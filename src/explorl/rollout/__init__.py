@@ -4,7 +4,7 @@ The way of one token, in the order of the files that it passes:
 
 1. `engine`: `Engine.generate` and `Engine.open` both begin a `Session`; generate runs it to its end.
 2. `requests`: prompts become token ids, and `SamplingParams` one number per request; what cannot run is refused here.
-3. `session`: each request is a `Sample` (`samples`); forks and extended rows are samples too.
+3. `session`: each request is a `SequenceState` (`samples`); forks and extended rows are samples too.
 4. `plan`: how many samples are decoded together, and what memory that takes; `runner` allocates it.
 5. `scheduler`: samples that wait are given seats (a column of `state`), decoded, collected, and replaced.
 6. `memory`: a seated sample's prompt is computed, unless somebody has it already, by `Runner.prefill` and

@@ -12,7 +12,7 @@ import torch
 from explorl.rollout.memory.joined import SHORT_PROMPT
 from explorl.rollout.memory.pages import COPY_BYTES, NOBODYS, PAGE
 from explorl.rollout.memory.slots import LayerShape
-from explorl.rollout.state import State
+from explorl.rollout.state import SlotState
 
 ROWS = {"cuda": 1024, "cpu": 256}
 """Most rows decoded together, where the caller does not say."""
@@ -44,7 +44,7 @@ class Plan:
     cache_bytes: int
     prompt_bytes: int
     work_bytes: int
-    """State, logits, activations and what the libraries take; see `work_bytes`."""
+    """SlotState, logits, activations and what the libraries take; see `work_bytes`."""
     split: bool
     """Whether memory, not the caller, may keep some requests waiting."""
     page: int = 0
@@ -235,7 +235,7 @@ def make_plan(
         return workspace + work_bytes(
             rows,
             prefill,
-            records=State.bytes(rows, tokens) + rows * tokens * record_bytes,
+            records=SlotState.bytes(rows, tokens) + rows * tokens * record_bytes,
             logits=vocab * logit_bytes,
             activations=prefill_bytes,
             copied=min(max(COPY_BYTES, rows * page_bytes // 2), rows * page_bytes * len(layers)),  # keys or values

@@ -31,7 +31,7 @@ class ToolCall:
     """Behind the last of these tokens."""
     seconds: float = 0.0
     """Time on the clock."""
-    blank: str = ""
+    empty_output: str = ""
     """What these tokens would say had it shown nothing."""
 
 
@@ -102,7 +102,7 @@ class Rollout:
         return text if begin < 0 else text[: begin + len(self.stop)]
 
     @property
-    def behind_stop(self) -> str:
+    def text_after_stop(self) -> str:
         """What the token that completes the stop string says behind it."""
         return "" if self.stop is None or self.tokenizer is None else self._decoded(len(self))[len(self.text) :]
 
@@ -113,7 +113,7 @@ class Rollout:
         A program can print anything, an answer in its tags too.
         """
         own = self._own_parts()
-        return own[0] + "".join(call.blank + part for call, part in zip(self.calls, own[1:], strict=True))
+        return own[0] + "".join(call.empty_output + part for call, part in zip(self.calls, own[1:], strict=True))
 
     @property
     def sampled_text(self) -> str:

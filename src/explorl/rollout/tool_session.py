@@ -19,7 +19,7 @@ from explorl.rollout.sampling import SamplingParams
 from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.session import plain_tokens
 from explorl.rollout.tool_listener import Listener, processors, processors_left
-from explorl.rollout.tool_spans import LONGEST_CLOSING, opened_by
+from explorl.rollout.tool_spans import LONGEST_CLOSING, open_call_in_prompt
 from explorl.rollout.tools import check_stops, find_call, output_block
 from explorl.sandbox.interpreter import Call, Interpreter, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
@@ -119,7 +119,7 @@ class ToolSession:
         self.prompt_ids = self._session.prompt_ids
         limits = self._limits(params, n)
         asked = [tuple(ids) for ids in self.prompt_ids]
-        opened = {ids: opened_by(ids, engine.tokenizer, self.tool) for ids in set(asked)}
+        opened = {ids: open_call_in_prompt(ids, engine.tokenizer, self.tool) for ids in set(asked)}
         self._rows = [
             _Row(row, limit, calls, opened[asked[row // n]])
             for row, (limit, calls) in enumerate(zip(limits, allowed, strict=True))
@@ -217,9 +217,9 @@ class ToolSession:
         self._session.resume(self._rows[index].row)
         self._rows[index].ended = False
 
-    def look(self) -> None:
-        """As `Session.look`."""
-        self._session.look()
+    def read_back(self) -> None:
+        """As `Session.read_back`."""
+        self._session.read_back()
 
     def close(self) -> None:
         """Ends all interpreters and the engine's session. What was sampled stays readable."""

@@ -50,7 +50,7 @@ def output_mask(
     return mask
 
 
-def opened_call(text: str, tool: ToolSpec) -> str:
+def open_call(text: str, tool: ToolSpec) -> str:
     """The end of a prompt in which a call is open, from its opening on; empty where none is.
 
     What a model writes after it goes on with the call. An opening within a line may mean something else, as in
@@ -69,14 +69,14 @@ def opened_call(text: str, tool: ToolSpec) -> str:
     return ""
 
 
-def opened_by(prompt: Sequence[int], tokenizer: Any, tool: ToolSpec) -> str:
+def open_call_in_prompt(prompt: Sequence[int], tokenizer: Any, tool: ToolSpec) -> str:
     """The call that a prompt's tokens have opened.
 
     Special tokens end what others have said: nothing that they leave open is the answer's.
     """
     special = special_ids(tokenizer)
     begin = next((place for place in range(len(prompt), 0, -1) if int(prompt[place - 1]) in special), 0)
-    return opened_call(str(tokenizer.decode(prompt[begin:], skip_special_tokens=True)), tool)
+    return open_call(str(tokenizer.decode(prompt[begin:], skip_special_tokens=True)), tool)
 
 
 def _output_end(text: str, begin: int, tool: ToolSpec) -> int | None:

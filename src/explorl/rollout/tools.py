@@ -31,7 +31,7 @@ _FENCE = re.compile(r"([ \t]*)(`{3,})([^`\n]*)")
 _LONGEST_INLINE = 200
 
 
-class FoundCall(NamedTuple):
+class ParsedCall(NamedTuple):
     """A call in a text: the code is to be run now, and the text ends there for the time being."""
 
     source: str
@@ -56,7 +56,7 @@ class Fence(Protocol):
     def stop(self) -> str:
         """A text that every call ends with: calls are looked for whenever it has been written, and at the very end."""
 
-    def find(self, text: str, start: int) -> FoundCall | None:
+    def find(self, text: str, start: int) -> ParsedCall | None:
         """The first complete call that begins at ``start`` or behind it."""
 
     def block(self, result: Result, before: str) -> str:
@@ -94,7 +94,7 @@ class MarkdownFence:
     def stop(self) -> str:
         return "```"
 
-    def find(self, text: str, start: int) -> FoundCall | None:
+    def find(self, text: str, start: int) -> ParsedCall | None:
         opened: re.Match[str] | None = None
         position = start if start == 0 or text[start - 1 : start] == "\n" else text.find("\n", start) + 1 or len(text)
         while position < len(text):
@@ -104,7 +104,7 @@ class MarkdownFence:
             if opened is not None and fence and len(fence[2]) >= len(opened[2]):
                 if self._is_call(opened):
                     end = fence.start(2) + len(opened[2])
-                    return FoundCall(_code(text[opened.end() : position], opened[1]), opened.start(2), end)
+                    return ParsedCall(_code(text[opened.end() : position], opened[1]), opened.start(2), end)
                 if is_line:
                     opened = fence if fence[3].strip() else None
             elif opened is None and is_line:
@@ -156,7 +156,7 @@ class Delimiters:
     def stop(self) -> str:
         return self.closing
 
-    def find(self, text: str, start: int) -> FoundCall | None:
+    def find(self, text: str, start: int) -> ParsedCall | None:
         position = start
         while (begin := text.find(self.opening, position)) >= 0:
             inside = begin + len(self.opening)
@@ -166,7 +166,7 @@ class Delimiters:
             begin = text.rfind(self.opening, begin, end)  # one that was opened anew
             source = text[begin + len(self.opening) : end]
             if "\n" not in source and len(source) <= _LONGEST_INLINE:
-                return FoundCall(source.strip(), begin, end + len(self.closing))
+                return ParsedCall(source.strip(), begin, end + len(self.closing))
             position = begin + len(self.opening)
         return None
 
@@ -249,7 +249,7 @@ def get_tool(name: str, /, **options: Any) -> ToolSpec:
     return TOOLS[name](**options)
 
 
-def find_call(text: str, tool: ToolSpec, start: int = 0) -> FoundCall | None:
+def find_call(text: str, tool: ToolSpec, start: int = 0) -> ParsedCall | None:
     """The first complete call of a tool in a completion so far, or None.
 
     ``start``: where to begin; behind the last output block, so that no output can make calls.

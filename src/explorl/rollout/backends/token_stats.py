@@ -27,7 +27,7 @@ from explorl.rollout.sampling import warp_repetition
 
 
 @dataclass(frozen=True)
-class RecordPass:
+class StatsPass:
     """How the training model is called."""
 
     model: Any
@@ -37,7 +37,7 @@ class RecordPass:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-class Recorded(NamedTuple):
+class RecomputedStats(NamedTuple):
     """One value per token, of requests in their order; 0 behind the end of a completion."""
 
     logps: Float[Tensor, "requests time"]
@@ -49,7 +49,9 @@ class Recorded(NamedTuple):
     branching: Int[Tensor, "requests time"]
 
 
-def record(how: RecordPass, requests: Requests, chains: Sequence[Chain], tokens: Sequence[Sequence[int]]) -> Recorded:
+def compute_token_stats(
+    how: StatsPass, requests: Requests, chains: Sequence[Chain], tokens: Sequence[Sequence[int]]
+) -> RecomputedStats:
     """Records of the completions ``tokens`` of all requests, each of at least one token."""
     device = next(how.model.parameters()).device
     ids, mask, completion = _padded(requests, tokens, device)
@@ -71,7 +73,7 @@ def record(how: RecordPass, requests: Requests, chains: Sequence[Chain], tokens:
     greedy = torch.from_numpy(_greedy(requests)).to(device)[:, None]
     logq = torch.where(greedy, 0.0, warps.logq if warps.needed else logps)
     coin = torch.where(greedy, 0.0, warps.coin)
-    return Recorded(*(value.cpu() for value in (logps, logq, coin, entropy, branching)))
+    return RecomputedStats(*(value.cpu() for value in (logps, logq, coin, entropy, branching)))
 
 
 def _padded(

@@ -25,8 +25,8 @@ import torch
 
 from explorl.modeling.proof import inner_model, text_config
 from explorl.rollout.backends.chain import Chain
-from explorl.rollout.backends.token_stats import Recorded, RecordPass, record
-from explorl.rollout.backends.vllm_requests import Drawn, chains_of, options_of, refuse
+from explorl.rollout.backends.token_stats import RecomputedStats, StatsPass, compute_token_stats
+from explorl.rollout.backends.vllm_requests import VllmCompletion, build_chains, refuse, request_options
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import SamplingParams
@@ -58,10 +58,10 @@ def keep_weights_in_place() -> None:
     ops._supports_onednn = False
 
 
-class Sampler(Protocol):
+class VllmSampler(Protocol):
     """What draws: one completion for each prompt, with options of vLLM's `SamplingParams` of its own."""
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]: ...
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]: ...
 
     @property
     def context(self) -> int | None:
@@ -69,7 +69,7 @@ class Sampler(Protocol):
         ...
 
 
-class Colocated:
+class ColocatedVllm:
     """A `vllm.LLM` in this process."""
 
     def __init__(self, llm: Any) -> None:
@@ -79,7 +79,7 @@ class Colocated:
     def context(self) -> int | None:
         return int(self.llm.llm_engine.model_config.max_model_len)
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]:
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]:
         from vllm import SamplingParams as VllmParams
 
         given = [{"prompt_token_ids": list(ids)} for ids in prompts]
@@ -87,13 +87,13 @@ class Colocated:
         return [_drawn(output.outputs[0]) for output in outputs]
 
 
-def _drawn(output: Any) -> Drawn:
+def _drawn(output: Any) -> VllmCompletion:
     ids = list(output.token_ids)
     logps = [step[token].logprob for token, step in zip(ids, output.logprobs, strict=True)]
-    return Drawn(ids, logps, str(output.finish_reason))
+    return VllmCompletion(ids, logps, str(output.finish_reason))
 
 
-class Served:
+class VllmServer:
     """A server (``vllm serve``) as TRL's `VLLMClient` speaks to it: one call for each request, many at a time."""
 
     def __init__(self, client: Any) -> None:
@@ -101,7 +101,7 @@ class Served:
         self._context: int | None = None
 
     @classmethod
-    def at(cls, url: str) -> Served:
+    def at(cls, url: str) -> VllmServer:
         """The server at this address; `VllmError` where none answers."""
         from trl.generation.vllm_client import VLLMClient
 
@@ -117,11 +117,11 @@ class Served:
             self._context = int(model.get("max_model_len") or 0)
         return self._context or None
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]:
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]:
         with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as pool:
             return list(pool.map(self._one, prompts, options))
 
-    def _one(self, prompt: Sequence[int], options: dict[str, Any]) -> Drawn:
+    def _one(self, prompt: Sequence[int], options: dict[str, Any]) -> VllmCompletion:
         given = {name: value for name, value in options.items() if name not in ("extra_args", "detokenize")}
         given["logit_bias"] = {str(token): amount for token, amount in options.get("logit_bias", {}).items()} or None
         payload = {
@@ -133,17 +133,17 @@ class Served:
         }
         choice = self.client._post(f"{self.client.base_url}/v1/completions", json=payload)["choices"][0]
         logps = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-        return Drawn(list(choice["token_ids"]), logps, str(choice["finish_reason"]))
+        return VllmCompletion(list(choice["token_ids"]), logps, str(choice["finish_reason"]))
 
 
-def check_processor(sampler: Sampler, token: int) -> None:
+def check_processor(sampler: VllmSampler, token: int) -> None:
     """`VllmError` where that vLLM does not know our logits processor: it would sample as if nothing had been said."""
     wanted = [token, token + 1]
     options = [
         {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "extra_args": Chain(only=one).extra_args()}
         for one in wanted
     ]
-    found = [drawn.token_ids[0] for drawn in sampler.draw([[token]] * len(wanted), options)]
+    found = [drawn.token_ids[0] for drawn in sampler.sample([[token]] * len(wanted), options)]
     if found != wanted:
         raise VllmError(
             "this vLLM does not know Explorl's logits processor, so top-k, top-p, min-p, bottom-p and temperatures by "
@@ -151,29 +151,29 @@ def check_processor(sampler: Sampler, token: int) -> None:
         )
 
 
-def sampler_of(backend: Any) -> Sampler:
-    """From a `vllm.LLM`, a `VLLMClient` of TRL's or the address of a server; a `Sampler` is one."""
-    if hasattr(backend, "draw"):
+def sampler_of(backend: Any) -> VllmSampler:
+    """From a `vllm.LLM`, a `VLLMClient` of TRL's or the address of a server; a `VllmSampler` is one."""
+    if hasattr(backend, "sample"):
         return backend
     if isinstance(backend, str):
-        return Served.at(backend)
-    return Colocated(backend) if hasattr(backend, "llm_engine") else Served(backend)
+        return VllmServer.at(backend)
+    return ColocatedVllm(backend) if hasattr(backend, "llm_engine") else VllmServer(backend)
 
 
 class VllmEngine:
     """Samples with vLLM as `explorl.rollout.Engine` does."""
 
-    def __init__(self, model: Any, tokenizer: Any, backend: Any, *, records: RecordPass | None = None) -> None:
+    def __init__(self, model: Any, tokenizer: Any, backend: Any, *, stats_pass: StatsPass | None = None) -> None:
         """
         Args:
             model: The policy in transformers, for the records; it has the weights that vLLM has.
             backend: A `vllm.LLM`, the address of a server, or TRL's `VLLMClient`.
-            records: How the model is called; by default packed, as many rows at a time as are asked for.
+            stats_pass: How the model is called; by default packed, as many rows at a time as are asked for.
         """
         need_vllm()
         self.model, self.tokenizer = model, tokenizer
         self.sampler = sampler_of(backend)
-        self.records = records or RecordPass(model)
+        self.stats_pass = stats_pass or StatsPass(model)
         self._checked = self._owns = False
 
     @classmethod
@@ -232,7 +232,7 @@ class VllmEngine:
         prompts, n = len(requests.prompts), requests.n
         allowed = spread("allowed_tokens", params.allowed_tokens, prompts, n)
         biases = spread("logit_bias", params.logit_bias, prompts, n)
-        return options_of(requests, params, chains, allowed, biases)
+        return request_options(requests, params, chains, allowed, biases)
 
     def generate(
         self,
@@ -245,18 +245,20 @@ class VllmEngine:
 
         ``on_finish`` is called with every completion once all are there.
         """
-        rollouts = self.drawn(prompts, n, params or SamplingParams())[0]
+        rollouts = self.generate_with_logps(prompts, n, params or SamplingParams())[0]
         for rollout in rollouts if on_finish is not None else ():
             on_finish(rollout)  # type: ignore[misc]
         return rollouts
 
-    def drawn(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
+    def generate_with_logps(
+        self, prompts: Sequence[Prompt], n: int, params: SamplingParams
+    ) -> tuple[Rollouts, list[list[float]]]:
         """``n`` completions of every prompt, and vLLM's log q of their tokens, see `rollouts`."""
         requests = self.requests(prompts, n, params)
-        chains = chains_of(requests, params)
+        chains = build_chains(requests, params)
         self.check(chains)
         repeated = [prompt for prompt in requests.prompts for _ in range(n)]
-        return self.rollouts(requests, chains, self.sampler.draw(repeated, self.options(requests, params, chains)))
+        return self.rollouts(requests, chains, self.sampler.sample(repeated, self.options(requests, params, chains)))
 
     def check(self, chains: Sequence[Chain]) -> None:
         """That vLLM honours them; asked once."""
@@ -265,7 +267,7 @@ class VllmEngine:
             self._checked = True
 
     def rollouts(
-        self, requests: Requests, chains: Sequence[Chain], drawn: Sequence[Drawn]
+        self, requests: Requests, chains: Sequence[Chain], drawn: Sequence[VllmCompletion]
     ) -> tuple[Rollouts, list[list[float]]]:
         """What was drawn, with its records; and vLLM's log-probability of each token, over both sides of a coin that is
         thrown for every token."""
@@ -275,7 +277,7 @@ class VllmEngine:
         stops = StopStrings(requests.stops, self.tokenizer, 1)
         cuts = [stops.cut(i, np.array(one.token_ids)) for i, one in enumerate(drawn)]
         tokens = [one.token_ids[: None if cut is None else cut[0]] for one, cut in zip(drawn, cuts, strict=True)]
-        known = record(self.records, requests, chains, tokens)
+        known = compute_token_stats(self.stats_pass, requests, chains, tokens)
         found = [
             self._rollout(requests, i, ids, one.reason, None if cut is None else cut[1], known)
             for i, (ids, one, cut) in enumerate(zip(tokens, drawn, cuts, strict=True))
@@ -288,7 +290,7 @@ class VllmEngine:
         return Rollouts(found, requests.prompts, requests.n, requests.seed), logps
 
     def _rollout(
-        self, requests: Requests, i: int, ids: list[int], reason: str, stop: str | None, known: Recorded
+        self, requests: Requests, i: int, ids: list[int], reason: str, stop: str | None, known: RecomputedStats
     ) -> Rollout:
         ended = stop is not None or (reason == "stop" and ids[-1] in requests.stop_sets[int(requests.stop_set[i])])
         size = len(ids)
@@ -312,7 +314,7 @@ class VllmEngine:
             return
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        assert isinstance(self.sampler, Colocated)
+        assert isinstance(self.sampler, ColocatedVllm)
         self.sampler.llm.llm_engine.engine_core.shutdown()
         del self.sampler.llm
         self._owns = False

@@ -16,7 +16,7 @@ TEMPERATURES = 1e-2, 2.0
 """What vLLM divides by; outside of this (but for 0, which is greedy) the logits processor does."""
 
 
-class Drawn(NamedTuple):
+class VllmCompletion(NamedTuple):
     """A completion as vLLM gives it."""
 
     token_ids: list[int]
@@ -42,7 +42,7 @@ def refuse(params: SamplingParams) -> None:
         raise ValueError(f"logit_bias holds {strong[0]}, and vLLM goes up to {LARGEST_BIAS:g}; give allowed_tokens")
 
 
-def chains_of(requests: Requests, params: SamplingParams) -> list[Chain]:
+def build_chains(requests: Requests, params: SamplingParams) -> list[Chain]:
     """What the logits processor does for each request; nothing where one is greedy."""
     rows, keys = requests.rows, rng.request_keys(requests.seed, range(len(requests)))
     per_sequence = int(params.bottom_p_per == "sequence")
@@ -68,7 +68,7 @@ def chains_of(requests: Requests, params: SamplingParams) -> list[Chain]:
     return chains
 
 
-def options_of(
+def request_options(
     requests: Requests, params: SamplingParams, chains: Sequence[Chain], allowed: Sequence[Any], biases: Sequence[Any]
 ) -> list[dict[str, Any]]:
     """Arguments of vLLM's `SamplingParams` for each request.

@@ -15,7 +15,7 @@ import numpy as np
 
 from explorl.rollout.memory.pages import BLANK, NOBODYS, pages_for
 from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.sequences import PromptTokens, Sample
+from explorl.rollout.sequences import PromptTokens, SequenceState
 
 
 class Kept:
@@ -54,8 +54,8 @@ class PageMemory:
         self._sit(slots)
         self.prompts: dict[PromptTokens, np.ndarray] = {}
         """Pages of prompts, the longest unused first."""
-        self.resting: dict[int, Sample] = {}
-        self.waiting: Sequence[Sample] = ()
+        self.resting: dict[int, SequenceState] = {}
+        self.waiting: Sequence[SequenceState] = ()
         self.spoiled: set[int] = set()
         """Pages that may hold NaN, and are zeroed when nobody has them any more."""
 
@@ -121,15 +121,15 @@ class PageMemory:
         self.held[seats] += counts
         self._stale = True
 
-    def _room(self, count: int, sparing: Sequence[Sample] = ()) -> bool:
+    def _room(self, count: int, sparing: Sequence[SequenceState] = ()) -> bool:
         """Whether so many pages are free, after taking back what nobody decodes; not from ``sparing``."""
         while self.room < count and self._take_back(sparing):
             pass
         return self.room >= count
 
-    def _take_back(self, sparing: Sequence[Sample]) -> bool:
+    def _take_back(self, sparing: Sequence[SequenceState]) -> bool:
         """Gives up the keys and values of one that is not being decoded; False where there is none."""
-        needed = {sample.prompt for sample in sparing if sample.kept is None}
+        needed = {sample.prompt for sample in sparing if sample.saved_kv is None}
         for prompt, pages in self.prompts.items():
             if prompt not in needed:
                 del self.prompts[prompt]
@@ -137,30 +137,30 @@ class PageMemory:
                 return True
         for index, sample in self.resting.items():
             del self.resting[index]
-            sample.forget()
+            sample.discard_kv()
             return True
         for sample in reversed(self.waiting):
-            if sample.kept is not None and sample not in sparing:
-                sample.forget()
+            if sample.saved_kv is not None and sample not in sparing:
+                sample.discard_kv()
                 return True
         return False
 
     # Seats
 
-    def take(self, waiting: Sequence[Sample], most: int) -> list[Sample]:
+    def take(self, waiting: Sequence[SequenceState], most: int) -> list[SequenceState]:
         """The first of those who wait that can be seated now, their prompts computed.
 
         A page for every row that is being decoded stays free: else the first page they need would cost somebody a seat.
         """
         self.waiting = waiting
         busy = int((self.held > 0).sum())
-        taken: list[Sample] = []
+        taken: list[SequenceState] = []
         need = 0
         wanted: dict[PromptTokens, None] = {}
         for sample in waiting[:most]:
-            known = sample.prompt.stored if sample.kept is None else sample.kept.length
+            known = sample.prompt.stored if sample.saved_kv is None else sample.saved_kv.length
             more = pages_for(sample.prompt.stored + len(sample.tokens) + 1, self.page) - known // self.page
-            fresh = sample.kept is None and sample.prompt not in wanted
+            fresh = sample.saved_kv is None and sample.prompt not in wanted
             if fresh and sample.prompt not in self.prompts:
                 more += pages_for(sample.prompt.stored, self.page)
             spare = busy + len(taken)
@@ -173,7 +173,7 @@ class PageMemory:
         self._prefill(list(wanted))
         return taken
 
-    def _find(self, sample: Sample, taken: Sequence[Sample], need: int, spare: int) -> bool:
+    def _find(self, sample: SequenceState, taken: Sequence[SequenceState], need: int, spare: int) -> bool:
         """Whether there is room for one more beside those taken, after taking back what nobody decodes."""
         return self._room(need + spare, [*taken, sample]) or (spare == 0 and self._room(need, [sample]))
 
@@ -185,7 +185,7 @@ class PageMemory:
         if new:
             self.runner.prefill([self.prompts[prompt] for prompt in new], [prompt.tokens for prompt in new])
 
-    def start(self, seats: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
+    def start(self, seats: np.ndarray, samples: Sequence[SequenceState]) -> np.ndarray:
         """Seats samples that `take` gave."""
         known = np.zeros(len(seats), dtype=np.int64)
         self.held[seats] = 0
@@ -209,7 +209,7 @@ class PageMemory:
         if len(copies):
             self.cache.copy(copied[copies], self.tables[seats[copies], own[copies]])
         for sample in samples:
-            sample.forget()
+            sample.discard_kv()
         todo = np.flatnonzero(known < wanted)
         if len(todo):
             ids = [samples[i].ids[known[i] : wanted[i]] for i in todo.tolist()]
@@ -220,7 +220,7 @@ class PageMemory:
         """The pages of a seat."""
         return self.tables[seat, : self.held[seat]]
 
-    def keep(self, seat: int, sample: Sample, tokens: int) -> Kept:
+    def keep(self, seat: int, sample: SequenceState, tokens: int) -> Kept:
         """The keys and values of a seat's first completion tokens, to go on from."""
         length = sample.prompt.stored + tokens
         return Kept(self, self.tables[seat, : pages_for(length, self.page)], length)
@@ -286,13 +286,13 @@ class PageMemory:
 
 
 def _beginnings(
-    samples: Sequence[Sample], prompts: Mapping[PromptTokens, np.ndarray]
+    samples: Sequence[SequenceState], prompts: Mapping[PromptTokens, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Which samples begin with which pages, and how many tokens those hold: what is kept of them, or their prompt."""
     fresh: dict[PromptTokens, list[int]] = {}
     for i, sample in enumerate(samples):
-        if sample.kept is not None:
-            yield np.array([i]), sample.kept.pages, sample.kept.length
+        if sample.saved_kv is not None:
+            yield np.array([i]), sample.saved_kv.pages, sample.saved_kv.length
         else:
             fresh.setdefault(sample.prompt, []).append(i)
     for prompt, members in fresh.items():

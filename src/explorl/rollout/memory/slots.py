@@ -18,7 +18,7 @@ from transformers import Cache
 
 from explorl.modeling.attention import attending, sampling_mode
 from explorl.rollout.memory.cached_attention import Grouping, causal_attention, masked_attention, shared_attention
-from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
+from explorl.rollout.state import OFFSET, POSITION, PROMPT, SlotState
 
 NOWHERE = 1 << 40
 """A position that no token sees."""
@@ -217,7 +217,7 @@ class SlotCache(_Slots):
         layers: Sequence[LayerShape],
         slots: int,
         length: int,
-        state: State,
+        state: SlotState,
         prompts: PromptCache,
         prefix: int = 0,
     ) -> None:
@@ -259,7 +259,7 @@ class SlotCache(_Slots):
         return Extension(self, slots, entries, offsets, begin - offsets, count)
 
     def look(self, ints: Tensor, length: int, even: bool = False) -> None:
-        """Prepares a step of rows with these `State.ints` over the first columns; ``even``: all rows fill them."""
+        """Prepares a step of rows with these `SlotState.ints` over the first columns; ``even``: all rows fill them."""
         self.ints, self.rows, self.length, self.even = ints, ints.shape[1], length, even
         self._step.clear()
 

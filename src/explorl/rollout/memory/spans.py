@@ -14,7 +14,7 @@ import torch
 from explorl.rollout.memory.sharing import Layout, SharedRows
 from explorl.rollout.memory.slots import PromptCache, SlotCache, Span
 from explorl.rollout.runner import Runner
-from explorl.rollout.sequences import PromptTokens, Sample
+from explorl.rollout.sequences import PromptTokens, SequenceState
 from explorl.rollout.state import TOKEN
 
 
@@ -24,7 +24,7 @@ class SpanMemory:
     def __init__(self, runner: Runner, slots: int) -> None:
         self.stored: dict[PromptTokens, int] = {}
         """Entry of each prompt that is kept."""
-        self.resting: dict[int, Sample] = {}
+        self.resting: dict[int, SequenceState] = {}
         self._enter(runner, slots)
 
     def _enter(self, runner: Runner, slots: int) -> None:
@@ -60,7 +60,7 @@ class SpanMemory:
 
     # Seats
 
-    def take(self, waiting: Iterable[Sample], most: int) -> list[Sample]:
+    def take(self, waiting: Iterable[SequenceState], most: int) -> list[SequenceState]:
         """The first of those who wait that can be seated now, their prompts computed."""
         waiting = list(waiting)
         if waiting[0].prompt not in self.stored and not self._prefill(waiting):
@@ -72,7 +72,7 @@ class SpanMemory:
             taken.append(sample)
         return taken
 
-    def _prefill(self, waiting: Sequence[Sample]) -> bool:
+    def _prefill(self, waiting: Sequence[SequenceState]) -> bool:
         """Computes the next prompts that are waited for, as many as there is room for; False where there is none."""
         used = set(self.rows.entry[self.rows.entry >= 0].tolist())
         idle = {prompt: None for prompt, entry in self.stored.items() if entry not in used}
@@ -98,7 +98,7 @@ class SpanMemory:
         self.runner.prefill(entries, [prompt.tokens for prompt in prompts])
         return True
 
-    def start(self, seats: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
+    def start(self, seats: np.ndarray, samples: Sequence[SequenceState]) -> np.ndarray:
         """Seats samples that `take` gave; the entry of each one's prompt."""
         for prompt in dict.fromkeys(sample.prompt for sample in samples):  # the latest used stand last
             self.stored[prompt] = self.stored.pop(prompt)
@@ -116,14 +116,14 @@ class SpanMemory:
             self._resume(*zip(*going_on, strict=True))
         return entries
 
-    def _resume(self, rows: Sequence[int], samples: Sequence[Sample]) -> None:
+    def _resume(self, rows: Sequence[int], samples: Sequence[SequenceState]) -> None:
         """Puts back what was kept of these samples and computes the rest, all but their last tokens."""
         starts, missing = [], []
         for row, sample in zip(rows, samples, strict=True):
             kept = 0
-            if isinstance(sample.kept, Span):
-                kept = min(sample.kept.length, len(sample.tokens))
-                self.cache.put(row, sample.kept, kept)
+            if isinstance(sample.saved_kv, Span):
+                kept = min(sample.saved_kv.length, len(sample.tokens))
+                self.cache.put(row, sample.saved_kv, kept)
             starts.append(kept)
             missing.append([sample.prompt.tokens[-1], *sample.tokens][kept : len(sample.tokens)])
         todo = [i for i, tokens in enumerate(missing) if tokens]
@@ -132,7 +132,7 @@ class SpanMemory:
             begin = [samples[i].prompt.stored + starts[i] for i in todo]
             self.runner.extend(where, begin, [missing[i] for i in todo])
 
-    def keep(self, seat: int, sample: Sample, tokens: int) -> Span:
+    def keep(self, seat: int, sample: SequenceState, tokens: int) -> Span:
         """The keys and values of a seat's first completion tokens, to go on from."""
         return self.cache.take(int(self.rows.row[seat]), tokens)
 

@@ -240,7 +240,7 @@ def decode_attention(
     """Attention of one query a row, (rows, heads, 1, size) → (rows, 1, heads, size); writes its key and value too.
 
     ``keys`` and ``values`` (pages, page, kv heads, size) are all pages of a layer, ``table`` (slots, pages of a row)
-    says which are whose; ``ints`` is `State.ints`, which says where each row stands. ``angles`` are cosine and sine
+    says which are whose; ``ints`` is `SlotState.ints`, which says where each row stands. ``angles`` are cosine and sine
     by which query and key are rotated first, of each row (rows, 1, size) or of every position (positions, size);
     without them they are taken as they are.
     """

@@ -46,7 +46,7 @@ from explorl.rollout.state import (
     TOKEN,
     TOP_K,
     TOP_P,
-    State,
+    SlotState,
 )
 
 BLOCK = 256
@@ -158,7 +158,7 @@ def _invert(ends: Tensor, u: Tensor, row_of: Tensor | None = None) -> Tensor:
 
 def draw(
     logits: Float[Tensor, "rows vocab"],
-    state: State,
+    state: SlotState,
     active: Active,
     row_of: Int[Tensor, " seats"] | None = None,
     scratch: Scratch | None = None,
@@ -234,7 +234,7 @@ def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
     return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
-def _edited(scores: Tensor, state: State, rows: int, active: Active) -> Tensor:
+def _edited(scores: Tensor, state: SlotState, rows: int, active: Active) -> Tensor:
     """Scores after what also acts on the greedy choice: bias, bans and the repetition penalty."""
     if active.bias:
         assert state.bias is not None
@@ -245,7 +245,7 @@ def _edited(scores: Tensor, state: State, rows: int, active: Active) -> Tensor:
     return scores
 
 
-def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Active) -> tuple[Tensor, Coin | None]:
+def _warp(scores: Tensor, policy: Tensor, state: SlotState, rows: int, active: Active) -> tuple[Tensor, Coin | None]:
     """Scores after all warpers, and the coin where one is thrown for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
     ranked, warped, rate = scores, policy, None  # cuts look at scores before the temperature
@@ -275,7 +275,7 @@ def _warp(scores: Tensor, policy: Tensor, state: State, rows: int, active: Activ
 
 
 def alternatives(
-    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " seats"] | None = None
+    logits: Float[Tensor, "rows vocab"], state: SlotState, active: Active, row_of: Int[Tensor, " seats"] | None = None
 ) -> tuple[Int[Tensor, "seats k"], Float[Tensor, "seats k"]]:
     """The k most likely tokens of each seat and their log π, as in `Draw.logp`."""
     scores = logits.float().clamp(min=FLOOR)
@@ -289,7 +289,7 @@ def alternatives(
 
 def sample_step(
     logits: Float[Tensor, "rows vocab"],
-    state: State,
+    state: SlotState,
     active: Active,
     row_of: Int[Tensor, " seats"] | None = None,
     scratch: Scratch | None = None,
@@ -319,7 +319,7 @@ def sample_step(
     (_go_on_on_host if ints.device.type == "cpu" else _go_on)(state, ints, result, active, running, good)
 
 
-def _go_on(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+def _go_on(state: SlotState, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
     """Counts the tokens that were drawn, and says which seats have ended with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
@@ -332,7 +332,7 @@ def _go_on(state: State, ints: Tensor, result: Draw, active: Active, running: Te
     ints[POSITION] += onward
 
 
-def _go_on_on_host(state: State, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
+def _go_on_on_host(state: SlotState, ints: Tensor, result: Draw, active: Active, running: Tensor, good: Tensor) -> None:
     """`_go_on` on a CPU, where NumPy has smaller calls."""
     held, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()
     held[STEP] += good.numpy()

@@ -35,7 +35,7 @@ Told = tuple[int, list[tuple[Branch, float]]]
 
 def told(rollouts: BranchedRollouts) -> Told:
     """What is to be known of the branches of a call."""
-    return rollouts.places, [(one, one.place / max(len(rollouts[one.parent]), 1)) for one in rollouts.branches]
+    return rollouts.decisions, [(one, one.position / max(len(rollouts[one.parent]), 1)) for one in rollouts.branches]
 
 
 def branch_numbers(calls: Sequence[Told]) -> dict[str, float]:

@@ -281,7 +281,7 @@ class SamplingTrainer(NamedGRPOTrainer):
             first = self.accelerator.process_index * len(prompt_ids)
             group = [(first + row) // self.num_generations for row in range(len(prompt_ids))]
             branched = branch_rows(engine, prompt_ids, draw.params, draw.branching, group=group, tools=tools, uses=uses)
-            draw.settled(branched.settings)
+            draw.settled(branched.params_of)
             numbers = branch_numbers(gather_object([told(branched)]))
             self.activity.branching(numbers)
             for name, value in numbers.items():
@@ -329,7 +329,7 @@ class SamplingTrainer(NamedGRPOTrainer):
 
     def _remember(self, rollouts: Rollouts, draw: Draw) -> None:
         if self._engine is not None:
-            self._engine.rest()  # the backward pass needs memory too
+            self._engine.release_if_large()  # the backward pass needs memory too
         records = rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device)
 
         def rows(values: Sequence[Any] | None) -> Tensor | None:

@@ -34,7 +34,7 @@ class Said(NamedTuple):
     def of(cls, rollout: Rollout) -> Said:
         names = ("source", "status", "text", "begin", "end")
         calls = tuple({name: getattr(call, name) for name in names} for call in rollout.calls)
-        return cls(rollout.text, rollout.own_text + rollout.behind_stop, rollout.sampled_text, calls)
+        return cls(rollout.text, rollout.own_text + rollout.text_after_stop, rollout.sampled_text, calls)
 
 
 def refuse_beside(tool: ToolUse | None, given: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from explorl.rollout import Rollouts, SamplingParams
-from explorl.rollout.backends.token_stats import RecordPass
-from explorl.rollout.backends.vllm import Colocated, Served, VllmEngine
-from explorl.rollout.backends.vllm_requests import Drawn
+from explorl.rollout.backends.token_stats import StatsPass
+from explorl.rollout.backends.vllm import ColocatedVllm, VllmEngine, VllmServer
+from explorl.rollout.backends.vllm_requests import VllmCompletion
 from explorl.strategies import Strategy
 from explorl.strategies._lib.validate import title
 from explorl.strategies.base import overrides
@@ -32,29 +32,29 @@ class TrlSampler:
     def context(self) -> int | None:
         """Of the server, the main process tells the others."""
         if self.generation.mode == "colocate":
-            return Colocated(self.generation.llm).context
+            return ColocatedVllm(self.generation.llm).context
         if self._context is None:
             main = self.generation.accelerator.is_main_process
-            known = [Served(self.generation.vllm_client).context if main else None]
+            known = [VllmServer(self.generation.vllm_client).context if main else None]
             broadcast_object_list(known, from_process=0)
             self._context = known[0] or 0
         return self._context or None
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]:
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]:
         rows = list(zip(prompts, options, strict=True))
         return self._served(rows) if self.generation.mode == "server" else self._colocated(rows)
 
-    def _served(self, rows: list[Any]) -> list[Drawn]:
+    def _served(self, rows: list[Any]) -> list[VllmCompletion]:
         accelerator = self.generation.accelerator
         everybodys = gather_object(rows)
         drawn: list[Any] = [None]
         if accelerator.is_main_process:
-            drawn = [Served(self.generation.vllm_client).draw(*zip(*everybodys, strict=True))]
+            drawn = [VllmServer(self.generation.vllm_client).sample(*zip(*everybodys, strict=True))]
         broadcast_object_list(drawn, from_process=0)
         first = accelerator.process_index * len(rows)
-        return [Drawn(*one) for one in drawn[0][first : first + len(rows)]]
+        return [VllmCompletion(*one) for one in drawn[0][first : first + len(rows)]]
 
-    def _colocated(self, rows: list[Any]) -> list[Drawn]:
+    def _colocated(self, rows: list[Any]) -> list[VllmCompletion]:
         generation, first, count = self.generation, 0, len(rows)
         if generation.enable_sleep_mode:
             if generation._llm_weights_sleeping:  # sleeping, it has forgotten them
@@ -66,7 +66,7 @@ class TrlSampler:
             first = torch.distributed.get_rank(group=generation.tp_group) * count
             rows = [row for group in groups for row in group]
             torch.distributed.barrier(device_ids=[generation.accelerator.local_process_index])  # as TRL does
-        drawn = Colocated(generation.llm).draw(*zip(*rows, strict=True))
+        drawn = ColocatedVllm(generation.llm).sample(*zip(*rows, strict=True))
         if generation.enable_sleep_mode:
             generation.llm.sleep(level=2)
             generation._llm_weights_sleeping = True
@@ -135,9 +135,11 @@ class VllmRows:
 
     def __init__(self, trainer: Any) -> None:
         rows, autocast = trainer.args.per_device_train_batch_size, trainer.accelerator.autocast
-        records = RecordPass(trainer.model, rows=rows, autocast=autocast)
-        self.engine = VllmEngine(trainer.model, trainer.tokenizer, TrlSampler(trainer.vllm_generation), records=records)
+        records = StatsPass(trainer.model, rows=rows, autocast=autocast)
+        self.engine = VllmEngine(
+            trainer.model, trainer.tokenizer, TrlSampler(trainer.vllm_generation), stats_pass=records
+        )
 
     def draw(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
         """One completion of each prompt, and vLLM's log q of its tokens."""
-        return self.engine.drawn(prompt_ids, 1, params)
+        return self.engine.generate_with_logps(prompt_ids, 1, params)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.rollout.tool_spans import opened_by, output_mask, output_spans
+from explorl.rollout.tool_spans import open_call_in_prompt, output_mask, output_spans
 from explorl.rollout.tools import ToolSpec
 from explorl.training.sft.packed_rows import IGNORED
 
@@ -138,7 +138,7 @@ def _said_by(
             )
         differ = (place for place, (one, other) in enumerate(zip(prompt, text, strict=False)) if one != other)
         begin = len(prompt) if text.startswith(prompt) else next(differ, 0)
-        opened = opened_by(pair[0][row].tolist(), tokenizer, tool) if text.startswith(prompt) else ""
+        opened = open_call_in_prompt(pair[0][row].tolist(), tokenizer, tool) if text.startswith(prompt) else ""
         found, begin = output_spans(opened + text[begin:], tool), begin - len(opened)
         spans = [(begin + first, begin + last) for first, last in found]
         masks.append(output_mask(text, offsets, spans))
