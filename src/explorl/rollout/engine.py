@@ -309,7 +309,7 @@ class Engine:
             tokens=tokens,
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
-            record_bytes=8 * active.logprobs + (4 if active.min_p_mass else 0),
+            stat_bytes=8 * active.logprobs + (4 if active.min_p_mass else 0),
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
             batch_size=self.batch_size if rows is None else rows,
             budget=budget,

@@ -199,7 +199,7 @@ def test_what_vllm_cannot_do_is_refused_before_anything_runs(engine: VllmEngine)
         (SamplingParams(min_p_mass=0.02), "min_p_mass is 0.02"),
         (SamplingParams(logprobs=5), "logprobs is 5"),
         (SamplingParams(banned_tokens=[3]), "allowed_tokens"),
-        (SamplingParams(logit_bias={3: 200.0}), "logit_bias holds 200"),
+        (SamplingParams(logit_bias={3: 200.0}), "logit_bias has 200"),
     ]:
         with pytest.raises(ValueError, match=word):
             engine.generate(PROMPTS, 1, params)
