@@ -82,7 +82,7 @@ def test_outputs_that_nobody_can_find_are_refused() -> None:
     endless = calculator_tool(fence=Fence("<<", "=", "", ""))
     with pytest.raises(ValueError, match=r"after_output='' .* such as '>>'"):
         output_spans("<<1=2", endless)
-    with pytest.raises(ValueError, match="with a Other, which nobody can find"):
+    with pytest.raises(ValueError, match="have a Other, which cannot be found"):
         output_spans("<<1=2", ToolSpec("own", Other()))  # type: ignore[arg-type]
 
 

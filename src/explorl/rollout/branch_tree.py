@@ -112,7 +112,7 @@ class _BranchRow:
     """Positions, with their markers, that are not decided yet."""
     rollout: Rollout | None = None
     final: float = 0
-    """Number of tokens that can't change: stop strings and calls are found late. Infinite once it has ended."""
+    """Number of tokens that can't change any more, as stop strings and calls are found late; ∞ once it has ended."""
     forks: int = 0
 
 

@@ -44,7 +44,7 @@ class Plan:
     cache_bytes: int
     prompt_bytes: int
     work_bytes: int
-    """SlotState, logits, activations and what the libraries take; see `work_bytes`."""
+    """State, logits, activations and what the libraries take; see `work_bytes`."""
     split: bool
     """Whether requests may have to wait for memory, not only because of the caller's ``batch_size``."""
     page: int = 0
@@ -112,13 +112,13 @@ def free_memory(device: torch.device) -> int:
     return free if limit is None else min(free, limit)
 
 
-def allowed_memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def allowed_memory(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int | None:
     """Return the bytes that this process may still take by the limits of its control groups, or None without limits.
 
     Cached files count as free, as the system drops them before it kills a process.
     """
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
         return None
     allowed = []

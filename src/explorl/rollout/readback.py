@@ -145,11 +145,11 @@ class TokenReadback:
             for i, (sequence, size, end) in enumerate(zip(self.sequences, sizes, ends, strict=True)):
                 if size == 0:
                     continue
-                own = {name: parts[i] for name, parts in stats.items() if name in sequence.stat_types}
+                sequence_stats = {name: parts[i] for name, parts in stats.items() if name in sequence.stat_types}
                 k = sequence.num_top_tokens
-                if 0 < k < own["top_ids"].shape[-1]:
-                    own |= {name: own[name][:, :k] for name in ("top_ids", "top_logps")}
-                sequence.append_sampled(tokens[end - size : end], own)
+                if 0 < k < sequence_stats["top_ids"].shape[-1]:
+                    sequence_stats |= {name: sequence_stats[name][:, :k] for name in ("top_ids", "top_logps")}
+                sequence.append_sampled(tokens[end - size : end], sequence_stats)
         except BaseException:
             self.undo()
             raise

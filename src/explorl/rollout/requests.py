@@ -16,7 +16,7 @@ from explorl.rollout.sampling.constraints import bias_tables, is_whole, spread, 
 logger = logging.getLogger(__name__)
 
 _HEADS = ("\n", "a", "=")
-"""Texts to try as the beginning that a text continues. More than one, as a tokenizer may merge one with the text."""
+"""Texts to tokenize before a continuation; several, as a tokenizer may merge one of them with the continuation."""
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or a list of chat messages."""

@@ -176,14 +176,14 @@ class Session:
         if n < 1:
             raise ValueError(f"n is {n}; ask for at least 1 fork")
         self._read_back(sequence)
-        known = len(sequence.tokens)
-        length = known if at is None else at
-        if not 0 <= length <= known:
-            raise ValueError(f"at is {at}, but row {row} has {known} tokens; use a number from 0 to {known}")
+        current = len(sequence.tokens)
+        length = current if at is None else at
+        if not 0 <= length <= current:
+            raise ValueError(f"at is {at}, but row {row} has {current} tokens; use a number from 0 to {current}")
         limit = self._limit(sequence, length, max_tokens)
         kv, stats = self._shared_kv(sequence, length), sequence.stats(length)
         no_stop_spans = [(begin, min(end, length)) for begin, end in sequence.no_stop_spans if begin < length]
-        if length == known and sequence.stop is not None:
+        if length == current and sequence.stop is not None:
             no_stop_spans.append((length - 1, length))
         rows = list(range(len(self._sequences), len(self._sequences) + n))
         for index in rows:

@@ -163,15 +163,15 @@ def as_sampler(backend: Any) -> VllmSampler:
 
 
 class VllmEngine:
-    """Samples with vLLM; has the interface of `explorl.rollout.Engine`."""
+    """Samples with vLLM; has the interface of `explorl.rollout.Engine`.
+
+    Args:
+        model: The policy in transformers with the same weights as in vLLM, for the token statistics.
+        backend: A `vllm.LLM`, the address of a server, or TRL's `VLLMClient`.
+        stats_pass: Options for calls of the model; by default all rows at once, packed.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, backend: Any, *, stats_pass: StatsPass | None = None) -> None:
-        """
-        Args:
-            model: The policy in transformers with the same weights as in vLLM, for the token statistics.
-            backend: A `vllm.LLM`, the address of a server, or TRL's `VLLMClient`.
-            stats_pass: Options for calls of the model; by default all rows at once, packed.
-        """
         need_vllm()
         self.model, self.tokenizer = model, tokenizer
         self.sampler = as_sampler(backend)
@@ -275,9 +275,9 @@ class VllmEngine:
 
         The latter is over both outcomes if bottom-p is applied at random per token.
         """
-        broken = [one for one in completions if one.reason not in ("stop", "length") or not one.token_ids]
-        if broken:
-            raise VllmError(f"vLLM ended {len(broken)} of {len(completions)} requests with {broken[0].reason!r}")
+        failed = [c for c in completions if c.reason not in ("stop", "length") or not c.token_ids]
+        if failed:
+            raise VllmError(f"vLLM ended {len(failed)} of {len(completions)} requests with {failed[0].reason!r}")
         stops = StopStrings(requests.stops, self.tokenizer, 1)
         ends = [stops.cut(i, np.array(completion.token_ids)) for i, completion in enumerate(completions)]
         tokens = [
