@@ -312,7 +312,7 @@ def test_bad_values(values: dict[str, Any], message: str) -> None:
         ),
         ({"banned_tokens": range(VOCAB)}, "request 0 may draw no token: banned_tokens holds all tokens of the model"),
         ({"stop_token_ids": [[1], [2], [500]]}, "stop token 500 of request 4 is outside the vocabulary"),
-        ({"logprobs": 500}, f"logprobs is 500; the model has {VOCAB} tokens"),
+        ({"logprobs": 500}, f"logprobs is 500, but the model has {VOCAB} tokens"),
         (
             {"logit_bias": [{}, {}]},
             "logit_bias has 2 values; give one, one for each of the 3 prompts, or .* 6 requests",

@@ -321,7 +321,7 @@ def test_a_window_at_the_end_of_the_context(window: int) -> None:
     engine = Engine(model)
     engine.check(1000)  # what is longer than the context does not happen
     check_records(model, engine.generate([[5, 6, 7] * 40, [8, 9]], 1, SamplingParams(max_tokens=60, seed=1)))
-    with pytest.raises(ValueError, match="prompt 1 has 128 tokens and the model's context is 128"):
+    with pytest.raises(ValueError, match="prompt 1 has 128 tokens, but the model's context is 128"):
         engine.generate([[8, 9], [5] * 128])
 
 
@@ -399,7 +399,7 @@ def test_a_failed_allocation_halves_the_rows_once(
         rollouts = engine.generate(prompts(), 4, PARAMS)
     assert same_tokens(rollouts, want)
     check_records(llama, rollouts)
-    assert "memory ran out with 12 rows; going on with 6" in caplog.text
+    assert "memory ran out with 12 rows; continuing with 6" in caplog.text
     assert max(rows[:4]) > 6 >= max(rows[4:])
     rows.clear()
     fails = {4, 6}
