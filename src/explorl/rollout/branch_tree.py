@@ -42,11 +42,11 @@ class Branching:
     """Markers to branch after: ``output`` of a tool, ``newline``, ``step`` (a blank line), ``wait``, or ``text:…``."""
 
     def __post_init__(self) -> None:
-        for name, least, example in (("initial", 1, 4), ("beam", 2, 2), ("window", 1, 20)):
+        for name, minimum, example in (("initial", 1, 4), ("beam", 2, 2), ("window", 1, 20)):
             value = getattr(self, name)
             optional = name == "initial" and value is None
-            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} is {value!r}; use a whole number, {least} or more, such as {example}")
+            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+                raise ValueError(f"{name} is {value!r}; use a whole number, {minimum} or more, such as {example}")
         for name, maximum, good in (("base", 1.0, 0.5), ("weight", math.inf, 0.2)):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -148,10 +148,10 @@ class Engine:
         self._latest = session
         return session
 
-    def _close_latest(self, why: str) -> None:
+    def _close_latest(self, reason: str) -> None:
         self._check_idle()
         if self._latest is not None:
-            self._latest.close(why)
+            self._latest.close(reason)
 
     def _check_idle(self) -> None:
         if self._latest is not None and self._latest.sampling:

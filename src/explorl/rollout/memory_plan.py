@@ -73,12 +73,14 @@ class Plan:
         share = REUSE_SHARE if other.split else 1.0
         return same and large and self.slots >= share * other.slots and self.pages >= share * other.pages
 
-    def holds(self, slots: int, most: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int) -> bool:
+    def holds(
+        self, slots: int, max_slots: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int
+    ) -> bool:
         """Return whether these requests fit into ``slots`` slots of this memory, and more slots would not help.
 
-        ``most`` is the largest number of slots that would be used.
+        ``max_slots`` is the largest number of slots that would be used.
         """
-        enough = self.split or slots >= min(requests, most)
+        enough = self.split or slots >= min(requests, max_slots)
         fits = not self.page or prompt_tokens - 1 + tokens <= self.page * self.row_pages
         return enough and fits and tokens <= self.tokens and prompt_tokens - 1 <= self.prompt_tokens
 
@@ -316,9 +318,9 @@ def _pages(
         work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
     table = rows * row_pages * 4
     prompt_pages = entries * -(-stored // page)
-    most = rows * (-(-tokens // page) + 1) + prompt_pages + NOBODYS
-    least = max(row_pages + 1, rows * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + -(-stored // page)) + NOBODYS
-    pages = min(max(most, wanted), max(least, (budget - work - table) // page_bytes))
+    max_pages = rows * (-(-tokens // page) + 1) + prompt_pages + NOBODYS
+    min_pages = max(row_pages + 1, rows * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + -(-stored // page)) + NOBODYS
+    pages = min(max(max_pages, wanted), max(min_pages, (budget - work - table) // page_bytes))
     return Plan(
         slots=rows,
         tokens=tokens,
@@ -327,7 +329,7 @@ def _pages(
         cache_bytes=pages * page_bytes + table,
         prompt_bytes=0,
         work_bytes=work,
-        split=fewer or pages < most,
+        split=fewer or pages < max_pages,
         page=page,
         pages=pages,
         row_pages=row_pages,

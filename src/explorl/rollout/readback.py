@@ -54,15 +54,15 @@ def steps_until_readback(
             have ended that the rest fits into a smaller graph.
         waiting: Whether other sequences wait for a slot. The first that ends is then enough.
     """
-    most = int(remaining.max())
-    if not certain or most == 0:
-        return min(patience, most)
+    longest = int(remaining.max())
+    if not certain or longest == 0:
+        return min(patience, longest)
     left = np.sort(remaining[remaining > 0])
     index = bisect_left(graph_sizes(slots), rows) - 1
     smaller = graph_sizes(slots)[index] if index >= 0 else 0
     enough = 1 if waiting else len(left) - smaller
     steps = int(left[enough - 1]) if enough > 0 else patience
-    return min(max(steps, patience), MAX_STEPS, most)
+    return min(max(steps, patience), MAX_STEPS, longest)
 
 
 class Download:

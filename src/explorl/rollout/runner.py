@@ -95,12 +95,12 @@ class Runner:
         copied = isinstance(ops, ReorderedOps) and bool(ops.copies)
         return self.plan.bytes - (0 if copied else self.plan.weight_bytes)
 
-    def copy_weights(self, session: object, wanted: bool) -> None:
-        """Copy the weights if ``wanted`` and if they are read from a copy, once per session; else drop the copies."""
+    def copy_weights(self, session: object, enabled: bool) -> None:
+        """Copy the weights if ``enabled`` and if they are read from a copy, once per session; else drop the copies."""
         ops = None if self._unrolled is None else self._unrolled.ops
         if isinstance(ops, ReorderedOps) and session is not self._copied_for:
             self._copied_for = session
-            ops.renew() if wanted else ops.forget()
+            ops.renew() if enabled else ops.forget()
 
     def fused(self) -> AbstractContextManager[None]:
         """Return a context in which small operations of the model are fused."""

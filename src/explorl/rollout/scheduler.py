@@ -147,8 +147,8 @@ class Scheduler:
         # Spans have room for few prompts at a time, so all sequences of a prompt run together there.
         return sequence.priority if self.paged else sequence.index
 
-    def advance(self, most: int | None = None, ahead: bool = False) -> int:
-        """Decode until the next readback, or ``most`` steps if that is less, and return the number of steps.
+    def advance(self, max_steps: int | None = None, ahead: bool = False) -> int:
+        """Decode until the next readback, or ``max_steps`` steps if that is less, and return the number of steps.
 
         ``ahead`` allows leaving that readback to the next call, which begins its own steps first; `settle` does it at
         once.
@@ -160,7 +160,7 @@ class Scheduler:
         busy = np.flatnonzero(self.owner >= 0)
         if len(busy) == 0 and self._pending is None and not self._finished:
             raise _too_large(self.waiting[0])
-        steps = self._steps(busy, most, ahead) if len(busy) else 0
+        steps = self._steps(busy, max_steps, ahead) if len(busy) else 0
         if steps:
             busy = self._make_room(busy, steps)
         if steps == 0 or len(busy) == 0:  # all have ended, or will have at the next readback
@@ -181,7 +181,7 @@ class Scheduler:
             self._begin_readback()
         return steps
 
-    def _steps(self, busy: np.ndarray, most: int | None, ahead: bool) -> int:
+    def _steps(self, busy: np.ndarray, max_steps: int | None, ahead: bool) -> int:
         patience = SYNC_STEPS.get(self.kind, 1)
         steps = steps_until_readback(
             self.limits[busy] - self.steps[busy],
@@ -191,7 +191,7 @@ class Scheduler:
             certain=self.certain and patience > 1,
             waiting=bool(self.waiting),
         )
-        return min(steps, most or steps)
+        return min(steps, max_steps or steps)
 
     def _make_room(self, busy: np.ndarray, steps: int) -> np.ndarray:
         """Allocate memory for the next steps, evicting the youngest sequences if needed; return the busy slots."""
@@ -417,9 +417,9 @@ class Scheduler:
 
     def _rearrange(self) -> None:
         """Split shared rows whose slots sampled different tokens, and close gaps if that is worth it."""
-        most = int(self.steps.max())
+        longest = int(self.steps.max())
         busy = np.flatnonzero(self.owner >= 0)
-        slots = self.memory.split(most)
+        slots = self.memory.split(longest)
         if slots is not None:
             self._move_slots(busy, slots)
         busy = np.flatnonzero(self.owner >= 0)
@@ -434,8 +434,8 @@ class Scheduler:
                 source = busy[busy >= count]
                 target = np.flatnonzero(self.owner[:count] < 0)
                 self._move_slots(source, target)
-                self.memory.move_seats(source, target, most)
-        self.memory.compact(most, count)
+                self.memory.move_seats(source, target, longest)
+        self.memory.compact(longest, count)
 
     def _move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
         """Move the state of slots, all at once, so that they may swap."""

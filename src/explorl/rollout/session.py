@@ -125,11 +125,11 @@ class Session:
         """Add the sampling steps that these requests need; raise `ValueError` if they conflict with other rows."""
         active = Active.of(params, requests.rows)
         if self._sequences:
-            for name, here, there in (
+            for name, current, new in (
                 ("temperature_by_position", self._active.by_position, active.by_position),
                 ("min_p_mass", self._active.min_p_mass, active.min_p_mass),
             ):
-                if here != there:
+                if current != new:
                     raise ValueError(
                         f"{name} must be the same for all rows of a session; open another session for these requests"
                     )
@@ -311,26 +311,26 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, enough: Callable[[int], bool], most: int | None, ahead: bool = False) -> None:
+    def _run(self, enough: Callable[[int], bool], max_steps: int | None, ahead: bool = False) -> None:
         self.sampling = True
         try:
             # Without inference mode: tensors made in it could not be written to outside it.
             model = self.engine.model
             with alone_with(model), torch.inference_mode(False), on(next(model.parameters()).device):
-                self._sample_until(enough, most, ahead)
+                self._sample_until(enough, max_steps, ahead)
         finally:
             self.sampling = False
 
-    def _sample_until(self, enough: Callable[[int], bool], most: int | None, ahead: bool) -> None:
+    def _sample_until(self, enough: Callable[[int], bool], max_steps: int | None, ahead: bool) -> None:
         done = 0
         while self._unfinished and not enough(done):
             try:
                 scheduler = self._prepare_scheduler()
                 with self.engine.weights(), sampling_mode(self.engine.model), scheduler.runner.fused():
                     plan = self.engine.plan
-                    scheduler.runner.copy_weights(self._stamp, wanted=plan is not None and plan.weight_bytes > 0)
+                    scheduler.runner.copy_weights(self._stamp, enabled=plan is not None and plan.weight_bytes > 0)
                     while scheduler.busy and not enough(done):
-                        steps = scheduler.advance(None if most is None else most - done, ahead)
+                        steps = scheduler.advance(None if max_steps is None else max_steps - done, ahead)
                         done += steps
                         self.steps += steps
             except BaseException as error:
@@ -378,8 +378,8 @@ class Session:
             "prompt_tokens": max(len(s.prompt.tokens) for s in live),
             "tokens": max(s.limit for s in live),
         }
-        most = engine.most_rows() if self._max_rows is None else self._max_rows
-        if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, most, **needs):
+        max_slots = engine.most_rows() if self._max_rows is None else self._max_rows
+        if scheduler is not None and scheduler.runner.plan.holds(scheduler.slots, max_slots, **needs):
             if self._active.logprobs != scheduler.active.logprobs:  # the statistics are allocated again
                 scheduler.move_out()
             scheduler.active, scheduler.certain = self._active, self._certain

@@ -257,12 +257,12 @@ class ToolSession:
     # One round: sample, find calls, append the outputs of finished calls
 
     def _advance(self, tokens: int | None, same_weights: bool = False) -> None:
-        most = tokens
+        max_tokens = tokens
         busy = len(self._waiting) or int(self._pool.starting)
         if busy:
-            most = max(1, min(tokens or STEPS, self._last_check + STEPS - self._session.steps))
+            max_tokens = max(1, min(tokens or STEPS, self._last_check + STEPS - self._session.steps))
         with leave_processors(busy):
-            stopped = self._session.step(most, same_weights=same_weights)
+            stopped = self._session.step(max_tokens, same_weights=same_weights)
         index = {transcript.row: index for index, transcript in enumerate(self._transcripts)}
         callers = self._callers
         for rollout in stopped:

@@ -76,16 +76,16 @@ class ToolUse:
 
     def calls(self, uses: Sequence[int] | None, rows: int) -> list[int]:
         """Return how many calls each row may make: ``uses`` after a check, or as many as the tool allows."""
-        most = self.tool.max_calls
+        max_calls = self.tool.max_calls
         if uses is None:
-            return [most] * rows
+            return [max_calls] * rows
         if len(uses) != rows:
             raise ValueError(f"uses has {len(uses)} values; give one for each of the {rows} rollouts")
         for row, value in enumerate(uses):
-            if int(value) != value or not 0 <= value <= most:
+            if int(value) != value or not 0 <= value <= max_calls:
                 raise ValueError(
                     f"uses[{row}] is {value!r}; tool {self.tool.name!r} allows whole numbers from 0 to its max_calls, "
-                    f"{most}"
+                    f"{max_calls}"
                 )
         return [int(value) for value in uses]
 
