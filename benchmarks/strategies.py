@@ -281,7 +281,7 @@ class Bench:
         run()  # with the memory that it needs
         assert engine is not None
         assert engine._runner is not None
-        sample, state = engine._runner.sample, engine._runner.state
+        sample, state = engine._runner.sample_step, engine._runner.state
         sums: list[float] = []
 
         def both(logits: Tensor, _: Any, active: Active, row_of: Tensor | None) -> None:
@@ -291,7 +291,7 @@ class Bench:
                 def sample_anew() -> None:
                     state.ints.copy_(before)
                     if active.by_position:
-                        state.temper()
+                        state.apply_curves()
                     sample(logits, state, active, row_of)
 
                 return sample_anew
@@ -299,11 +299,11 @@ class Bench:
             sums[-1] += added(ways(active), ways(Active()), self.repeats)
             ways(active)()
 
-        engine._runner.sample = both
+        engine._runner.sample_step = both
         for _ in range(3):
             sums.append(least(lambda: strategy.sampling(self.prompts, 0), self.repeats))
             run()
-        engine._runner.sample = sample
+        engine._runner.sample_step = sample
         return statistics.median(sums)
 
     def temperatures(self, strategy: Strategy, rows: int) -> Tensor | None:

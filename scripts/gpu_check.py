@@ -43,7 +43,7 @@ from explorl.rollout.memory.slots import LayerShape
 from explorl.rollout.requests import prompt_token_ids
 from explorl.rollout.sampling import Active, rng
 from explorl.rollout.sampling.sample import sample_step
-from explorl.rollout.state import KEY, LIMIT, POSITION, RUNNING, STATE_REALS, STATUS, STEP, TOP_K, State
+from explorl.rollout.state import KEY, LIMIT, POSITION, RUNNING, STATE_REALS, STATUS, STEP, TOP_K, SlotState
 from explorl.strategies import REGISTRY
 from explorl.training.grpo.trainer import ExplorationTrainer
 from explorl.training.run_setup import disabled_progress, quiet
@@ -237,14 +237,14 @@ def sampling_kernel(here: Here) -> None:
         logits = here.random(rows, vocab, seed=8) * 2
         states = []
         for step in (sample_step, sample_step_kernel):
-            state = State(rows, 4, vocab, here.device)
+            state = SlotState(rows, 4, vocab, here.device)
             state.ints[KEY] = torch.from_numpy(rng.request_keys(1, range(rows))).to(here.device)
             state.ints[TOP_K] = torch.from_numpy(values["top_k"]).to(here.device)
             state.ints[LIMIT], state.ints[STEP, :], state.ints[STATUS] = 4, 1, RUNNING
             state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
             state.set_stops([[7]])
             if active.repetition:
-                state.remember(torch.arange(rows, device=here.device), [[row, 90, 170] for row in range(rows)])
+                state.mark_seen(torch.arange(rows, device=here.device), [[row, 90, 170] for row in range(rows)])
             step(logits, state, active)
             states.append(state)
         (tokens, counts), (other_tokens, other_counts) = (state.out_ints[:, :, 1] for state in states)
@@ -270,7 +270,7 @@ def attention_kernel(here: Here) -> None:
 
     heads, kv_heads, size = (9, 3, 64) if here.gpu else (4, 2, 16)
     layers = [LayerShape(kv_heads, size, size, torch.float32, here.device)] * 2
-    state = State(3, 4, 10, here.device)
+    state = SlotState(3, 4, 10, here.device)
     state.ints[STATUS], state.ints[POSITION] = RUNNING, torch.tensor([0, 37, 16], device=here.device)
     outs = []
     for kind in (PageCache, KernelPages):

@@ -40,14 +40,11 @@ CYCLES: Exceptions = {
 DUPLICATE_CLASSES: Exceptions = {
     ("Arm", 2): "study.file has the specification, study.watch the state that it shows",
     ("Choice", 2): "a pass in modeling.passes; a task and its parsed letter in tasks",
-    ("Drawn", 2): "to be renamed after what each holds",
     ("FastestDrop", 2): "one measured offline, one while training",
     ("Limits", 2): "to be renamed after what each holds",
     ("Outcome", 3): "to be renamed after what each holds",
     ("Probe", 2): "to be renamed after what each holds",
     ("Run", 2): "to be renamed after what each holds",
-    ("Sample", 2): "to be renamed after what each holds",
-    ("Sampler", 2): "to become sample_and_verify",
 }
 
 # The name of a file and how many have it.
@@ -72,13 +69,6 @@ BANNED_WORDS: Exceptions = {
     ("analysis", "anew"): "to be rewritten",
     ("analysis", "but for"): "to be rewritten",
     ("report", "anew"): "to be rewritten",
-    ("rollout", "anew"): "to be rewritten",
-    ("rollout", "but for"): "to be rewritten",
-    ("rollout", "nobody"): "to be rewritten",
-    ("rollout", "seat"): "to become slot",
-    ("rollout", "seated"): "to become slot",
-    ("rollout", "seats"): "to become slot",
-    ("rollout", "somebody"): "to be rewritten",
     ("sandbox", "leash"): "to become control socket",
     ("sandbox", "leashes"): "to become control socket",
     ("sandbox", "nobody"): "the Unix user of this name in sandbox.kernel; elsewhere to be rewritten",

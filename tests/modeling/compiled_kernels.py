@@ -81,10 +81,10 @@ def launches(everything: bool) -> Iterator[tuple[str, Any]]:
 
 def _attention(everything: bool) -> Iterator[tuple[str, Any]]:
     from explorl.rollout.memory import triton_attention as attention
-    from explorl.rollout.state import State
+    from explorl.rollout.state import SlotState
 
     rows, page = 4, 64
-    ints = State(rows, 4, 10, torch.device("cpu")).ints
+    ints = SlotState(rows, 4, 10, torch.device("cpu")).ints
     table = torch.zeros(rows, 3, dtype=torch.int32)
     for (name, heads), dtype, few in product(MODELS.items(), (HALF, SINGLE), (True, False)):
         if not everything and (few is False or (dtype == SINGLE and name == "Falcon-7B")):
@@ -132,14 +132,14 @@ def _products(everything: bool) -> Iterator[tuple[str, Any]]:
 def _sampling(everything: bool) -> Iterator[tuple[str, Any]]:
     from explorl.rollout.sampling import Active
     from explorl.rollout.sampling.kernel import sample_step_kernel
-    from explorl.rollout.state import State
+    from explorl.rollout.state import SlotState
 
     cuts = {"top_k": True, "top_p": True, "min_p": True, "bottom_p": True, "temperature": True}
     chance = {"bottom_p": True, "bottom_p_chance": True, "greedy": True}
     edited = {"repetition": True, "bias": True, "logprobs": 3, "min_p_mass": 0.1, "top_p": True}
     for vocab, dtype in [(49152, HALF), (151_936, SINGLE)] if everything else [(49152, HALF)]:
         for of, active in {"nothing": {}, "cuts": cuts, "chance": chance, "edited": edited}.items():
-            state = State(4, 8, vocab, torch.device("cpu"))
+            state = SlotState(4, 8, vocab, torch.device("cpu"))
             if of == "edited":
                 state.seen = torch.zeros(4, vocab, dtype=torch.bool)
                 state.bias = torch.zeros(1, vocab)

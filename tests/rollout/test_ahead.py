@@ -12,11 +12,11 @@ import torch
 
 from explorl.rollout import Engine, Rollout, SamplingParams, memory_plan
 from explorl.rollout import scheduler as scheduler
-from explorl.rollout.looks import FINE, LONGEST, bucket, graph_sizes, steps_to_look
 from explorl.rollout.memory.page_memory import PageMemory
+from explorl.rollout.readback import FINE_ABOVE, MAX_STEPS, Download, graph_size, graph_sizes, steps_until_readback
 from explorl.rollout.runner import Runner
 from explorl.rollout.scheduler import Scheduler
-from explorl.rollout.transfer import Download, upload
+from explorl.rollout.state import upload
 
 from .models import build, prompts
 from .test_pages import tight
@@ -116,7 +116,7 @@ def test_rows_give_way_ahead_of_looks(llama: Any, caplog: pytest.LogCaptureFixtu
     engine = tight(llama, IDS, 3, params, 0.3)
     with caplog.at_level(logging.INFO, "explorl.rollout.scheduler"):
         rollouts = engine.generate(IDS, 3, params)
-    assert any("gives way" in record.msg for record in caplog.records)
+    assert any("evicting" in record.msg for record in caplog.records)
     close(rollouts, Engine(llama).generate(IDS, 3, params))
 
 
@@ -204,9 +204,9 @@ def test_graphs_for_every_number_of_rows() -> None:
     assert graph_sizes(100) == (1, 2, 4, 8, 16, 32, 64, 96, 100)
     for slots in (1, 5, 64, 70, 100, 512, 1000, 1024):
         for rows in range(1, slots + 1):
-            size = bucket(rows, slots)
+            size = graph_size(rows, slots)
             assert rows <= size <= slots
-            assert size <= (2 * rows if rows <= FINE else 1.5 * rows + 1)
+            assert size <= (2 * rows if rows <= FINE_ABOVE else 1.5 * rows + 1)
 
 
 def test_looks_come_when_something_has_ended() -> None:
@@ -217,9 +217,9 @@ def test_looks_come_when_something_has_ended() -> None:
         remaining = rng.integers(0, 60, rows)
         remaining[0] = max(1, remaining[0])
         waiting = bool(trial % 2)
-        steps = steps_to_look(remaining, rows, slots, patience=4, certain=True, waiting=waiting)
-        assert 1 <= steps <= min(LONGEST, remaining.max())
-        assert steps_to_look(remaining, rows, slots, patience=4, certain=False, waiting=waiting) == min(
+        steps = steps_until_readback(remaining, rows, slots, patience=4, certain=True, waiting=waiting)
+        assert 1 <= steps <= min(MAX_STEPS, remaining.max())
+        assert steps_until_readback(remaining, rows, slots, patience=4, certain=False, waiting=waiting) == min(
             4, remaining.max()
         )
         if steps == remaining.max():
@@ -227,11 +227,11 @@ def test_looks_come_when_something_has_ended() -> None:
         alive = (remaining > 0).sum()
         before, after = ((remaining > s).sum() for s in (steps - 1, steps))
         if waiting:  # somebody has ended, and nobody long before
-            assert after < alive or steps == LONGEST
+            assert after < alive or steps == MAX_STEPS
             assert steps == 4 or before == alive
         else:
-            assert bucket(max(1, after), slots) < bucket(rows, slots) or steps == LONGEST or rows == 1
-            assert steps == 4 or bucket(max(1, before), slots) == bucket(rows, slots)
+            assert graph_size(max(1, after), slots) < graph_size(rows, slots) or steps == MAX_STEPS or rows == 1
+            assert steps == 4 or graph_size(max(1, before), slots) == graph_size(rows, slots)
 
 
 # Transfers

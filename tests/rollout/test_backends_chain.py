@@ -86,7 +86,7 @@ def test_log_q_is_the_mixture_over_the_coin(per_sequence: int) -> None:
             for token in np.flatnonzero(side):
                 found = row.log_q(logits[None], at, torch.tensor([token]), torch.tensor([1 / tau]))
                 mixed = side[token] if per_sequence else f * with_it[token] + (1 - f) * without[token]
-                assert float(found.drawn) == pytest.approx(np.log(side[token]), abs=1e-5)
+                assert float(found.sampled) == pytest.approx(np.log(side[token]), abs=1e-5)
                 assert float(found.mixed) == pytest.approx(np.log(mixed), abs=1e-5)
     assert seen == {True, False}
 
@@ -94,7 +94,7 @@ def test_log_q_is_the_mixture_over_the_coin(per_sequence: int) -> None:
 def test_a_drawn_token_beyond_the_edge_of_a_cut_counts_as_one_that_stays() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
     found = Chains.of([Chain(top_k=1)]).log_q(logits, torch.tensor([0]), torch.tensor([1]))
-    assert float(found.drawn) == pytest.approx(np.log(0.3 / 0.8), abs=1e-6)
+    assert float(found.sampled) == pytest.approx(np.log(0.3 / 0.8), abs=1e-6)
 
 
 def test_a_chain_goes_through_json_and_back() -> None:

@@ -147,8 +147,8 @@ def test_requests_without_a_key_throw_coins_that_all_workers_agree_on() -> None:
         (request(bottom_p=0.9, top_p=0.9), "explorl_top_p"),
         (request(bottom_p=0.9, top_k=5), "top_k is 5"),
         (request(bottom_p=0.9, min_p=0.1), "min_p is 0.1"),
-        (request(1.5, temperatures=[1.0]), "temperature is 1.5 beside explorl_temperatures"),
-        (request(n=4, bottom_p=0.9, key=3), "n is 4 beside explorl_key"),
+        (request(1.5, temperatures=[1.0]), "temperature is 1.5 together with explorl_temperatures"),
+        (request(n=4, bottom_p=0.9, key=3), "n is 4 together with explorl_key"),
         (request(bottom_p=2), "explorl_bottom_p is 2"),
     ],
 )

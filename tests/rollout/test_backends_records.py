@@ -11,9 +11,9 @@ import torch
 from explorl.models import load_policy
 from explorl.rollout import Engine, Rollouts, SamplingParams
 from explorl.rollout.backends import vllm
-from explorl.rollout.backends.token_stats import RecordPass, record
+from explorl.rollout.backends.token_stats import StatsPass, compute_token_stats
 from explorl.rollout.backends.vllm import VllmEngine, VllmError
-from explorl.rollout.backends.vllm_requests import Drawn, chains_of
+from explorl.rollout.backends.vllm_requests import VllmCompletion, build_chains
 
 PROMPTS = [[5, 6, 7], [20, 9, 33, 41], [11]]
 
@@ -42,8 +42,8 @@ def test_records_of_a_pass_are_those_of_the_engine(policy: Any, kind: str, rows:
     engine = Engine(policy.model, policy.tokenizer)
     wanted = engine.generate(PROMPTS, 3, params)
     requests = engine.requests(PROMPTS, 3, params)
-    chains = chains_of(requests, params)
-    found = record(RecordPass(policy.model, rows), requests, chains, [one.token_ids for one in wanted])
+    chains = build_chains(requests, params)
+    found = compute_token_stats(StatsPass(policy.model, rows), requests, chains, [one.token_ids for one in wanted])
     for row, one in enumerate(wanted):
         size = len(one)
         for name in ("logps", "sampling_logps", "entropy"):
@@ -62,14 +62,14 @@ class Replay:
     def __init__(self, rollouts: Rollouts | None = None, more: list[int] | None = None, reason: str = "") -> None:
         self.rollouts, self.more, self.reason, self.options = rollouts, more or [], reason, list[Any]()
 
-    def draw(self, prompts: Any, options: Any) -> list[Drawn]:
+    def sample(self, prompts: Any, options: Any) -> list[VllmCompletion]:
         self.options = list(options)
         if "only" in str(options[0].get("extra_args")):
             only = [one["extra_args"]["explorl_only"] for one in options]
-            return [Drawn([token], [0.0], "length") for token in only]
+            return [VllmCompletion([token], [0.0], "length") for token in only]
         assert self.rollouts is not None
         return [
-            Drawn([*one.token_ids, *self.more], [0.0] * 99, self.reason or str(one.finish_reason))
+            VllmCompletion([*one.token_ids, *self.more], [0.0] * 99, self.reason or str(one.finish_reason))
             for one in self.rollouts
         ]
 
@@ -116,8 +116,8 @@ def test_what_goes_wrong_is_said_in_words(policy: Any, there: None) -> None:
         broken.generate(PROMPTS, 1, params)
 
     class Deaf(Replay):
-        def draw(self, prompts: Any, options: Any) -> list[Drawn]:
-            return [Drawn([3], [0.0], "length") for _ in prompts]
+        def sample(self, prompts: Any, options: Any) -> list[VllmCompletion]:
+            return [VllmCompletion([3], [0.0], "length") for _ in prompts]
 
     deaf = VllmEngine(policy.model, policy.tokenizer, Deaf())
     assert len(deaf.generate(PROMPTS, 1, SamplingParams(max_tokens=1))) == 3  # nothing that it would not do

@@ -140,13 +140,13 @@ def test_it_branches_where_the_entropy_has_risen_at_the_expected_rate(tokenizer:
         here = [one for one in rollouts.branches if one.parent in rows]
         assert all(one.probability == pytest.approx(chance, abs=1e-5) for one in here)
         assert all(one.initial_entropy == pytest.approx(initial, abs=1e-5) for one in here)
-        assert {(one.place, one.marker, one.copies) for one in here} == {(4, f"text:{letter}", 1)}
+        assert {(one.position, one.marker, one.copies) for one in here} == {(4, f"text:{letter}", 1)}
         counts += [len(here), len(rows) - len(here)]
         expected += [len(rows) * chance / 300, len(rows) * (1 - chance) / 300]
     assert chi_square_p(np.array(counts), np.array(expected)) > 1e-3
     assert counts[0] > 2 * counts[2]
     assert len(rollouts) == 600
-    assert rollouts.places == 300
+    assert rollouts.decisions == 300
 
 
 def test_forks_draw_what_the_policy_draws(tokenizer: Any) -> None:
@@ -184,7 +184,7 @@ def test_the_tree_is_that_worked_out_by_hand_and_the_budget_is_exact(
         index_of = {row: first + row for row in range(begun)}
         index_of |= {begun + i: fork.request for i, fork in enumerate(forks)}
         mine = [one for one in rollouts.branches if first <= one.parent < first + n]
-        assert [(one.parent, one.place, one.copies) for one in mine] == sorted(
+        assert [(one.parent, one.position, one.copies) for one in mine] == sorted(
             (index_of[parent], place, copies) for parent, place, copies in want
         )
         assert len(forks) == sum(copies for _, _, copies in want)
@@ -244,9 +244,9 @@ def test_the_tree_does_not_depend_on_company_or_memory(
         pages.setattr(memory_plan, "SPANS", ())
         pages.setitem(memory_plan.PAGE, "cpu", 4)
         assert tree(["S", "b"], Engine(wandering.model, tokenizer, batch_size=3)) == want
-    monkeypatch.setattr(branch_tree, "IMPATIENCE", 1)
+    monkeypatch.setattr(branch_tree, "CHECK_ALL_AFTER", 1)
     assert tree(["S", "b", "a"]) == want
-    monkeypatch.setattr(branch_tree, "IMPATIENCE", 10**6)
+    monkeypatch.setattr(branch_tree, "CHECK_ALL_AFTER", 10**6)
     monkeypatch.setattr(branch_tree, "UNSURE", 40)
     assert tree(["S", "b", "a"]) == want
 
@@ -260,7 +260,7 @@ def test_stop_strings_end_what_branches(tokenizer: Any) -> None:
     for rollout in rollouts:
         assert rollout.text.count("b#\nb#") == (rollout.stop is not None)
     for one in rollouts.branches:
-        assert one.place < len(rollouts[one.parent])
+        assert one.position < len(rollouts[one.parent])
 
 
 # Markers
@@ -276,7 +276,7 @@ def test_markers(tokenizer: Any) -> None:
         found = branch(engine, ["S"] * 3, 2, params, spec)
         assert any(one.marker == marker for one in found.branches), marker
         for one in found.branches:
-            assert found[one.parent].text[: one.place] == before
+            assert found[one.parent].text[: one.position] == before
     both = branch(engine, ["S"] * 3, 4, params, Branching(initial=1, base=1.0, at=["newline", "wait"], window=1))
     assert {one.marker for one in both.branches} == {"newline", "wait"}
     with pytest.raises(ValueError, match="unknown marker 'newlin'; did you mean 'newline'"):
@@ -297,10 +297,10 @@ def test_rows_of_a_trainer_form_groups_and_keep_their_settings(wandering: Engine
     groups = [0] * 4 + [1] * 5 + [2] * 2
     for index, rollout in enumerate(rollouts):
         if rollout.parent is None:
-            assert rollouts.settings[index] == index
+            assert rollouts.params_of[index] == index
         else:
             assert groups[rollout.parent] == groups[index]
-            assert rollouts.settings[index] == rollouts.settings[rollout.parent]
+            assert rollouts.params_of[index] == rollouts.params_of[rollout.parent]
     assert any(rollout.parent is not None for rollout in rollouts)
     assert all(rollout.parent is None for rollout in rollouts[9:])  # a group of two begins whole
     again = branch_rows(engine, ids, params, Branching(base=0, weight=0, at=["newline"]))
@@ -350,11 +350,11 @@ def test_it_branches_behind_what_a_tool_said(tokenizer: Any) -> None:
     assert rollouts.branches
     for one in rollouts.branches:
         parent = rollouts[one.parent]
-        assert one.place in [call.end for call in parent.calls]
-        assert one.place > (parent.forked_at or 0), "a fork was asked again where it began"
-        assert not parent.sampled[one.place - 1]
-        assert parent.sampled[one.place]
-        want = mean_entropy(parent, one.place, 4, len(tokenizer))
+        assert one.position in [call.end for call in parent.calls]
+        assert one.position > (parent.forked_at or 0), "a fork was asked again where it began"
+        assert not parent.sampled[one.position - 1]
+        assert parent.sampled[one.position]
+        want = mean_entropy(parent, one.position, 4, len(tokenizer))
         assert one.entropy == pytest.approx(want, abs=1e-6)
     for rollout in rollouts:
         assert sum(call.status != "refused" for call in rollout.calls) <= 2
@@ -387,10 +387,10 @@ def test_nothing_branches_behind_a_call_that_is_closed_in_parts() -> None:
         tools=ToolUse(python_tool(), warm=0),
         pool=standing_in(Desk(echo, patience=1)),
     )
-    assert any(one.place > 22 for one in rollouts.branches)
+    assert any(one.position > 22 for one in rollouts.branches)
     for one in rollouts.branches:
-        assert rollouts[one.parent].sampled[one.place - 1]
-        assert tokenizer.decode(rollouts[one.parent].token_ids[: one.place]).endswith("\n")
+        assert rollouts[one.parent].sampled[one.position - 1]
+        assert tokenizer.decode(rollouts[one.parent].token_ids[: one.position]).endswith("\n")
 
 
 # Bad input

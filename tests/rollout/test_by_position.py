@@ -162,5 +162,5 @@ def test_bad_values(given: dict[str, Any], message: str) -> None:
 def test_a_curve_for_some_rows_only(llama: Any) -> None:
     with pytest.raises(ValueError, match="temperature_by_position has 2 values; use one value, one for each"):
         Engine(llama).generate(prompts()[:3], 1, SamplingParams(temperature_by_position=[[1.0], [0.5]]))
-    with pytest.raises(ValueError, match="are for the engine"):
+    with pytest.raises(ValueError, match="are not supported by model"):
         generate(llama, None, [[1]], 1, SamplingParams(temperature_by_position=[[1.0]]))

@@ -15,7 +15,7 @@ from explorl.rollout.sampling import Active, rng
 from explorl.rollout.sampling.constraints import bias_tables, stop_sets
 from explorl.rollout.sampling.sample import sample_step
 from explorl.rollout.scheduler import STATE_REALS
-from explorl.rollout.state import BIAS_SET, KEY, LIMIT, RUNNING, STATUS, STEP, STOP_SET, TOP_K, State
+from explorl.rollout.state import BIAS_SET, KEY, LIMIT, RUNNING, STATUS, STEP, STOP_SET, TOP_K, SlotState
 
 from .models import EOS, VOCAB, prompts
 
@@ -179,9 +179,9 @@ def test_an_engine_that_is_used_again_forgets_them(llama: Any) -> None:
 # Kernel against torch
 
 
-def make_state(params: SamplingParams, rows: int, vocab: int, device: Any = "cpu") -> State:
+def make_state(params: SamplingParams, rows: int, vocab: int, device: Any = "cpu") -> SlotState:
     values = params.rows(rows, 1)
-    state = State(rows, 3, vocab, torch.device(device))
+    state = SlotState(rows, 3, vocab, torch.device(device))
     state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(rows)))
     state.ints[TOP_K] = torch.from_numpy(values["top_k"])
     state.ints[LIMIT], state.ints[STATUS] = 1, RUNNING
@@ -196,7 +196,7 @@ def make_state(params: SamplingParams, rows: int, vocab: int, device: Any = "cpu
         table, which = bias_tables(each("logit_bias"), each("banned_tokens"), each("allowed_tokens"), vocab)
         state.set_bias(torch.from_numpy(table))
         state.ints[BIAS_SET] = torch.from_numpy(which)
-    state.keep_tops(int(values["logprobs"].max()))
+    state.allocate_tops(int(values["logprobs"].max()))
     return state
 
 
@@ -229,7 +229,7 @@ def test_the_kernel_does_the_same(more: dict[str, Any], dtype: torch.dtype, kern
         state.set_stops([[1], list(range(150)), [7, 8]])
         state.ints[STOP_SET], state.ints[LIMIT], state.ints[STEP] = torch.arange(rows), 3, 1
         if active.repetition:
-            state.remember(torch.arange(rows, device=kernel_device), [[row, 150, 8] for row in range(rows)])
+            state.mark_seen(torch.arange(rows, device=kernel_device), [[row, 150, 8] for row in range(rows)])
         step(x, state, Active(**{**vars(active), "stop_sets": True}))
         states.append(state)
     want, got = states
@@ -312,7 +312,7 @@ def test_bad_values(values: dict[str, Any], message: str) -> None:
         ),
         ({"banned_tokens": range(VOCAB)}, "request 0 .*banned_tokens has all tokens of the model"),
         ({"stop_token_ids": [[1], [2], [500]]}, "stop token 500 of request 4 is outside the vocabulary"),
-        ({"logprobs": 500}, f"logprobs is 500; the model has {VOCAB} tokens"),
+        ({"logprobs": 500}, f"logprobs is 500, but the model has {VOCAB} tokens"),
         (
             {"logit_bias": [{}, {}]},
             "logit_bias has 2 values; use one value, one for each of the 3 prompts, or .* 6 requests",

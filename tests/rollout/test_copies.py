@@ -26,7 +26,7 @@ from explorl.modeling import onednn_ops
 from explorl.modeling.cpu_ops import WIDE
 from explorl.modeling.onednn_ops import OneDnnOps
 from explorl.rollout import Engine, SamplingParams
-from explorl.rollout.engine import COPY_FROM
+from explorl.rollout.engine import MIN_TOKENS_TO_COPY
 
 pytestmark = pytest.mark.skipif(not onednn_ops.is_available(), reason="this processor or torch has no such products")
 
@@ -68,10 +68,10 @@ def shared(kind: str = "llama") -> Any:
 
 
 PROMPTS = [[11, 12, 13, 14, 15], [5], [7 + i % 90 for i in range(40)]]
-GREEDY = SamplingParams(max_tokens=COPY_FROM + 6, temperature=0.0, stop_token_ids=())
+GREEDY = SamplingParams(max_tokens=MIN_TOKENS_TO_COPY + 6, temperature=0.0, stop_token_ids=())
 
 
-def greedy(model: Any, tokens: int = COPY_FROM + 6) -> list[list[int]]:
+def greedy(model: Any, tokens: int = MIN_TOKENS_TO_COPY + 6) -> list[list[int]]:
     """By transformers, one prompt at a time."""
     out = []
     for prompt in PROMPTS:
@@ -138,8 +138,8 @@ def test_a_short_call_copies_nothing_and_forgets_what_a_long_one_copied() -> Non
     engine.generate(PROMPTS, 1, GREEDY)
     assert copies(engine) > 0
     model.model.layers[0].mlp.down_proj.weight.data.mul_(-1.0)
-    few = SamplingParams(max_tokens=COPY_FROM - 1, temperature=0.0, stop_token_ids=())
-    assert [r.token_ids for r in engine.generate(PROMPTS, 1, few)] == greedy(model, COPY_FROM - 1)
+    few = SamplingParams(max_tokens=MIN_TOKENS_TO_COPY - 1, temperature=0.0, stop_token_ids=())
+    assert [r.token_ids for r in engine.generate(PROMPTS, 1, few)] == greedy(model, MIN_TOKENS_TO_COPY - 1)
     assert copies(engine) == 0
 
 
@@ -175,7 +175,7 @@ def test_rows_that_go_on_are_computed_from_copies_too() -> None:
     begun = rows[0].token_ids[:7]
     ids = torch.tensor([[*PROMPTS[0], *begun]])
     how = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
-    rest = shared().generate(ids, max_new_tokens=COPY_FROM + 6 - 7, **how)[0, ids.shape[1] :].tolist()
+    rest = shared().generate(ids, max_new_tokens=MIN_TOKENS_TO_COPY + 6 - 7, **how)[0, ids.shape[1] :].tolist()
     assert rows[0].token_ids == begun + rest
 
 
@@ -353,5 +353,5 @@ def test_memory_of_copies_that_are_gone_is_not_counted() -> None:
     tokens_of(engine)
     assert engine._runner is not None
     held = engine._runner.bytes
-    engine.generate(PROMPTS, 1, SamplingParams(max_tokens=COPY_FROM - 1, stop_token_ids=()))
+    engine.generate(PROMPTS, 1, SamplingParams(max_tokens=MIN_TOKENS_TO_COPY - 1, stop_token_ids=()))
     assert engine._runner.bytes == held - engine._runner.plan.weight_bytes < held

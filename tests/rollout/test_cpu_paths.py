@@ -31,12 +31,12 @@ from explorl.rollout.state import (
     STEP,
     STOP_SET,
     STOPPED,
-    State,
+    SlotState,
 )
 
 
-def a_state(slots: int, vocab: int, seed: int = 0) -> State:
-    state = State(slots, 4, vocab, torch.device("cpu"))
+def a_state(slots: int, vocab: int, seed: int = 0) -> SlotState:
+    state = SlotState(slots, 4, vocab, torch.device("cpu"))
     state.ints[STATUS] = RUNNING
     state.ints[KEY] = torch.from_numpy(rng.request_keys(seed, range(slots)))
     return state
@@ -237,7 +237,7 @@ def test_slots_advance_and_end_as_on_other_devices(stop_sets: bool) -> None:
 def test_what_is_hidden_is_found_anew_where_rows_or_prompts_are_others(joined: bool) -> None:
     """A bias that is kept from one step to the next gives what one made for this step gives."""
     shape = LayerShape(2, 4, 4, torch.float32, torch.device("cpu"))
-    state = State(4, 80, 50, torch.device("cpu"))
+    state = SlotState(4, 80, 50, torch.device("cpu"))
     prompts = PromptCache([shape], 4, 9)
     cache = (JoinedCache if joined else SlotCache)([shape], 4, 80, state, prompts)
     for offsets, length in ([3, 9, 9], 1), ([3, 9, 9], 2), ([9, 3, 9], 3), ([9, 9, 9], 4), ([9, 2], 40), ([9, 2], 70):

@@ -364,10 +364,10 @@ def test_rollouts_are_stored_in_as_much_as_they_hold(llama: Any) -> None:
     ("ids", "n", "message"),
     [
         ([[5, 6], []], 1, "prompt 1 is empty"),
-        ([[5] * 200], 1, "200 tokens and the model's context is 128"),
+        ([[5] * 200], 1, "200 tokens, but the model's context is 128"),
         ([[5]], 0, "n is 0"),
         ([], 1, "prompts is empty"),
-        ([[5, VOCAB]], 1, f"token id {VOCAB}; the model knows ids from 0 to {VOCAB - 1}"),
+        ([[5, VOCAB]], 1, f"token id {VOCAB}; the model has ids from 0 to {VOCAB - 1}"),
         ([[5, -1]], 1, "token id -1"),
         (["text"], 1, "no tokenizer"),
         ([[5, 6.5]], 1, "prompt 0 holds 6.5; use token ids such as 13"),
@@ -406,7 +406,7 @@ def test_bad_settings(llama: Any) -> None:
         Engine(llama, dtype=torch.int8)
     with pytest.raises(ValueError, match="model is 'gpt2'; give the model itself"):
         Engine("gpt2")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"model is a DataParallel; give the transformers model, a wrapper's \.module"):
+    with pytest.raises(ValueError, match=r"model is a DataParallel; give the transformers model"):
         Engine(torch.nn.DataParallel(llama))
     with pytest.raises(ValueError, match=r"params is {'max_tokens': 2}; give SamplingParams"):
         Engine(llama).generate(prompts(), 1, {"max_tokens": 2})  # type: ignore[arg-type]

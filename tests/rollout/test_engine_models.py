@@ -19,11 +19,11 @@ from explorl.modeling.attention import model_lock
 from explorl.modeling.fused import Fusion
 from explorl.modeling.llama import FEW_ROWS, TorchOps
 from explorl.rollout import Engine, SamplingParams, UnsupportedModel
-from explorl.rollout.engine import HELD
+from explorl.rollout.engine import MAX_IDLE_SHARE
 from explorl.rollout.memory.pages import PageCache
 from explorl.rollout.memory.slots import LayerShape, PromptCache
 from explorl.rollout.memory_plan import make_plan
-from explorl.rollout.sequences import RECORDS
+from explorl.rollout.sequences import STAT_TYPES
 
 from .models import GQA, build, prompts
 from .test_engine import check_records, same_tokens
@@ -287,7 +287,7 @@ def test_a_callers_default_type_and_device_change_no_bit(default: Any) -> None:
         torch.set_default_device(None)
     for one, same in zip(want, got, strict=True):
         assert one.token_ids == same.token_ids
-        for name in (*RECORDS, "top_ids", "top_logps", "min_p_mass"):
+        for name in (*STAT_TYPES, "top_ids", "top_logps", "min_p_mass"):
             torch.testing.assert_close(getattr(same, name), getattr(one, name), rtol=0, atol=0, equal_nan=True)
 
 
@@ -321,7 +321,7 @@ def test_a_window_at_the_end_of_the_context(window: int) -> None:
     engine = Engine(model)
     engine.check(1000)  # what is longer than the context does not happen
     check_records(model, engine.generate([[5, 6, 7] * 40, [8, 9]], 1, SamplingParams(max_tokens=60, seed=1)))
-    with pytest.raises(ValueError, match="prompt 1 has 128 tokens and the model's context is 128"):
+    with pytest.raises(ValueError, match="prompt 1 has 128 tokens, but the model's context is 128"):
         engine.generate([[8, 9], [5] * 128])
 
 
@@ -399,7 +399,7 @@ def test_a_failed_allocation_halves_the_rows_once(
         rollouts = engine.generate(prompts(), 4, PARAMS)
     assert same_tokens(rollouts, want)
     check_records(llama, rollouts)
-    assert "memory ran out with 12 rows; going on with 6" in caplog.text
+    assert "memory ran out with 12 rows; continuing with 6" in caplog.text
     assert max(rows[:4]) > 6 >= max(rows[4:])
     rows.clear()
     fails = {4, 6}
@@ -414,7 +414,7 @@ def test_memory_that_cannot_be_had_halves_the_rows_too(llama: Any, monkeypatch: 
     from explorl.rollout import runner as runner
 
     want = Engine(llama).generate(prompts(), 4, PARAMS)
-    original, asked = runner.State, []
+    original, asked = runner.SlotState, []
 
     def state(slots: int, *args: Any) -> Any:
         asked.append(slots)
@@ -422,7 +422,7 @@ def test_memory_that_cannot_be_had_halves_the_rows_too(llama: Any, monkeypatch: 
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return original(slots, *args)
 
-    monkeypatch.setattr(runner, "State", state)
+    monkeypatch.setattr(runner, "SlotState", state)
     assert same_tokens(Engine(llama, batch_size=12).generate(prompts(), 4, PARAMS), want)
     assert asked == [12, 6]
 
@@ -446,10 +446,10 @@ def test_released_memory_is_gone(llama: Any) -> None:
 def test_an_engine_at_rest_gives_back_what_is_much(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(llama)
     first = engine.generate(prompts(), 1, PARAMS)
-    engine.rest()
+    engine.release_if_large()
     assert engine._runner is not None  # next to nothing of what the machine has
-    monkeypatch.setattr("explorl.rollout.engine.HELD", 0.0)
-    engine.rest()
+    monkeypatch.setattr("explorl.rollout.engine.MAX_IDLE_SHARE", 0.0)
+    engine.release_if_large()
     assert engine._runner is None
     assert same_tokens(engine.generate(prompts(), 1, PARAMS), first)
 
@@ -461,8 +461,8 @@ def test_a_copy_of_the_weights_counts_when_an_engine_rests(monkeypatch: pytest.M
     assert engine._runner is not None
     held = engine._runner.bytes + sum(2 * parameter.numel() for parameter in model.parameters())
     for total, rests in ((held + 9, False), (held - 9, True)):
-        monkeypatch.setattr("explorl.rollout.engine.total_memory", lambda _, total=total: total / HELD)
-        engine.rest()
+        monkeypatch.setattr("explorl.rollout.engine.total_memory", lambda _, total=total: total / MAX_IDLE_SHARE)
+        engine.release_if_large()
         assert (engine._cast_weights is None) is rests
 
 

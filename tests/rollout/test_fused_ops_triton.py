@@ -220,12 +220,12 @@ def test_angles_that_change_with_the_length_or_a_hook_have_no_table() -> None:
 
 def test_attention_finds_the_angles_of_its_position(kernel_device: torch.device) -> None:
     from explorl.rollout.memory import triton_attention
-    from explorl.rollout.state import POSITION, RUNNING, STATUS, State
+    from explorl.rollout.state import POSITION, RUNNING, STATUS, SlotState
 
     def draw(*shape: int, seed: int) -> torch.Tensor:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(kernel_device)
 
-    state = State(4, 4, 10, kernel_device)
+    state = SlotState(4, 4, 10, kernel_device)
     positions = torch.tensor([3, 20, 0], device=kernel_device)
     state.ints[STATUS, :3], state.ints[POSITION, :3] = RUNNING, positions
     table = torch.tensor([[2, 0], [3, 4], [5, 0], [0, 0]], dtype=torch.int32, device=kernel_device)

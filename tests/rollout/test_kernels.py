@@ -22,7 +22,7 @@ from explorl.rollout.state import (
     STEP,
     STOPPED,
     TOP_K,
-    State,
+    SlotState,
 )
 
 from .models import build, prompts
@@ -70,7 +70,7 @@ def test_decode_attention(
     positions, page, row_pages = [3, 160, 33, 6, 127, 64], 64, 3
     tables = [[2, 0, 0], [3, 4, 5], [6, 0, 0], [7, 0, 0], [3, 8, 0], [3, 9, 0]]  # some rows share their first page
     rows = len(positions)
-    state = State(rows + 2, 4, 10, DEVICE)
+    state = SlotState(rows + 2, 4, 10, DEVICE)
     state.ints[STATUS, :rows] = RUNNING
     state.ints[STATUS, 3] = STOPPED
     state.ints[POSITION, :rows] = torch.tensor(positions, device=DEVICE)
@@ -117,7 +117,7 @@ def test_pages_in_torch_equal_pages_in_the_kernel(window: Any, cap: Any) -> None
     from explorl.rollout.memory.slots import LayerShape
 
     layers = [LayerShape(2, 16, 16, torch.float32, DEVICE)] * 2
-    state = State(3, 4, 10, DEVICE)
+    state = SlotState(3, 4, 10, DEVICE)
     state.ints[STATUS], state.ints[POSITION] = RUNNING, torch.tensor([0, 37, 16], device=DEVICE)
     caches = [kind(layers, 3, 10, 3, 16, state) for kind in (PageCache, KernelPages)]
     outs = []
@@ -161,7 +161,7 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
     logits[5, 100] = torch.nan
     states = []
     for step in (sample_step, sample_step_kernel):
-        state = State(rows, 4, vocab, DEVICE)
+        state = SlotState(rows, 4, vocab, DEVICE)
         state.ints[KEY] = torch.from_numpy(rng.request_keys(1, range(rows))).to(DEVICE)
         state.ints[TOP_K] = torch.from_numpy(values["top_k"]).to(DEVICE)
         state.ints[LIMIT] = torch.tensor([4, 2, 4, 4, 4, 4], device=DEVICE)
@@ -170,9 +170,9 @@ def test_sample_step(name: str, dtype: torch.dtype) -> None:
         state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))
         state.set_stops([range(0, 2500, 3) if name == "plain" else [7]])
         if active.repetition:
-            state.remember(torch.arange(rows, device=DEVICE), [[row, 900, 1700] for row in range(rows)])
+            state.mark_seen(torch.arange(rows, device=DEVICE), [[row, 900, 1700] for row in range(rows)])
         if active.min_p_mass:
-            state.keep_mass()
+            state.allocate_mass()
         step(logits.to(dtype), state, active)
         states.append(state)
     want, got = states
@@ -199,7 +199,7 @@ def test_the_mixture_of_bottom_p() -> None:
     p = np.array([1.0, 0.5, 0.5, 1.0] + [0.9] * 6 + [0.2] * 6)
     temperature = np.array([1.0, 0.7, 1.0, 2.0, 0.0] + [1.0] * 11)
 
-    def sample(step: Any, per: Any) -> State:
+    def sample(step: Any, per: Any) -> SlotState:
         params = SamplingParams(
             bottom_p=p.tolist(),
             bottom_p_frequency=frequency.tolist(),
@@ -207,7 +207,7 @@ def test_the_mixture_of_bottom_p() -> None:
             temperature=temperature.tolist(),
         )
         values = params.rows(rows, 1)
-        state = State(rows, 1, vocab, DEVICE)
+        state = SlotState(rows, 1, vocab, DEVICE)
         state.ints[KEY] = torch.from_numpy(rng.request_keys(1, range(rows))).to(DEVICE)
         state.ints[LIMIT], state.ints[STATUS] = 1, RUNNING
         state.reals.copy_(torch.from_numpy(np.stack([values[key] for key in STATE_REALS])))

@@ -72,7 +72,7 @@ def test_rows_give_way_and_are_computed_again(llama: Any, share: float, caplog: 
     assert engine.plan.split
     assert same_tokens(rollouts, want)
     check_records(llama, rollouts)
-    gave_way = [int(r.args[0]) for r in caplog.records if "gives way" in r.msg]  # type: ignore[index, arg-type]
+    gave_way = [int(r.args[0]) for r in caplog.records if "evicting" in r.msg]  # type: ignore[index, arg-type]
     assert gave_way
     assert 0 not in gave_way  # the oldest goes first
 
@@ -122,7 +122,7 @@ def test_pages_of_rows_that_ended_are_taken_back(llama: Any) -> None:
     engine = tight(llama, ids, 1, params, 0.5)
     session = engine.open(ids, 1, params)
     session.run()
-    kept = [sample.kept is not None for sample in session._samples]
+    kept = [sample.saved_kv is not None for sample in session._sequences]
     assert not all(kept)
     assert any(kept)
     for row in range(6):

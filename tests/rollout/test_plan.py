@@ -77,7 +77,7 @@ def test_peaks_measured_on_an_h200(requests: int, tokens: int, measured: int) ->
 
 
 def test_work_is_the_largest_of_what_comes_and_goes() -> None:
-    how = {"records": 1000, "logits": 10, "activations": 3, "copied": 50}
+    how = {"state": 1000, "logits": 10, "activations": 3, "copied": 50}
     assert work_bytes(100, 8, **how) == 1000 + 100 * 13
     assert work_bytes(2, 800, **how) == 1000 + 800 * 3
     assert work_bytes(2, 8, **how) == 1000 + 50

@@ -58,7 +58,7 @@ def test_bottom_p_is_applied(policy: Any, tokenizer: Any) -> None:
     [{"top_p": [0.5, 0.9]}, {"stop": [["a"], ["b"]]}, {"logit_bias": [{1: 1.0}, {}]}, {"banned_tokens": [[1], None]}],
 )
 def test_values_per_request_are_refused(policy: Any, tokenizer: Any, values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(values))} has a value for each request, .*; give one"):
+    with pytest.raises(ValueError, match=f"{next(iter(values))} has one value per request, .*; give one"):
         reference.generate(policy, tokenizer, PROMPT, 2, SamplingParams(**values))
     with pytest.raises(ValueError, match="logprobs is 3"):
         reference.generate(policy, tokenizer, PROMPT, 2, SamplingParams(logprobs=3))

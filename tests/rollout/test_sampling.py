@@ -30,7 +30,7 @@ from explorl.rollout.sampling import (
 from explorl.rollout.sampling.ranking import branching_count, head_mask, mass_head, search_head
 from explorl.rollout.sampling.sample import Coin, SampledToken, draw, pick
 from explorl.rollout.scheduler import STATE_REALS
-from explorl.rollout.state import KEY, STATUS, STEP, TOP_K, State
+from explorl.rollout.state import KEY, STATUS, STEP, TOP_K, SlotState
 
 INF = float("inf")
 
@@ -263,10 +263,12 @@ def chi_square_p(counts: np.ndarray, probs: np.ndarray) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def slots_with(params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0) -> State:
+def slots_with(
+    params: SamplingParams, count: int, vocab: int, seen: list[int] | None = None, step: int = 0
+) -> SlotState:
     """The state of requests with these parameters."""
     values = params.rows(count, 1)
-    state = State(count, step + 1, vocab, torch.device("cpu"))
+    state = SlotState(count, step + 1, vocab, torch.device("cpu"))
     state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(count)))
     state.ints[TOP_K] = torch.from_numpy(values["top_k"])
     state.ints[STATUS], state.ints[STEP] = 0, step

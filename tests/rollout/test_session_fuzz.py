@@ -117,7 +117,7 @@ class Play:
             assert not self.session.running
 
     def look(self) -> None:
-        self.session.look()
+        self.session.read_back()
         for row in self.rng.integers(0, len(self.rows), 3).tolist():
             self.seen(self.session.rollout(row))
 
@@ -220,7 +220,7 @@ class Play:
         mine.tokens = list(rollout.token_ids)
 
     def check(self) -> None:
-        self.session.look()
+        self.session.read_back()
         for index, mine in enumerate(self.rows):
             rollout = self.session.rollout(index)
             self.seen(rollout)

@@ -15,15 +15,15 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from explorl.rollout import Engine, Rollout, SamplingParams, memory_plan
-from explorl.rollout import looks as looks
+from explorl.rollout import readback as readback
 from explorl.rollout import scheduler as scheduler
 from explorl.rollout.memory import pages
 from explorl.rollout.requests import prepare
 from explorl.rollout.runner import Runner
 from explorl.rollout.scheduler import Scheduler
-from explorl.rollout.sequences import Sample
+from explorl.rollout.sequences import SequenceState
 from explorl.rollout.session import plain_tokens
-from explorl.rollout.state import State
+from explorl.rollout.state import SlotState
 from explorl.rollout.stop_tokens import StopTokens
 
 from .models import build, prompts
@@ -80,7 +80,7 @@ def test_a_row_is_never_seen_beyond_its_stop_string(policy: Any, tokenizer: Any,
     session = written(policy, tokenizer).open(PROMPT, 1, stopping(tokenizer, tokens[1:3]))
     session.step(tokens=5)
     if looked:
-        session.look()
+        session.read_back()
     rollout = session.rollout(0)
     assert (rollout.token_ids, rollout.finish_reason) == (tokens[:3], "stop")
     assert [r.request for r in session.step()] == [0]
@@ -117,10 +117,10 @@ def test_a_fork_before_a_stop_searches_what_it_has_of_the_text(policy: Any, toke
     session.extend(0, [7], max_tokens=40)
     (child,) = session.fork(0, at=11)
     session.extend(child, [], max_tokens=60)
-    for sample in session._samples:
-        assert sample.floor(len(sample.tokens)) == (13 if sample.index == 0 else 0)
+    for sample in session._sequences:
+        assert sample.stop_search_start(len(sample.tokens)) == (13 if sample.index == 0 else 0)
     (last,) = session.fork(0, at=12)
-    assert session._samples[last].floor(12) == 12
+    assert session._sequences[last].stop_search_start(12) == 12
     assert stop not in tokenizer.decode(session.rollout(child).token_ids)
 
 
@@ -226,7 +226,7 @@ def test_an_interruption_changes_nothing(
     monkeypatch.setattr(*where, broken)
     with pytest.raises(error, match="now"):
         session.run()
-    session.look()
+    session.read_back()
     for row in range(4):
         half = session.rollout(row).token_ids
         assert half == want[row].token_ids[: len(half)]
@@ -243,20 +243,20 @@ def test_an_interruption_while_rows_end_lets_none_run_on(
     params = SamplingParams(max_tokens=12, stop_token_ids=range(3, 40), seed=3, logprobs=2)
     want = written(llama).generate(prompts((4, 4)), 3, params)
     session = written(llama).open(prompts((4, 4)), 3, params)
-    append, left = Sample.append, [when]
+    append, left = SequenceState.append_sampled, [when]
 
     def interrupted() -> None:
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt("now")
 
-    def broken(self: Sample, tokens: list[int], records: Any) -> None:
+    def broken(self: SequenceState, tokens: list[int], records: Any) -> None:
         if where == "before the tokens":
             interrupted()
         self.tokens.extend(tokens)
         if where == "between tokens and records":
             interrupted()
-        self.pieces.append(records)
+        self.stat_parts.append(records)
 
     class Reasons(dict[int, Any]):
         def get(self, *args: Any) -> Any:
@@ -264,12 +264,12 @@ def test_an_interruption_while_rows_end_lets_none_run_on(
             return super().get(*args)
 
     if where == "before the reason":
-        monkeypatch.setattr(looks, "_REASONS", Reasons(looks._REASONS))
+        monkeypatch.setattr(readback, "_REASONS", Reasons(readback._REASONS))
     else:
-        monkeypatch.setattr(Sample, "append", broken)
+        monkeypatch.setattr(SequenceState, "append_sampled", broken)
     with pytest.raises(KeyboardInterrupt, match="now"):
         session.run()
-    monkeypatch.setattr(Sample, "append", append)
+    monkeypatch.setattr(SequenceState, "append_sampled", append)
     for rollout in (session.rollout(row) for row in range(6)):
         assert len(rollout.logps) == len(rollout)
     session.run()
@@ -280,13 +280,13 @@ def test_an_interruption_while_rows_end_lets_none_run_on(
 
 def test_an_interruption_while_tables_are_laid_out(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=4, logprobs=2, seed=3)
-    session, original = written(llama).open(prompts((4,)), 1, params), State.set_stops
+    session, original = written(llama).open(prompts((4,)), 1, params), SlotState.set_stops
 
     def broken(*_: Any) -> bool:
-        monkeypatch.setattr(State, "set_stops", original)
+        monkeypatch.setattr(SlotState, "set_stops", original)
         raise KeyboardInterrupt("now")
 
-    monkeypatch.setattr(State, "set_stops", broken)
+    monkeypatch.setattr(SlotState, "set_stops", broken)
     with pytest.raises(KeyboardInterrupt, match="now"):
         session.run()
     session.run()

@@ -15,7 +15,7 @@ from explorl.rollout.sampling import Active, ranking, rng, warp_bottom_p, warp_m
 from explorl.rollout.sampling.ranking import SLACK, count_head, first_tokens, head_mask, mass_head, search_head
 from explorl.rollout.sampling.sample import sample_step
 from explorl.rollout.scheduler import STATE_REALS
-from explorl.rollout.state import KEY, LIMIT, LOGQ, RUNNING, STATUS, TOKENS, TOP_K, State
+from explorl.rollout.state import KEY, LIMIT, LOGQ, RUNNING, STATUS, TOKENS, TOP_K, SlotState
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 INF = float("inf")
@@ -186,10 +186,10 @@ def test_heads_of_a_size() -> None:
 # Draws: the tokens that two ways of sampling can draw are the same ones
 
 
-def stepped(step: Any, logits: torch.Tensor, params: SamplingParams) -> State:
+def stepped(step: Any, logits: torch.Tensor, params: SamplingParams) -> SlotState:
     rows, vocab = logits.shape
     values = params.rows(rows, 1)
-    state = State(rows, 1, vocab, logits.device)
+    state = SlotState(rows, 1, vocab, logits.device)
     state.ints[KEY] = torch.from_numpy(rng.request_keys(params.seed or 0, range(rows)))
     state.ints[TOP_K] = torch.from_numpy(values["top_k"])
     state.ints[LIMIT], state.ints[STATUS] = 1, RUNNING

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorl.rollout.tool_spans import opened_call, output_mask, output_spans
+from explorl.rollout.tool_spans import open_call, output_mask, output_spans
 from explorl.rollout.tools import Delimiters, ToolSpec, calculator_tool, find_call, output_block, python_tool
 from explorl.sandbox.interpreter import Result
 
@@ -80,9 +80,9 @@ def test_outputs_that_nobody_can_find_are_refused() -> None:
             return CALCULATOR.fence.find(text, start)
 
     endless = calculator_tool(fence=Fence("<<", "=", "", ""))
-    with pytest.raises(ValueError, match=r"after_output='': .* like '>>'"):
+    with pytest.raises(ValueError, match=r"after_output='' .* such as '>>'"):
         output_spans("<<1=2", endless)
-    with pytest.raises(ValueError, match="with a Other, which nobody can find"):
+    with pytest.raises(ValueError, match="have a Other, which cannot be found"):
         output_spans("<<1=2", ToolSpec("own", Other()))  # type: ignore[arg-type]
 
 
@@ -121,7 +121,7 @@ def test_tokens_of_outputs() -> None:
     ],
 )
 def test_a_call_that_a_prompt_opens(prompt: str, expected: str) -> None:
-    assert opened_call(prompt, PYTHON) == expected
+    assert open_call(prompt, PYTHON) == expected
     if expected:
         assert find_call(expected + "\n````", PYTHON) is not None
 
@@ -130,4 +130,4 @@ def test_a_call_that_a_prompt_opens(prompt: str, expected: str) -> None:
     ("prompt", "expected"), [("3*4 is <<", "<<"), ("<<1+1=2>> <<", "<<"), ("<<1+1=2>>", ""), ("What is x << 2", "")]
 )
 def test_a_calculation_that_a_prompt_opens(prompt: str, expected: str) -> None:
-    assert opened_call(prompt, CALCULATOR) == expected
+    assert open_call(prompt, CALCULATOR) == expected

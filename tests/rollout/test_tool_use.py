@@ -127,7 +127,7 @@ def test_a_token_that_says_more_than_the_end_of_a_call_is_taken_back() -> None:
     assert rollout.text == "<<6*7=36*7>>"
     assert rollout.sampled.tolist() == [True] + [False] * 7 + [True]
     (call,) = rollout.calls
-    assert (call.begin, call.end, call.blank) == (1, 8, "=>>")
+    assert (call.begin, call.end, call.empty_output) == (1, 8, "=>>")
     assert rollout.own_text == "<<6*7=>>"
     assert rollout.parent is None
     assert rollout.request == 0
@@ -384,9 +384,9 @@ def test_bad_input_is_one_error_before_anything_is_sampled(policy: Any, tokenize
     engine, tool = Engine(policy, tokenizer), calculator_tool()
     with pytest.raises(ValueError, match="unknown tool 'pyton'; did you mean 'python'"):
         get_tool("pyton")
-    with pytest.raises(ValueError, match="max_calls=0 of tool 'python': give 1 or more"):
+    with pytest.raises(ValueError, match="max_calls=0 of tool 'python': use 1 or more"):
         python_tool(max_calls=0)
-    with pytest.raises(ValueError, match="tool is 'python'; give a tool, like python_tool"):
+    with pytest.raises(ValueError, match="tool is 'python'; give a tool such as python_tool"):
         ToolUse("python")  # type: ignore[arg-type]
     unknown = calculator_tool(fence=Delimiters("答", "="))
     for error, tools, options in (
@@ -403,16 +403,16 @@ def test_bad_input_is_one_error_before_anything_is_sampled(policy: Any, tokenize
         with pytest.raises(ValueError, match=error):
             generate_with_tools(engine, ["1"], 3, None, use(tools), **options)
     for stop in ("=", "x = 1", "=>"):
-        with pytest.raises(ValueError, match="every call of tool 'calculator' ends with '='"):
+        with pytest.raises(ValueError, match="'=' that every call of tool 'calculator' ends with"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(tool))
     for stop in ("<", "<<"):
-        with pytest.raises(ValueError, match=f"stop is '{stop}', but calls of tool 'calculator' begin with '<<'"):
+        with pytest.raises(ValueError, match=f"stop is '{stop}', which is part of '<<' that calls"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(tool))
     for stop in ("\n", "python"):
-        with pytest.raises(ValueError, match="calls of tool 'python' begin with"):
+        with pytest.raises(ValueError, match="that calls of tool 'python' begin with"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=stop), use(python_tool()))
     for stop in ("```output", "\n```", "`", "x`"):
-        with pytest.raises(ValueError, match="every call of tool 'python' ends with '```'"):
+        with pytest.raises(ValueError, match="'```' that every call of tool 'python' ends with"):
             generate_with_tools(engine, ["1"], 1, SamplingParams(stop=["</answer>", stop]), use(python_tool()))
     with pytest.raises(ValueError, match="the engine has no tokenizer; give it one"):
         generate_with_tools(Engine(policy), [[5]], 1, None, use(tool))

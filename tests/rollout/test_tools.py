@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from explorl.models import tiny_tokenizer
 from explorl.rollout.tools import (
     Delimiters,
-    FoundCall,
     MarkdownFence,
+    ParsedCall,
     ToolSpec,
     calculator_tool,
     check_vocabulary,
@@ -94,7 +94,7 @@ def test_finds_nothing(text: str) -> None:
 def test_begins_where_it_is_told() -> None:
     text = "```python\n1\n```\n```output\n```python\nbad\n```\n```\n"
     first = find_call(text, PYTHON)
-    assert first == FoundCall("1\n", 0, 15)
+    assert first == ParsedCall("1\n", 0, 15)
     more = f"{text}```python\n2\n```"
     second = find_call(more, PYTHON, len(text))
     assert second is not None
@@ -239,9 +239,9 @@ def test_calculator_runs() -> None:
     [
         ("pyton", {}, "unknown tool 'pyton'; did you mean 'python'?"),
         ("search", {}, "unknown tool 'search'; known: calculator, python"),
-        ("python", {"max_calls": 0}, "max_calls=0 of tool 'python': give 1 or more, like 3"),
-        ("python", {"max_calls": 2.5}, "max_calls=2.5 of tool 'python': give 1 or more, like 3"),
-        ("python", {"max_calls": True}, "max_calls=True of tool 'python': give 1 or more"),
+        ("python", {"max_calls": 0}, "max_calls=0 of tool 'python': use 1 or more, such as 3"),
+        ("python", {"max_calls": 2.5}, "max_calls=2.5 of tool 'python': use 1 or more, such as 3"),
+        ("python", {"max_calls": True}, "max_calls=True of tool 'python': use 1 or more"),
         ("python", {"seconds": 0}, "tool 'python': seconds=0: give a positive number, like 5.0"),
         ("calculator", {"output": -3}, "tool 'calculator': output=-3: give a positive number, like 4000"),
         ("python", {"second": 3}, "unknown option of tool 'python' 'second'; did you mean 'seconds'?"),
@@ -255,14 +255,14 @@ def test_errors_name_a_good_value(name: str, options: dict[str, Any], message: s
 
 
 def test_fences_are_checked() -> None:
-    with pytest.raises(ValueError, match="opening='': give one or more characters of one line, like '<<'"):
+    with pytest.raises(ValueError, match="opening='': use one or more characters without a newline, such as '<<'"):
         Delimiters("")
-    with pytest.raises(ValueError, match="opening and closing are both '=': give two texts"):
+    with pytest.raises(ValueError, match="opening and closing are both '=': use different texts"):
         Delimiters("=", "=")
-    with pytest.raises(ValueError, match=r"languages=\(\), output='output': give words"):
+    with pytest.raises(ValueError, match=r"languages=\(\), output='output': use words"):
         MarkdownFence(())
     tool = ToolSpec("own", Delimiters("[", "]", "(", ")"), max_calls=1)
-    assert find_call("a [1+1]", tool) == FoundCall("1+1", 2, 7)
+    assert find_call("a [1+1]", tool) == ParsedCall("1+1", 2, 7)
     assert output_block(Result("ok", "2\n"), tool) == "(2)"
     assert get_tool("calculator", fence=tool.fence).fence == tool.fence
 

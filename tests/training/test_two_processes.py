@@ -270,7 +270,7 @@ def direct(trainer: Any, case: Case) -> None:
                 one = cut_off(one, trainer.eos_token_ids, case.short) if short else one
                 whole.rollouts.append(replace(one, request=one.request + start, parent=parent))
             whole.branches += [replace(one, parent=one.parent + start) for one in found.branches]
-            whole.places += found.places
+            whole.decisions += found.decisions
             whole.settings += [row + start for row in found.settings]
         draw.reorder(whole.settings)
         for name, value in branch_metrics(gather_object([branch_record(whole)])).items():

@@ -10,7 +10,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from explorl import ExplorationTrainer
 from explorl import strategies as xs
-from explorl.rollout.backends.vllm_requests import Drawn
 from explorl.training.grpo import vllm_rows
 
 
@@ -57,7 +56,10 @@ def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatc
     other = [([8], {"temperature": 0.25}), ([9], {"temperature": 0.75, "logit_bias": {3: 1.0}})]
     generation = on_process(monkeypatch, 0, other, None)
     sampler = vllm_rows.TrlVllmSampler(generation)
-    assert sampler.draw([[5, 6], [7]], OPTIONS) == [Drawn([5], [-0.5], "length"), Drawn([7], [-1.5], "length")]
+    assert sampler.sample([[5, 6], [7]], OPTIONS) == [
+        VllmCompletion([5], [-0.5], "length"),
+        VllmCompletion([7], [-1.5], "length"),
+    ]
     asked = {tuple(one["prompt"]): one for one in generation.vllm_client.asked}
     assert asked[5, 6]["vllm_xargs"] == {"explorl_bottom_p": 0.9}
     assert asked[7,]["vllm_xargs"] is None
@@ -70,7 +72,10 @@ def test_the_main_process_asks_the_server_for_all(monkeypatch: pytest.MonkeyPatc
 def test_another_process_takes_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     everybodys = [([row], [-1.0], "stop") for row in range(4)]
     sampler = vllm_rows.TrlVllmSampler(on_process(monkeypatch, 1, [([1], {})] * 2, everybodys))
-    assert sampler.draw([[5], [6]], OPTIONS) == [Drawn([2], [-1.0], "stop"), Drawn([3], [-1.0], "stop")]
+    assert sampler.sample([[5], [6]], OPTIONS) == [
+        VllmCompletion([2], [-1.0], "stop"),
+        VllmCompletion([3], [-1.0], "stop"),
+    ]
 
 
 def test_a_colocated_vllm_that_sleeps_is_woken_and_given_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +86,9 @@ def test_a_colocated_vllm_that_sleeps_is_woken_and_given_its_weights(monkeypatch
         sync_weights=lambda: said.append("weights"),
     )  # fmt: skip
     monkeypatch.setattr(
-        vllm_rows.Colocated, "draw", lambda self, prompts, options: said.append("draw") or list(prompts)
+        vllm_rows.ColocatedVllm, "sample", lambda self, prompts, options: said.append("draw") or list(prompts)
     )
-    assert vllm_rows.TrlVllmSampler(generation).draw([[5], [6]], OPTIONS) == [[5], [6]]
+    assert vllm_rows.TrlVllmSampler(generation).sample([[5], [6]], OPTIONS) == [[5], [6]]
     assert said == ["weights", ["kv_cache"], "draw", 2]
     assert generation._llm_weights_sleeping
 

@@ -15,7 +15,7 @@ from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.backends import generate as reference
-from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
+from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.tasks import Task
 from explorl.tasks.base import problems_of, verdicts_of
 
@@ -49,7 +49,7 @@ def checkpoint_table(
         [problems[place] for place in places],
         [opened[place] for place in places],
     )
-    seen = [prompt_as_seen(policy.tokenizer, prompt) for prompt in prompts]
+    seen = [render_prompt(policy.tokenizer, prompt) for prompt in prompts]
     columns: dict[str, list[Any]] = {
         "prompt": [seen[place] for place in places],
         "completion": [text for _, text, _, _ in drawn],

@@ -22,7 +22,7 @@ from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable
 from explorl.analysis.positions import signs
 from explorl.core.text import clean
-from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
+from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.tasks import Problem, Prompt, Task
 
 NAME = "impact"
@@ -162,7 +162,7 @@ def _texts(prompt: Prompt, tokenizer: Any) -> list[str]:
     """Return a prompt as it may have been recorded: as the model saw it, or by the contents of its messages."""
     if isinstance(prompt, str):
         return [clean(prompt)]
-    seen = [prompt_as_seen(tokenizer, prompt)] if getattr(tokenizer, "chat_template", None) else []
+    seen = [render_prompt(tokenizer, prompt)] if getattr(tokenizer, "chat_template", None) else []
     return [*map(clean, seen), clean("\n".join(turn["content"] for turn in prompt))]
 
 

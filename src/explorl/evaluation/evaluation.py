@@ -22,7 +22,7 @@ from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams, UnsupportedModel
 from explorl.rollout.backends import generate as reference
 from explorl.rollout.backends.vllm import VllmEngine
-from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
+from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec
 from explorl.stats import Interval, Table, bootstrap_mean
@@ -241,7 +241,7 @@ def evaluate(
         )
     }  # fmt: skip
     indices = [completion.prompt_index for completion in completions]
-    rendered = [prompt_as_seen(policy.tokenizer, prompt) for prompt in prompts]
+    rendered = [render_prompt(policy.tokenizer, prompt) for prompt in prompts]
     opened = all_opened(policy.tokenizer, prompts, params.prefix)
     verdicts = iter(
         verdicts_of(

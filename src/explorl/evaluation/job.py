@@ -24,7 +24,7 @@ from explorl.metrics import format_violations, language_mixing, trigram_redundan
 from explorl.models import Policy
 from explorl.rollout import Engine, Rollout, Rollouts, SamplingParams
 from explorl.rollout.backends.vllm import VllmEngine
-from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
+from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.tasks import Problem, Prompt, Task, Verdict, opens_think
@@ -59,7 +59,7 @@ class Job:
         self.tools, self.pool = tools, pool
         self.sampling, self.seed, self.samples = protocol.sampling, seed, protocol.samples_for(task)
         self.prompts = [task.prompt(problem, template) for problem in problems]
-        self.rendered = [prompt_as_seen(policy.tokenizer, prompt) for prompt in self.prompts]
+        self.rendered = [render_prompt(policy.tokenizer, prompt) for prompt in self.prompts]
         self.digests = [data_digest(problem) for problem in problems]
         self.limits = [self._limit(prompt) for prompt in self.prompts]
         self.answer_mark = _answer_mark(task, self.rendered[0])

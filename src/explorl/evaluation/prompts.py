@@ -8,7 +8,7 @@ from typing import Any
 from explorl.core.config import ConfigError
 from explorl.models import Policy
 from explorl.models.chat_templates import REPLY, template_fault
-from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
+from explorl.rollout.requests import prompt_token_ids, render_prompt
 from explorl.tasks import Prompt, Task, opens_think
 from explorl.tasks.base import checked_prompt
 
@@ -18,7 +18,7 @@ LONGEST = 64
 
 def opens_think_in(tokenizer: Any, prompt: Prompt, prefix: str = "") -> bool:
     """Return whether the rendered prompt ends with an open ``<think>``, which a chat template may add."""
-    return opens_think(prompt_as_seen(tokenizer, prompt) + prefix)
+    return opens_think(render_prompt(tokenizer, prompt) + prefix)
 
 
 def all_opened(tokenizer: Any, prompts: Sequence[Prompt], prefix: str | Sequence[str] = "") -> list[bool]:

@@ -1,24 +1,24 @@
-"""Drawing tokens: sampling parameters and warpers, and the engine that decodes with them.
+"""Sampling completions: sampling parameters, warpers, and the engine that decodes with them.
 
-The way of one token, in the order of the files that it passes:
+The path of a token through the files:
 
-1. `engine`: `Engine.generate` and `Engine.open` both begin a `Session`; generate runs it to its end.
-2. `requests`: prompts become token ids, and `SamplingParams` one number per request; what cannot run is refused here.
-3. `session`: each request is a `Sample` (`samples`); forks and extended rows are samples too.
-4. `plan`: how many samples are decoded together, and what memory that takes; `runner` allocates it.
-5. `scheduler`: samples that wait are given seats (a column of `state`), decoded, collected, and replaced.
-6. `memory`: a seated sample's prompt is computed, unless somebody has it already, by `Runner.prefill` and
-   `Runner.extend`; into pages on a GPU and wherever memory is short, on a CPU into one stretch per row.
-7. `runner`: one step of all rows, on CUDA in a graph. The model runs (its own code, or `modeling.llama`); each layer
+1. `engine`: both `Engine.generate` and `Engine.open` create a `Session`; generate runs it to its end.
+2. `requests`: prompts become token ids, and `SamplingParams` one value per request. Invalid requests are rejected here.
+3. `session`: each request is a sequence (`sequences`); forks and extended rows are sequences too.
+4. `memory_plan`: how many sequences are decoded together, and what memory that takes; `runner` allocates it.
+5. `scheduler`: waiting sequences are admitted to slots (a column of `state`), decoded, collected, and replaced.
+6. `memory`: the prompt of an admitted sequence is computed by `Runner.prefill` and `Runner.extend` unless it is stored
+   already: into pages on a GPU and when memory is short, on a CPU into one span per row.
+7. `runner`: one step of all rows, on CUDA in a graph. The model (its own code, or `modeling.llama`) is run; each layer
    stores the new key and value, and attends to those of the row.
-8. `sampling`: logits are warped, and a token is drawn by the number that `rng` has for (seed, request, position);
-   log π, log q, entropy and branching are recorded beside it in `state`.
-9. `scheduler`, every few steps (`looks`): `stops` looks for stop strings; what has ended leaves its seat, and `reading`
-   brings it to the host. On a GPU the next steps have begun by then, and nobody waits (`transfer`).
-10. `rollouts`: the sample becomes a `Rollout`. `trial` has checked beforehand that all this gives what the model gives.
+8. `sampling`: logits are warped, and a token is sampled with the random number that `rng` has for (seed, request,
+   position). Its log π, log q, entropy and branching factor are stored in `state`.
+9. `scheduler`, every few steps: `stops` searches for stop strings, sequences that have ended leave their slots, and
+   `readback` copies them to the host. On a GPU the next steps have begun by then, so that the device never waits.
+10. `rollouts`: the sequence becomes a `Rollout`. `trial` has checked beforehand that all this agrees with the model.
 
-Beside it: `backends` sample in the engine's place, `tools` and `tool_session` run what rows ask for, `branching` lets
-them go on more than once.
+`backends` sample in place of the engine, `tools` and `tool_session` run the tool calls of rows, and `branching` forks
+rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "UnsupportedModel",
 ]
 
-_HOME = {
+_MODULES = {
     "BottomPLogitsProcessor": "backends.processors",
     "Engine": "engine",
     "PaddedRollouts": "rollouts",
@@ -58,7 +58,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use: the engine needs transformers, which takes seconds to import."""
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    """Import a public name on first use, as the engine needs transformers, which takes seconds to import."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Where the rows of a session branch: the places, their coins, and the rows that begin when all is decided."""
+"""Decide where the rows of a session branch, and start the remaining rows when all is decided."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from explorl.rollout.tool_use import ToolSession
 COIN = 0x3C6EF372FE94F82B
 """Salt of the stream that decides where to branch."""
 UNSURE = 2 * EVERY
-"""Tokens at the end of a row that goes on which may still be taken back."""
-IMPATIENCE = 8
-"""Rows that end before all prompts are looked at."""
+"""Tokens at the end of an unfinished row that may still be removed."""
+CHECK_ALL_AFTER = 8
+"""Ended rows after which all prompts are checked, not only those of the ended rows."""
 
 
 @dataclass(frozen=True)
 class Branching:
-    """Where and how readily rollouts branch; the defaults are ARPO's."""
+    """Options of branching; the defaults are ARPO's."""
 
     initial: int | None = None
     """Rollouts of a prompt that begin at once; None is half of them."""
     beam: int = 2
-    """Rollouts that go on from a place where one of them branches, itself among them."""
+    """Rollouts that continue from a position where one of them branches, itself included."""
     base: float = 0.5
-    """Probability to branch where the entropy is that of the rollout's beginning."""
+    """Probability of branching if the entropy is that of the rollout's beginning."""
     weight: float = 0.2
-    """How much of a rise of the normalised entropy is added to it."""
+    """Weight with which a rise of the normalised entropy is added to it."""
     window: int = 20
     """Tokens over which entropy is averaged."""
     at: Sequence[str] = ("output",)
-    """Places: ``output`` (behind what a tool said), ``newline``, ``step`` (a blank line), ``wait``, or ``text:…``."""
+    """Markers to branch after: ``output`` of a tool, ``newline``, ``step`` (a blank line), ``wait``, or ``text:…``."""
 
     def __post_init__(self) -> None:
-        for name, least, example in (("initial", 1, 4), ("beam", 2, 2), ("window", 1, 20)):
+        for name, minimum, example in (("initial", 1, 4), ("beam", 2, 2), ("window", 1, 20)):
             value = getattr(self, name)
             optional = name == "initial" and value is None
-            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"{name} is {value!r}; use a whole number, {least} or more, such as {example}")
-        for name, most, good in (("base", 1.0, 0.5), ("weight", math.inf, 0.2)):
+            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
+                raise ValueError(f"{name} is {value!r}; use a whole number, {minimum} or more, such as {example}")
+        for name, maximum, good in (("base", 1.0, 0.5), ("weight", math.inf, 0.2)):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or not 0 <= value <= most:
-                bound = "" if most == math.inf else f" and at most {most:g}"
+            if not number or not 0 <= value <= maximum:
+                bound = "" if maximum == math.inf else f" and at most {maximum:g}"
                 raise ValueError(f"{name} is {value!r}; use a number, at least 0{bound}, such as {good}")
         if isinstance(self.at, str) or not self.at:
             raise ValueError(f"at is {self.at!r}; give a list of markers, such as ['newline']")
@@ -61,15 +61,15 @@ class Branching:
 
     @property
     def never(self) -> bool:
-        """Whether no coin can say yes: H / ln V is at most 1."""
+        """Whether the probability is always 0, as H / ln V is at most 1."""
         return self.base + self.weight <= 0
 
     def at_first(self, n: int) -> int:
-        """How many of n rollouts begin at once."""
+        """Return how many of n rollouts begin at once."""
         return n if self.never else max(1, n // 2) if self.initial is None else self.initial
 
     def check(self, n: int) -> None:
-        """`ValueError` where a prompt has fewer than `initial` rollouts."""
+        """Raise `ValueError` if a prompt has fewer than `initial` rollouts."""
         if self.initial is not None and self.initial > n:
             raise ValueError(
                 f"initial is {self.initial}, but a prompt has only {n} rollouts in all; use initial={max(1, n // 2)}, "
@@ -79,61 +79,61 @@ class Branching:
 
 @dataclass(frozen=True)
 class Branch:
-    """A place where a rollout branched."""
+    """A position at which a rollout branched."""
 
     parent: int
-    """Index of the rollout among those that are returned."""
-    place: int
-    """Tokens of the completion before it."""
+    """Index of the rollout among the returned ones."""
+    position: int
+    """Number of completion tokens before it."""
     marker: str
     entropy: float
-    """H_now: mean H / ln V behind the place."""
+    """H_now: mean H / ln V after the position."""
     initial_entropy: float
     """H_init: mean H / ln V at the rollout's beginning."""
     probability: float
     copies: int
-    """Rollouts that begin there."""
+    """Number of rollouts that begin there."""
 
 
 @dataclass(eq=False)
-class _Row:
-    """A rollout in the making."""
+class _BranchRow:
+    """A rollout in flight."""
 
     row: int
     key: int
-    """Of its stream of random numbers."""
+    """Key of its stream of random numbers."""
     begin: int = 0
-    """Tokens that it has from another."""
+    """Number of tokens it shares with its parent."""
     searched: int = 0
-    """Tokens in which places have been looked for."""
+    """Number of tokens that have been searched for markers."""
     floor: dict[str, int] = field(default_factory=dict)
-    """Tokens in which a marker is not looked for any more."""
-    places: list[tuple[int, str]] = field(default_factory=list)
-    """Those that are not decided yet."""
+    """Number of tokens in which each marker may no longer begin."""
+    undecided: list[tuple[int, str]] = field(default_factory=list)
+    """Positions, with their markers, that are not decided yet."""
     rollout: Rollout | None = None
-    known: float = 0
-    """Tokens of it that stay what they are: stop strings and calls are found late. Infinite where it has ended."""
+    final: float = 0
+    """Number of tokens that can't change any more, as stop strings and calls are found late; ∞ once it has ended."""
     forks: int = 0
 
 
 @dataclass(eq=False)
-class _Group:
+class _BranchGroup:
     """The rollouts of a prompt."""
 
-    rows: list[_Row]
-    held: list[int]
-    """Rows that have not begun: the budget."""
+    rows: list[_BranchRow]
+    unstarted: list[int]
+    """Rows that have not begun: the budget for forks."""
     forks: int = 0
-    """How many of its rows branched off others: the last of them."""
+    """How many of ``rows`` are forks; they come last."""
     open: bool = True
     """Whether there is anything left to decide."""
 
 
-class Tree:
-    """Decides where the rows of a session branch, forks them, and begins what is missing in the end.
+class BranchTree:
+    """Decides where the rows of a session branch, forks them, and starts the remaining rows at the end.
 
-    Rows that are not among the ``initial`` ones of their group are cancelled when it is made, before anything is
-    sampled; `look` resumes them.
+    Rows beyond the ``initial`` ones of their group are cancelled on construction, before anything is sampled; `update`
+    resumes them.
     """
 
     def __init__(
@@ -147,134 +147,139 @@ class Tree:
             if (text := marker_text(marker))
         }
         keys = request_keys(self.seed, range(sum(map(len, groups)))).tolist()
-        self._groups = [self._begun(rows, keys) for rows in groups]
+        self._groups = [self._start(rows, keys) for rows in groups]
         self._group_of = {row: group for group, rows in zip(self._groups, groups, strict=True) for row in rows}
         self.branches: list[Branch] = []
         """Where rows branched; `Branch.parent` is a row of the session."""
-        self.places = 0
-        """Places at which it was decided whether to branch."""
-        self._hurry = 0
+        self.decisions = 0
+        """Number of positions at which it was decided whether to branch."""
+        self._ended = 0
+        """Rows that have ended since all prompts were last checked."""
 
-    def _begun(self, rows: Sequence[int], keys: Sequence[int]) -> _Group:
+    def _start(self, rows: Sequence[int], keys: Sequence[int]) -> _BranchGroup:
+        """Return the group of these rows, after cancelling those that do not begin at once."""
         first = min(self.branching.at_first(len(rows)), len(rows))
         for row in rows[first:]:
             self.session.cancel(row)
-        begun = [_Row(row, keys[row]) for row in rows[:first]]
-        return _Group(begun, list(rows[first:]), open=first < len(rows))
+        started = [_BranchRow(row, keys[row]) for row in rows[:first]]
+        return _BranchGroup(started, list(rows[first:]), open=first < len(rows))
 
     @property
     def open(self) -> bool:
         """Whether there is anything left to decide."""
         return any(group.open for group in self._groups)
 
-    def look(self, ended: Sequence[int]) -> list[int]:
-        """Decides what can be decided after a step of the session that has ended these rows; the rows it forked."""
-        self._hurry += len(ended)
-        if ended and self._hurry < IMPATIENCE:
+    def update(self, ended: Sequence[int]) -> list[int]:
+        """Decide what can be decided after a step of the session in which these rows ended, and return the forks."""
+        self._ended += len(ended)
+        if ended and self._ended < CHECK_ALL_AFTER:
             due = list({id(group): group for group in (self._group_of[row] for row in ended)}.values())
         else:
-            due, self._hurry = self._groups, 0
-            self.session.look()
-        return [fork for group in due if group.open for fork in self._decided(group)]
+            due, self._ended = self._groups, 0
+            self.session.read_back()
+        return [fork for group in due if group.open for fork in self._decide(group)]
 
-    def _decided(self, group: _Group) -> list[int]:
-        """Goes through a group's places by position, as far as no row can have one before; the rows it forked.
+    def _decide(self, group: _BranchGroup) -> list[int]:
+        """Decide a group's positions in order, as far as no row can have an earlier one, and return the forks.
 
-        A place is decided when its row is known to the end of the window.
+        A position is decided when its row is final up to the end of the window.
         """
         forks: list[int] = []
-        for one in group.rows:
-            self._see(one)
-        frontier = min(max(one.known - 1, one.begin) for one in group.rows)
-        places = sorted((place, order, marker) for order, one in enumerate(group.rows) for place, marker in one.places)
-        for place, order, marker in places:
-            one = group.rows[order]
-            if place > frontier or place + self.branching.window > one.known:
+        for row in group.rows:
+            self._read(row)
+        frontier = min(max(row.final - 1, row.begin) for row in group.rows)
+        undecided = sorted(
+            (position, order, marker) for order, row in enumerate(group.rows) for position, marker in row.undecided
+        )
+        for position, order, marker in undecided:
+            row = group.rows[order]
+            if position > frontier or position + self.branching.window > row.final:
                 return forks
-            one.places.pop(0)
-            new = self._forked(group, one, place, marker)
+            row.undecided.pop(0)
+            new = self._fork(group, row, position, marker)
             if new:
-                forks, frontier = forks + new, place
+                forks, frontier = forks + new, position
             if not group.open:
                 return forks
         if frontier == math.inf:  # all have ended
-            for row in group.held:
-                self.session.resume(row)
+            for unstarted in group.unstarted:
+                self.session.resume(unstarted)
             group.open = False
         return forks
 
-    def _see(self, one: _Row) -> None:
-        """Reads a row, and takes down the places that lie in what is new of it."""
-        if one.known == math.inf:
+    def _read(self, row: _BranchRow) -> None:
+        """Read a row, and add the positions in its new tokens."""
+        if row.final == math.inf:
             return
-        one.rollout = rollout = self.session.rollout(one.row)
-        waits = isinstance(self.session, ToolSession) and self.session.is_waiting(one.row)
-        goes_on = rollout.finish_reason is None or waits
-        one.known = max(0, len(rollout) - UNSURE) if goes_on else math.inf
+        row.rollout = rollout = self.session.rollout(row.row)
+        waits = isinstance(self.session, ToolSession) and self.session.is_waiting(row.row)
+        running = rollout.finish_reason is None or waits
+        row.final = max(0, len(rollout) - UNSURE) if running else math.inf
         if rollout.finish_reason != "error":
-            self._search(one, rollout, int(min(one.known, len(rollout))))
+            self._search(row, rollout, int(min(row.final, len(rollout))))
 
-    def _search(self, one: _Row, rollout: Rollout, known: int) -> None:
-        """Takes down the places in what is known of a row since the last search; they lie between two tokens."""
-        if known <= one.searched:
+    def _search(self, row: _BranchRow, rollout: Rollout, final: int) -> None:
+        """Add the positions among the tokens that have become final since the last search."""
+        if final <= row.searched:
             return
-        found: dict[int, str] = {}
+        markers: dict[int, str] = {}
         for marker in self.branching.at:
-            for place in self._found(marker, one, rollout, known):
-                found.setdefault(place, marker)
-        one.places += [(place, found[place]) for place in sorted(found)]
-        one.searched = known
+            for position in self._positions(marker, row, rollout, final):
+                markers.setdefault(position, marker)
+        row.undecided += [(position, markers[position]) for position in sorted(markers)]
+        row.searched = final
 
-    def _found(self, marker: str, one: _Row, rollout: Rollout, known: int) -> Iterator[int]:
+    def _positions(self, marker: str, row: _BranchRow, rollout: Rollout, final: int) -> Iterator[int]:
+        """Yield the positions after a marker, each between two tokens."""
         sampled = rollout.sampled
         if marker not in self._texts:
-            for place in range(max(one.begin + 1, one.searched), known):
-                if sampled[place] and not sampled[place - 1]:
-                    yield place
+            for position in range(max(row.begin + 1, row.searched), final):
+                if sampled[position] and not sampled[position - 1]:
+                    yield position
             return
-        # The last known token is left for later: there is no place behind it yet.
-        tokens, searched = np.array(rollout.token_ids[: known - 1]), max(0, one.searched - 1)
-        floor = one.floor.get(marker, one.begin)
+        # The last final token is left for later, as there is no position after it yet.
+        tokens, searched = np.array(rollout.token_ids[: final - 1]), max(0, row.searched - 1)
+        floor = row.floor.get(marker, row.begin)
         while (end := self._texts[marker].cut(0, tokens, searched, floor)) is not None:
             searched = floor = end[0]
             if sampled[searched - 1] and sampled[searched]:
                 yield searched
-        one.floor[marker] = floor
+        row.floor[marker] = floor
 
-    def _forked(self, group: _Group, one: _Row, place: int, marker: str) -> list[int]:
-        """Throws the coin of a place; the new rows."""
-        assert one.rollout is not None
-        now, initial = (self._entropy(one.rollout, start) for start in (place, 0))
+    def _fork(self, group: _BranchGroup, row: _BranchRow, position: int, marker: str) -> list[int]:
+        """Fork a row at a position with the probability that the entropy there gives, and return the new rows."""
+        assert row.rollout is not None
+        now, initial = (self._entropy(row.rollout, start) for start in (position, 0))
         if now is None or initial is None:
             return []
-        self.places += 1
-        chance = branch_probability(now, initial, base=self.branching.base, weight=self.branching.weight)
-        coin = uniform(torch.tensor([one.key]), torch.tensor([place]), COIN).item()
-        if coin >= chance:
+        self.decisions += 1
+        probability = branch_probability(now, initial, base=self.branching.base, weight=self.branching.weight)
+        coin = uniform(torch.tensor([row.key]), torch.tensor([position]), COIN).item()
+        if coin >= probability:
             return []
-        copies = min(self.branching.beam - 1, len(group.held))
-        rows = self.session.fork(one.row, copies, at=place)
-        for row in rows:
-            group.rows.append(_Row(row, fork_key(one.key, one.forks), begin=place, searched=place))
-            one.forks += 1
-            self._group_of[row] = group
-            group.held.pop()
+        copies = min(self.branching.beam - 1, len(group.unstarted))
+        forks = self.session.fork(row.row, copies, at=position)
+        for fork in forks:
+            group.rows.append(_BranchRow(fork, fork_key(row.key, row.forks), begin=position, searched=position))
+            row.forks += 1
+            self._group_of[fork] = group
+            group.unstarted.pop()
         group.forks += copies
-        group.open = bool(group.held)
-        self.branches.append(Branch(one.row, place, marker, now, initial, chance, copies))
-        return rows
+        group.open = bool(group.unstarted)
+        self.branches.append(Branch(row.row, position, marker, now, initial, probability, copies))
+        return forks
 
     def _entropy(self, rollout: Rollout, start: int) -> float | None:
-        """Mean H / ln V over the window's tokens that were sampled; None where there is none."""
+        """Return the mean H / ln V over the window's sampled tokens, or None if there are none."""
         window = slice(start, start + self.branching.window)
         values = rollout.entropy[window][rollout.sampled[window]]
         return normalised_entropy(float(values.double().mean()), self._vocabulary) if len(values) else None
 
     @property
     def rows(self) -> list[int]:
-        """All rows in the order of the groups: those that began at once, those that filled up, the forks."""
-        found: list[int] = []
+        """All rows by group: those that began at once, those that began at the prompt later, the forks."""
+        rows: list[int] = []
         for group in self._groups:
-            begun = [one.row for one in group.rows[: len(group.rows) - group.forks]]
-            found += [*begun, *group.held, *(one.row for one in group.rows[len(begun) :])]
-        return found
+            started = [row.row for row in group.rows[: len(group.rows) - group.forks]]
+            rows += [*started, *group.unstarted, *(row.row for row in group.rows[len(started) :])]
+        return rows

@@ -1,11 +1,11 @@
-"""`Engine`: samples completions from a transformers model, and records what exploration needs to know about them.
+"""`Engine`: samples completions from a transformers model, with the token statistics that exploration needs.
 
-Each different prompt is computed once, and its samples share its keys and values. Rows that finish are replaced at
-once, so the longest completion holds up nobody. The model's weights are read where they are: after an optimizer step
-the next call samples from the new policy.
+Each distinct prompt is computed once, and its completions share its keys and values. Sequences that finish are replaced
+at once, so the longest completion does not hold up the others. The model's weights are used in place: after an
+optimizer step the next call samples from the new policy.
 
-Before a model is sampled from, the engine is tried on it: see `explorl.rollout.trial`. A model that the engine would
-not compute as it computes itself is refused with `UnsupportedModel`.
+Before a model is sampled from, the engine is tried on it: see `explorl.rollout.trial`. `UnsupportedModel` is raised for
+a model that the engine would not compute like its own forward pass.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from explorl.rollout.sampling import Active, SamplingParams
 from explorl.rollout.sampling.constraints import is_whole
 from explorl.rollout.sequences import PromptTokens
 from explorl.rollout.session import Session
-from explorl.rollout.trial import Admitted, UnsupportedModel, admitted
+from explorl.rollout.trial import ExecutionMode, UnsupportedModel, execution_mode
 
 logger = logging.getLogger(__name__)
 
-HELD = 0.1
-"""Part of a device's memory that an engine at rest may hold."""
-COPY_FROM = TAIL
-"""Tokens from which it is worth while to copy the weights for a call: what that takes, five steps save. As many as the
-engine is tried out with, so that copies are tried out too."""
+MAX_IDLE_SHARE = 0.1
+"""Share of a device's memory that an idle engine may hold."""
+MIN_TOKENS_TO_COPY = TAIL
+"""Shortest token limit for which the weights are copied: the copy takes as long as five steps save. The engine is tried
+on as many tokens, so that copies are tried too."""
 
 
 class Engine:
     """Samples from any decoder-only transformers model that uses the attention interface, peft adapters included.
 
     Args:
-        model: The model, in any mode; it is left as it was found.
-        tokenizer: Its tokenizer; None where prompts are token ids and no text is wanted.
+        model: The model, in train or eval mode, which is not changed.
+        tokenizer: Its tokenizer; None if prompts are token ids and no text is needed.
         batch_size: Most rows decoded together; None lets memory decide, up to a few hundred.
-        memory_budget: Bytes that the engine may hold beside the model and its copy in another ``dtype``; None is half
-            of what is free.
-        use_graphs: Decode in CUDA graphs; None is yes on CUDA.
-        use_kernels: Use the Triton kernels; None is yes on CUDA where they run and give what the model gives.
-        dtype: Type of computation; None is that of the weights. Where it is another one, the engine holds a copy of the
-            weights in it, refreshed at each call.
-        unrolled: Run Llama-like layers unrolled; None does so if that gives the same results as the model.
-        keep_prefixes: Keep the keys and values of prompts for later calls, while the weights are the same and nobody
-            needs the memory. A prompt is then computed in other company than in a fresh engine, which may change the
-            last bits of what is recorded.
+        memory_budget: Bytes that the engine may hold in addition to the model and its copy in another ``dtype``; None
+            is half of the free memory.
+        use_graphs: Decode in CUDA graphs; None means yes on CUDA.
+        use_kernels: Use the Triton kernels; None means yes on CUDA if they run and agree with the model.
+        dtype: Data type of the computation; None is that of the weights. With another one the engine holds a copy of
+            the weights in it, refreshed at each call.
+        unrolled: Run Llama-like layers unrolled; None means yes if that agrees with the model.
+        keep_prefixes: Keep the keys and values of prompts for later calls, while the weights stay the same and the
+            memory is not needed. A prompt may then be computed in another batch than in a fresh engine, which may
+            change the last bits of the token statistics.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class Engine:
         self._runner: Runner | None = None
         self._cast_weights: CastWeights | None = None
         self._signature: tuple[Any, ...] = ()
-        self._admitted: dict[Any, Admitted] = {}
-        """What was found when the model was tried, by how the engine was to compute and the turning points reached."""
-        self.copies_within = memory_budget
-        """Most bytes that copies of the weights may take; None is no limit of their own."""
+        self._modes: dict[Any, ExecutionMode] = {}
+        """Result of the trial, by the engine's options and the turning points that sequences reach."""
+        self.max_copy_bytes = memory_budget
+        """Most bytes that copies of the weights may take; None means no limit of their own."""
         self._warned = False
         self._latest: Session | None = None
-        """The session that is open, if any: it has to be closed before the next, also where nobody has it any more."""
+        """The open session, if any. It must be closed before the next begins, even if the caller has dropped it."""
         self._prompts: WeakValueDictionary[tuple[int, ...], PromptTokens] = WeakValueDictionary()
         self._memory: PageMemory | SpanMemory | None = None
-        """The memory of the latest session, where prompts are kept for the next."""
+        """The memory of the latest session, if prompts are kept for the next."""
         self._stamp: tuple[Any, ...] = ()
-        """Of the weights that those prompts were computed with."""
+        """Identifies the weights that those prompts were computed with."""
 
     @default_torch_settings()
     def generate(
@@ -112,15 +112,14 @@ class Engine:
         params: SamplingParams | None = None,
         on_finish: Callable[[Rollout], object] | None = None,
     ) -> Rollouts:
-        """Samples ``n`` completions of every prompt.
+        """Sample ``n`` completions of every prompt, and return them in the order of the requests.
 
-        A prompt is a text, a list of token ids, or a list of chat messages. Where a prompt and its ``max_tokens``
-        reach beyond the model's context, ``max_tokens`` is cut to what is left and a warning says so; a prompt that
-        leaves no room at all is an error. A request whose logits are not finite ends with ``finish_reason="error"``
-        and says at which step, while the others go on: see `Rollouts.errors` and `Rollouts.check`.
+        A prompt is a text, a list of token ids, or a list of chat messages. If a prompt and its ``max_tokens`` exceed
+        the model's context, ``max_tokens`` is reduced with a warning; a prompt that leaves no room at all raises
+        `ValueError`. A request whose logits are not finite ends with ``finish_reason="error"`` and names the step,
+        while the others continue: see `Rollouts.errors` and `Rollouts.check`.
 
-        ``on_finish`` is called with every completion as it finishes, in that order; the result is in the order of the
-        requests.
+        ``on_finish`` is called with every completion when it finishes.
         """
         self._check_idle()
         params = params or SamplingParams()
@@ -129,13 +128,13 @@ class Engine:
             session._add(requests, params)
             session.run()
         rollouts = Rollouts(session.finished(), requests.prompts, n, requests.seed)
-        for rollout in rollouts.errors if self.unrolled is None else ():  # else it is only being tried out
+        for rollout in rollouts.errors if self.unrolled is None else ():  # otherwise this is a trial
             logger.error(rollout.error)
         return rollouts
 
     @default_torch_settings()
     def open(self, prompts: Sequence[Prompt], n: int = 1, params: SamplingParams | None = None) -> Session:
-        """Begins to sample as `generate` does, with the caller in between; see `Session`."""
+        """Return a session, which samples like `generate` but lets the caller interrupt it; see `Session`."""
         self._check_idle()
         params = params or SamplingParams()
         requests = self.requests(prompts, n, params)
@@ -143,82 +142,81 @@ class Engine:
         session._add(requests, params)
         return session
 
-    def _session(self, **how: Any) -> Session:
+    def _session(self, **options: Any) -> Session:
         self._close_latest("the engine began another one")
-        session = Session(self, **how)
+        session = Session(self, **options)
         self._latest = session
         return session
 
-    def _close_latest(self, why: str) -> None:
+    def _close_latest(self, reason: str) -> None:
         self._check_idle()
         if self._latest is not None:
-            self._latest.close(why)
+            self._latest.close(reason)
 
     def _check_idle(self) -> None:
         if self._latest is not None and self._latest.sampling:
             raise RuntimeError(
-                "the engine is in the middle of a call and cannot begin or release anything; do not use it in "
-                "on_finish or in another thread, but after the call, or between the steps of Engine.open"
+                "the engine is in the middle of a call and cannot be used in on_finish or in another thread; use it "
+                "after the call, or between the steps of Engine.open"
             )
 
-    def is_over(self, session: Session) -> None:
-        """A session was closed."""
+    def on_session_closed(self, session: Session) -> None:
+        """Forget a session that was closed."""
         if self._latest is session:
             self._latest = None
 
     def release(self) -> None:
-        """Gives the cache, the graphs and the copy of the weights back; the next call makes them anew.
+        """Free the cache, the graphs and the copy of the weights; the next call creates them again.
 
-        A session that is open is closed.
+        An open session is closed.
         """
         self._close_latest("the engine was released")
         self._cast_weights = None
         self._signature = ()
-        self.forget_memory()
+        self.discard_memory()
 
-    def rest(self) -> None:
-        """Gives everything back where it is more than `HELD` of the device's memory, which a backward pass may need.
+    def release_if_large(self) -> None:
+        """Free everything if it takes more than `MAX_IDLE_SHARE` of the device's memory, for a backward pass.
 
-        Less than that stays, and with it the graphs, whose capture takes longer than many a call.
+        Less than that is kept, and with it the graphs, whose capture often takes longer than a call.
         """
         device = next(self.model.parameters()).device
-        held = (0 if self._runner is None else self._runner.bytes) + (
-            0 if self._cast_weights is None else self._cast_weights.bytes
-        )
-        if held > HELD * total_memory(device):
+        runner_bytes = 0 if self._runner is None else self._runner.bytes
+        weight_bytes = 0 if self._cast_weights is None else self._cast_weights.bytes
+        if runner_bytes + weight_bytes > MAX_IDLE_SHARE * total_memory(device):
             self.release()
 
-    def forget_memory(self) -> None:
-        """Gives the cache and the graphs back."""
+    def discard_memory(self) -> None:
+        """Free the cache and the graphs."""
         self._runner = self._memory = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def weights(self) -> AbstractContextManager[None]:
-        """The model with weights of the type that the engine computes in."""
+        """Return a context in which the model has weights of the data type that the engine computes in."""
         return nullcontext() if self._cast_weights is None else self._cast_weights.in_place()
 
     @default_torch_settings()
     def check(self, longest: int = 0) -> None:
-        """Raises `UnsupportedModel` where this model, with sequences of up to ``longest`` tokens, cannot be sampled."""
+        """Raise `UnsupportedModel` if this model, with sequences of up to ``longest`` tokens, cannot be sampled."""
         self._refresh(next(self.model.parameters()).device)
-        self._tried(longest)
+        self._mode(longest)
 
-    def _tried(self, longest: int) -> Admitted:
+    def _mode(self, longest: int) -> ExecutionMode:
         if self.unrolled is not None:
-            return Admitted(self.unrolled, self.kernels(next(self.model.parameters()).device))
+            return ExecutionMode(self.unrolled, self.wants_kernels(next(self.model.parameters()).device))
         points = reached(self._config(), min(longest, self.context() or longest))
-        how = self.dtype, self.use_kernels, points
-        if how not in self._admitted:
-            self._admitted[how] = admitted(self, points)
-        return self._admitted[how]
+        key = self.dtype, self.use_kernels, points
+        if key not in self._modes:
+            self._modes[key] = execution_mode(self, points)
+        return self._modes[key]
 
     def prompt(self, ids: Sequence[int]) -> PromptTokens:
-        """Tokens of a prompt; the same object for equal ones, as long as anybody has it."""
+        """Return the tokens of a prompt: the same object for equal prompts, as long as it is referenced."""
         return self._prompts.setdefault(tuple(ids), PromptTokens(tuple(ids)))
 
-    def recall(self) -> PageMemory | SpanMemory | None:
-        """The memory of the latest session with its prompts, where the weights are still the same."""
+    def kept_memory(self) -> PageMemory | SpanMemory | None:
+        """Return the memory of the latest session with its prompts if the weights are still the same, else None."""
         if not self.keep_prefixes:
             return None
         stamp = self.version(), fingerprint(self.model)
@@ -226,15 +224,15 @@ class Engine:
         self._stamp, self._memory = stamp, None
         return memory
 
-    def remember(self, memory: PageMemory | SpanMemory) -> None:
-        """Keeps the prompts of a session that is over for the next."""
+    def keep_memory(self, memory: PageMemory | SpanMemory) -> None:
+        """Keep the prompts of a closed session for the next one, if `keep_prefixes` is set."""
         if self.keep_prefixes and memory.runner is self._runner:
             self._memory = memory
         else:
             memory.clean()
 
     def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
-        """The prompts as tokens, with everything that is to be known of each request."""
+        """Return the requests of a call, tokenized and checked; raise `ValueError` for what cannot be run."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params is {params!r}; give SamplingParams, such as SamplingParams(max_tokens=256)")
         self._refresh(next(self.model.parameters()).device)
@@ -252,17 +250,17 @@ class Engine:
         )
 
     def _refresh(self, device: torch.device) -> None:
-        """Looks at the model anew where its parameters moved or its adapters changed; keeps the graphs otherwise."""
+        """Inspect the model again and drop the graphs if its parameters have moved or its adapters have changed."""
         with model_lock(self.model):
-            self._look_at_model(device)
+            self._inspect_model(device)
 
-    def _look_at_model(self, device: torch.device) -> None:
+    def _inspect_model(self, device: torch.device) -> None:
         signature = model_signature(self.model)
         if signature == self._signature:
             return
-        self._memory, self._admitted = None, {}
+        self._memory, self._modes = None, {}
         if self._runner is not None:
-            logger.info("the model's parameters or adapters moved; graphs will be captured anew")
+            logger.info("the model's parameters have moved or its adapters have changed; capturing graphs again")
         self._runner = self._cast_weights = None
         if self.dtype is not None and self.dtype != weights_dtype(self.model):
             self._cast_weights = CastWeights(self.model, self.dtype)
@@ -273,8 +271,8 @@ class Engine:
             raise UnsupportedModel(self.model, str(error)) from error
         self._signature = signature
 
-    def kernels(self, device: torch.device) -> bool:
-        """Whether Triton kernels are to be used on this device, if they are right for the model."""
+    def wants_kernels(self, device: torch.device) -> bool:
+        """Return whether Triton kernels are used on this device if they agree with the model."""
         return kernels_run(device) if self.use_kernels is None else self.use_kernels
 
     def prepare(
@@ -288,18 +286,18 @@ class Engine:
         table_bytes: int = 0,
         rows: int | None = None,
     ) -> tuple[Runner, int]:
-        """A runner with memory for so many requests, as far as they fit, and how many of them run together.
+        """Return a runner with memory for these requests, as far as they fit, and how many of them run together.
 
-        The model is the one that `version` has looked at. ``rows`` is the most of them after an allocation has failed,
-        when half of the budget has to do.
+        The model must be the one that `version` has inspected. ``rows`` is the most rows after a failed allocation,
+        when only half of the budget is used.
         """
         device = next(self.model.parameters()).device
         if not self._signature:
             self._refresh(device)
-        unrolled, kernels = self._tried(prompt_tokens + tokens)
+        unrolled, kernels = self._mode(prompt_tokens + tokens)
         graphs = device.type == "cuda" if self.use_graphs is None else self.use_graphs
         if graphs and device.type != "cuda":
-            raise ValueError(f"use_graphs needs a CUDA device and the model is on {device}; leave it None")
+            raise ValueError(f"use_graphs needs a CUDA device, but the model is on {device}; leave it None")
         itemsize = self.layers[0].dtype.itemsize
         config = self._config()
         budget = (self._budget(device) if rows is None else self._budget(device) // 2) - table_bytes
@@ -311,7 +309,7 @@ class Engine:
             tokens=tokens,
             vocab=self.vocab,
             logit_bytes=(itemsize if kernels else 16 + itemsize) + active.repetition,
-            record_bytes=8 * active.logprobs + (4 if active.min_p_mass else 0),
+            stat_bytes=8 * active.logprobs + (4 if active.min_p_mass else 0),
             prefill_bytes=itemsize * (8 * config.hidden_size + 3 * (getattr(config, "intermediate_size", 0) or 0)),
             batch_size=self.batch_size if rows is None else rows,
             budget=budget,
@@ -319,9 +317,9 @@ class Engine:
             kernels=kernels,
             before=None if self._runner is None else self._runner.plan,
         )
-        if unrolled and device.type == "cpu" and not kernels and tokens >= COPY_FROM:
+        if unrolled and device.type == "cpu" and not kernels and tokens >= MIN_TOKENS_TO_COPY:
             copies = copied_bytes(llama_like(self.model)) if self._cast_weights is None else 0
-            if plan.bytes + copies <= budget and (self.copies_within is None or copies <= self.copies_within):
+            if plan.bytes + copies <= budget and (self.max_copy_bytes is None or copies <= self.max_copy_bytes):
                 plan = replace(plan, weight_bytes=copies)
         self.plan = plan
         if plan.split and not self._warned:
@@ -335,7 +333,7 @@ class Engine:
         if self._runner is not None:
             same = (self._runner.unrolled, self._runner.use_kernels) == (unrolled, kernels)
             if not same or not self._runner.plan.covers(plan):
-                self._runner = None  # frees the old memory before the new is taken
+                self._runner = None  # free the old memory before allocating the new one
         if self._runner is None:
             logger.info("rollout plan: %s", plan)
             with self.weights():
@@ -352,46 +350,48 @@ class Engine:
         return self._runner, min(plan.slots, self._runner.plan.slots)
 
     def _budget(self, device: torch.device) -> int:
-        """Bytes that the engine may hold, what it holds already included."""
+        """Return the bytes that the engine may hold, including what it holds already."""
         if self.memory_budget is not None:
             return self.memory_budget
-        held = 0 if self._runner is None else self._runner.bytes
-        return (free_memory(device) + held) // 2
+        runner_bytes = 0 if self._runner is None else self._runner.bytes
+        return (free_memory(device) + runner_bytes) // 2
 
     def _config(self) -> Any:
         return self.model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
 
     def context(self) -> int | None:
-        """Most tokens of a sequence; None where the model does not say."""
+        """Return the most tokens of a sequence, or None if the model does not say."""
         return getattr(self._config(), "max_position_embeddings", None)
 
     def version(self) -> tuple[Any, ...]:
-        """Changes where the weights do.
+        """Return a value that changes with the weights.
 
-        On a GPU as far as torch notices: not where somebody writes to ``parameter.data``. On a CPU some numbers of each
-        weight are looked at too, since not even the steps of fused optimizers are noticed there.
+        On a GPU it depends on torch's version counters, which do not count writes to ``parameter.data``. On a CPU it
+        also includes some numbers of each weight, since the counters miss even the steps of fused optimizers there.
         """
         with model_lock(self.model):
             self._refresh(next(self.model.parameters()).device)
             tensors = (tensor for module in _modules(self.model) for tensor in module._parameters.values())
-            held = [tensor for tensor in tensors if tensor is not None]
-            versions = sum(tensor._version for tensor in held if not tensor.is_inference())  # which have no version
-            return self._signature, versions, _probe(held)
+            weights = [tensor for tensor in tensors if tensor is not None]
+            # Inference tensors have no version counter.
+            versions = sum(tensor._version for tensor in weights if not tensor.is_inference())
+            return self._signature, versions, _sampled_bits(weights)
 
     def most_rows(self) -> int:
-        """Rows decoded together where memory does not matter."""
+        """Return how many rows are decoded together if memory allows it."""
         return self.batch_size or ROWS.get(next(self.model.parameters()).device.type, 256)
 
     def input_vocab(self) -> int:
-        """Token ids that the model takes."""
+        """Return the number of token ids that the model accepts."""
         return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
 
 
 def _check(model: Any, batch_size: Any, memory_budget: Any, dtype: Any) -> None:
+    """Raise `ValueError` for bad arguments of `Engine`."""
     if isinstance(model, (str, PathLike)):
-        raise ValueError(f"model is {model!r}; give the model itself, such as one of AutoModelForCausalLM's")
+        raise ValueError(f"model is {model!r}; give the model itself, such as AutoModelForCausalLM.from_pretrained(…)")
     if isinstance(model, nn.Module) and not hasattr(model, "get_input_embeddings"):
-        raise ValueError(f"model is a {type(model).__name__}; give the transformers model, a wrapper's .module")
+        raise ValueError(f"model is a {type(model).__name__}; give the transformers model, such as a wrapper's .module")
     if batch_size is not None and not (is_whole(batch_size) and batch_size >= 1):
         raise ValueError(f"batch_size is {batch_size!r}; use at least 1, or None to let memory decide")
     number = is_whole(memory_budget) or isinstance(memory_budget, float)
@@ -401,42 +401,51 @@ def _check(model: Any, batch_size: Any, memory_budget: Any, dtype: Any) -> None:
         raise ValueError(f"dtype is {dtype!r}; use torch.bfloat16, torch.float16 or torch.float32, or None")
 
 
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The bits of a number of so many bytes, as a whole number."""
-PROBES = 8
-"""Numbers of each weight that are looked at."""
+INT_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer type of each size in bytes, to compare the bits of numbers."""
+SAMPLED_NUMBERS = 8
+"""Numbers of each weight that are compared on a CPU."""
 
 
-def _probe(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Bits of a few numbers of each plain tensor on the CPU, from its diagonal."""
-    lines = [
+def _sampled_bits(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the bits of a few numbers on the diagonal of each plain tensor on the CPU."""
+    diagonals = [
         tensor.detach() if tensor.ndim == 1 else tensor.detach().diagonal()
         for tensor in tensors
         if type(tensor) in (nn.Parameter, Tensor) and tensor.device.type == "cpu" and tensor.ndim in (1, 2)
     ]
-    points = [line[:: max(1, len(line) // PROBES)] for line in lines if line.dtype.itemsize in WORDS]
-    return tuple(torch.cat([line.view(WORDS[line.dtype.itemsize]) for line in points]).tolist()) if points else ()
+    points = [
+        diagonal[:: max(1, len(diagonal) // SAMPLED_NUMBERS)]
+        for diagonal in diagonals
+        if diagonal.dtype.itemsize in INT_TYPES
+    ]
+    return tuple(torch.cat([part.view(INT_TYPES[part.dtype.itemsize]) for part in points]).tolist()) if points else ()
 
 
 def fingerprint(model: nn.Module) -> tuple[int, ...]:
-    """The sum of the bits of every tensor of the model, in which each row counts by its place: one pass over the
-    weights, which sees what torch does not."""
+    """Return a checksum of every tensor of the model: the sum of its bits, weighted by row.
+
+    It takes one pass over the weights, and detects changes that torch's version counters miss.
+    """
     sums = []
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel():
-            bits = tensor.detach().contiguous().view(WORDS.get(tensor.dtype.itemsize, torch.int8))
+            bits = tensor.detach().contiguous().view(INT_TYPES.get(tensor.dtype.itemsize, torch.int8))
             rows = bits.view(len(bits) if bits.ndim else 1, -1).sum(1, dtype=torch.int64)
             sums.append((rows * torch.arange(1, 1 + len(rows), device=rows.device)).sum().cpu())
     return tuple(torch.stack(sums).tolist())
 
 
 def model_signature(model: nn.Module) -> tuple[Any, ...]:
-    """Changes where a captured graph would read the wrong memory or adapter; not where weights are updated in place."""
+    """Return a value that changes if a captured graph would read the wrong memory or adapter.
+
+    It does not change when weights are updated in place.
+    """
     tensors: list[Any] = []
     adapters, hooks, ids = [], [], []
     for module in _modules(model):
-        held = (*module._parameters.values(), *module._buffers.values())
-        tensors += [(tensor.data_ptr(), tensor.dtype) for tensor in held if tensor is not None]
+        members = (*module._parameters.values(), *module._buffers.values())
+        tensors += [(tensor.data_ptr(), tensor.dtype) for tensor in members if tensor is not None]
         hooks.append(touched(module))
         ids.append(id(module))
         if "merged_adapters" in module.__dict__ or hasattr(type(module), "merged_adapters"):
@@ -452,12 +461,12 @@ def model_signature(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _modules(model: nn.Module) -> list[Any]:
-    """Every module once, in an order that is always the same: several times as fast as ``model.modules()``."""
-    found: dict[int, Any] = {}
-    todo: list[Any] = [model]
-    while todo:
-        module = todo.pop()
-        if module is not None and id(module) not in found:
-            found[id(module)] = module
-            todo.extend(module._modules.values())
-    return list(found.values())
+    """Return every module once, in a fixed order; several times as fast as ``model.modules()``."""
+    modules: dict[int, Any] = {}
+    stack: list[Any] = [model]
+    while stack:
+        module = stack.pop()
+        if module is not None and id(module) not in modules:
+            modules[id(module)] = module
+            stack.extend(module._modules.values())
+    return list(modules.values())

@@ -1,4 +1,4 @@
-"""The runner's parts that run as Triton kernels; importing this needs Triton."""
+"""The parts of the runner that are Triton kernels. Importing this module requires Triton."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KernelPages", "decode_attention", "sample_step_kernel"]
 
 
 class KernelPages(PageCache):
-    """Pages whose attention, with the write of the new key and value, is one kernel that reads the table itself."""
+    """Pages with one kernel that writes the new key and value and computes attention, reading the table itself."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         self._layer = layer_idx
@@ -28,9 +28,9 @@ class KernelPages(PageCache):
     def rotate_and_attend(
         self, query: Tensor, key: Tensor, value: Tensor, rotary: Any, layer: int, scale: float, window: int | None
     ) -> Tensor:
-        """Rotary embedding, `update` and `attend` at once; ``rotary`` as in `decode_attention`."""
+        """Apply the rotary embedding, `update` and `attend` in one kernel; ``rotary`` as in `decode_attention`."""
         return self._decode(query, key, value, layer, scale, window, None, rotary=rotary)
 
-    def _decode(self, query: Tensor, key: Tensor, value: Tensor, layer: int, *how: Any, **more: Any) -> Tensor:
+    def _decode(self, query: Tensor, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> Tensor:
         pages = self.keys[layer], self.values[layer]
-        return decode_attention(query, key, value, *pages, self.table, self.ints, *how, **more)
+        return decode_attention(query, key, value, *pages, self.table, self.ints, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""How many requests run at once, and how much memory that takes: decided before anything is allocated."""
+"""Decide how many requests run at once and how much memory that takes, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from explorl.rollout.memory.joined import SHORT_PROMPT
 from explorl.rollout.memory.pages import COPY_BYTES, PAGE, RESERVED_PAGES
 from explorl.rollout.memory.slots import LayerShape
-from explorl.rollout.state import State
+from explorl.rollout.state import SlotState
 
 ROWS = {"cuda": 1024, "cpu": 256}
-"""Most rows decoded together, where the caller does not say."""
+"""Default for the most rows decoded together."""
 PREFILL_TOKENS = {"cuda": 32768, "cpu": 2048}
 """Prompt tokens, padding included, computed in one forward pass."""
 LENGTH_STEP = {"cuda": 64, "cpu": 1}
-"""Lengths are rounded up to a multiple, so that a slightly longer batch finds the memory and graphs in place."""
+"""Lengths are rounded up to a multiple, so that a slightly longer batch can reuse the memory and graphs."""
 
 SPANS = ("cpu",)
-"""Devices where rows have spans."""
-NEARLY = 0.9
-"""Part of the rows and pages that there would be room for now, with which an engine makes do."""
-AT_LEAST = 4
-"""Rows are decoded together where there is memory for this part of their longest completions: few are that long."""
+"""Devices on which rows have spans."""
+REUSE_SHARE = 0.9
+"""Share of the rows and pages there is room for now that existing memory must have to be reused."""
+LENGTH_DIVISOR = 4
+"""Rows are decoded together if there is memory for their longest completions divided by this: few are that long."""
 
 
 @dataclass(frozen=True)
@@ -46,36 +46,41 @@ class Plan:
     work_bytes: int
     """State, logits, activations and what the libraries take; see `work_bytes`."""
     split: bool
-    """Whether memory, not the caller, may keep some requests waiting."""
+    """Whether requests may have to wait for memory, not only because of the caller's ``batch_size``."""
     page: int = 0
-    """Tokens in a page; 0 where rows have spans, as on the CPU."""
+    """Tokens in a page; 0 if rows have spans, as on the CPU."""
     pages: int = 0
     row_pages: int = 0
     """Most pages of a row."""
     entries: int = 0
-    """Prompts kept at once beside spans."""
+    """Prompts stored at once, if rows have spans."""
     joined: bool = False
     """Whether every span begins with a copy of its prompt."""
     weight_bytes: int = 0
-    """Of copies of the weights that are read in their place; see `explorl.modeling.onednn_ops`."""
+    """Memory of copied weights; see `explorl.modeling.onednn_ops`."""
 
     @property
     def bytes(self) -> int:
-        """What the engine will hold at its peak, beside the model."""
+        """Peak memory of the engine, without the model."""
         return self.cache_bytes + self.prompt_bytes + self.work_bytes + self.weight_bytes
 
     def covers(self, other: Plan) -> bool:
-        """Whether a call with the other plan can run in the memory of this one, and gives the same bits there."""
+        """Return whether a call with the other plan can run in this one's memory with bit-identical results."""
         same = self.joined == other.joined and self.page == other.page
         sizes = ("tokens", "entries", "prompt_tokens", "row_pages", "weight_bytes")
         large = all(getattr(self, name) >= getattr(other, name) for name in sizes)
-        # What memory allows is a little different each time; that alone is not worth new memory and graphs.
-        part = NEARLY if other.split else 1.0
-        return same and large and self.slots >= part * other.slots and self.pages >= part * other.pages
+        # The free memory differs a little each time, which alone is not worth new memory and graphs.
+        share = REUSE_SHARE if other.split else 1.0
+        return same and large and self.slots >= share * other.slots and self.pages >= share * other.pages
 
-    def holds(self, slots: int, most: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int) -> bool:
-        """Whether these requests can run in ``slots`` seats of this memory, and no more (up to ``most``) would help."""
-        enough = self.split or slots >= min(requests, most)
+    def holds(
+        self, slots: int, max_slots: int, *, requests: int, prompts: int, prompt_tokens: int, tokens: int
+    ) -> bool:
+        """Return whether these requests fit into ``slots`` slots of this memory, and more slots would not help.
+
+        ``max_slots`` is the largest number of slots that would be used.
+        """
+        enough = self.split or slots >= min(requests, max_slots)
         fits = not self.page or prompt_tokens - 1 + tokens <= self.page * self.row_pages
         return enough and fits and tokens <= self.tokens and prompt_tokens - 1 <= self.prompt_tokens
 
@@ -96,7 +101,7 @@ def _round_up(value: int, step: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a new tensor could take on this device."""
+    """Return the bytes that a new tensor could take on this device."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -109,39 +114,39 @@ def free_memory(device: torch.device) -> int:
     return free if limit is None else min(free, limit)
 
 
-def allowed_memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Bytes that this process may still take by the limits of its control groups, as in a container; None is no limit.
+def allowed_memory(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return the bytes that this process may still take by the limits of its control groups, or None without limits.
 
-    What the system keeps of files counts as free: it gives that up before it ends a process.
+    Cached files count as free, as the system drops them before it kills a process.
     """
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
         return None
-    found = []
+    allowed = []
     for _, kinds, path in (line for line in lines if len(line) == 3):
         if kinds and "memory" not in kinds.split(","):
             continue
         root = groups / "memory" if kinds else groups
         most, used, cached = _OLD_GROUP if kinds else _GROUP
-        place = root / path.lstrip("/")
-        for folder in (place, *place.parents):
+        innermost = root / path.lstrip("/")
+        for folder in (innermost, *innermost.parents):
             limit, taken = _number(folder / most), _number(folder / used)
             if limit is not None and taken is not None:
-                found.append(max(0, limit - taken + _statistic(folder / "memory.stat", cached)))
+                allowed.append(max(0, limit - taken + _statistic(folder / "memory.stat", cached)))
             if folder == root:
                 break
-    return min(found, default=None)
+    return min(allowed, default=None)
 
 
 _GROUP = ("memory.max", "memory.current", "inactive_file")
 _OLD_GROUP = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-"""Files of a control group, of the second version and of the first: its limit, what it takes; and what of that is kept
-of files, in ``memory.stat``."""
+"""Files with the limit and the usage of a control group, versions 2 and 1, and the name of its cached files in
+``memory.stat``."""
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None where there is none, or "max"."""
+    """Return the number in a file, or None if there is none or it is "max"."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -149,6 +154,7 @@ def _number(file: Path) -> int | None:
 
 
 def _statistic(file: Path, name: str) -> int:
+    """Return a number of a ``memory.stat`` file, or 0 if it has none."""
     try:
         return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[0] == name)
     except (OSError, StopIteration, ValueError, IndexError):
@@ -156,38 +162,41 @@ def _statistic(file: Path, name: str) -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that the device has in all."""
+    """Return the total memory of the device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 STREAMS = 3
-"""Streams on which the engine multiplies matrices: the caller's, that of warm-ups and that of captures."""
+"""Streams on which the engine multiplies matrices: the caller's, the one for warm-ups and the one for captures."""
 
 
 def workspace_bytes(device: torch.device) -> int:
-    """What cuBLAS holds for good once the engine has run: for each stream what ``CUBLAS_WORKSPACE_CONFIG`` says (pairs
-    of KiB and count), or torch's default, 32 MiB from Hopper on and 8 before."""
+    """Return the memory that cuBLAS keeps once the engine has run.
+
+    For each stream that is the size in ``CUBLAS_WORKSPACE_CONFIG`` (pairs of KiB and count), or torch's default, 32 MiB
+    since Hopper and 8 before.
+    """
     if device.type != "cuda":
         return 0
     sizes = [int(part) for part in os.environ.get("CUBLAS_WORKSPACE_CONFIG", "").split(":") if part.isdigit()]
     if sizes and len(sizes) % 2 == 0:
-        own = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True)) << 10
+        per_stream = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True)) << 10
     else:
-        own = 32 << 20 if torch.cuda.get_device_capability(device)[0] >= 9 else (8 << 20) + (128 << 10)
-    return STREAMS * own
+        per_stream = 32 << 20 if torch.cuda.get_device_capability(device)[0] >= 9 else (8 << 20) + (128 << 10)
+    return STREAMS * per_stream
 
 
-def work_bytes(rows: int, prefill: int, *, records: int, logits: int, activations: int, copied: int) -> int:
-    """The most that the engine holds beside the keys and values, without the workspaces of libraries.
+def work_bytes(rows: int, prefill: int, *, state: int, logits: int, activations: int, copied: int) -> int:
+    """Return the peak memory of the engine in addition to keys and values and the workspaces of libraries.
 
-        records + max(rows · (logits + activations), prefill · activations, copied)
+        state + max(rows · (logits + activations), prefill · activations, copied)
 
-    Records stay; the rest comes and goes with a decode step (``logits`` and ``activations`` are bytes of one row), a
-    pass over ``prefill`` prompt tokens, and the copying of ``copied`` bytes of pages.
+    ``state`` is permanent. The rest is temporary: a decode step (``logits`` and ``activations`` are bytes per row), a
+    pass over ``prefill`` prompt tokens, or the copying of ``copied`` bytes of pages.
     """
-    return records + max(rows * (logits + activations), prefill * activations, copied)
+    return state + max(rows * (logits + activations), prefill * activations, copied)
 
 
 def make_plan(
@@ -205,15 +214,19 @@ def make_plan(
     device: torch.device,
     kernels: bool = False,
     before: Plan | None = None,
-    record_bytes: int = 0,
+    stat_bytes: int = 0,
 ) -> Plan:
-    """The largest batch that the budget allows.
+    """Return the plan with the largest batch that the budget allows; raise `MemoryError` if not even one row fits.
 
-    ``prompts`` counts different ones. ``logit_bytes`` is what sampling holds for one entry of the logits,
-    ``prefill_bytes`` what a forward pass holds for one prompt token beside its keys and values, ``record_bytes`` what
-    is recorded of each sampled token beside the usual. On the CPU every row has a span for its longest completion,
-    which is the fastest to read; elsewhere, and where those do not fit, memory is pages, which follow the tokens that
-    exist. What the plan ``before`` could hold of prompts is not given up, if there is room for it.
+    On the CPU every row has a span for its longest completion, which is the fastest to read. On other devices, and if
+    spans do not fit, memory is divided into pages, which are allocated as tokens are sampled.
+
+    Args:
+        prompts: Number of distinct prompts.
+        logit_bytes: Memory that sampling takes per entry of the logits.
+        prefill_bytes: Memory that a forward pass takes per prompt token, without its keys and values.
+        before: The previous plan. Its room for prompts is kept if the budget allows.
+        stat_bytes: Memory of additional statistics per sampled token.
     """
     step = LENGTH_STEP.get(device.type, 1)
     tokens, stored = _round_up(tokens, step), _round_up(max(1, prompt_tokens - 1), step)
@@ -222,10 +235,10 @@ def make_plan(
         prefill = max(stored, prefill // 2)
     wanted = min(batch_size or ROWS.get(device.type, 256), requests)
 
-    pages, kept = (before.pages, before.entries) if before is not None else (0, 0)
+    pages, stored_prompts = (before.pages, before.entries) if before is not None else (0, 0)
 
     def entries(rows: int) -> int:
-        # Twice the prompts that the rows need: the next ones are computed many at a time, not whenever a row is free.
+        # Twice the prompts that the rows need, so that many are computed at a time instead of one whenever a row ends.
         return min(prompts, 2 * -(-rows * prompts // requests) + 2)
 
     workspace = workspace_bytes(device)
@@ -235,14 +248,14 @@ def make_plan(
         return workspace + work_bytes(
             rows,
             prefill,
-            records=State.bytes(rows, tokens) + rows * tokens * record_bytes,
+            state=SlotState.bytes(rows, tokens) + rows * tokens * stat_bytes,
             logits=vocab * logit_bytes,
             activations=prefill_bytes,
             copied=min(max(COPY_BYTES, rows * page_bytes // 2), rows * page_bytes * len(layers)),  # keys or values
         )
 
     if device.type in SPANS and not kernels:
-        for count in (max(entries(wanted), kept), entries(wanted)):
+        for count in (max(entries(wanted), stored_prompts), entries(wanted)):
             plan = _spans(layers, wanted, tokens, stored, prefill, count, work(wanted))
             if plan.bytes <= budget:
                 return plan
@@ -254,7 +267,7 @@ def make_plan(
     if paged(1).bytes > budget:
         raise MemoryError(
             f"one request with a prompt of {prompt_tokens} and a completion of {tokens} tokens needs "
-            f"{paged(1).bytes} bytes and the memory budget is {budget}; raise memory_budget, or shorten them"
+            f"{paged(1).bytes} bytes, but the memory budget is {budget}; raise memory_budget, or shorten them"
         )
     low, high = 1, wanted + 1
     while high - low > 1:
@@ -266,7 +279,7 @@ def make_plan(
 def _spans(
     layers: Sequence[LayerShape], rows: int, tokens: int, stored: int, prefill: int, entries: int, work: int
 ) -> Plan:
-    """Rows with a span each; short prompts are copied into them."""
+    """Return the plan with one span per row; short prompts are copied into the spans."""
     token_bytes = sum(layer.bytes for layer in layers)
     joined = stored <= SHORT_PROMPT
     return Plan(
@@ -297,7 +310,7 @@ def _pages(
     fewer: bool,
     wanted: int,
 ) -> Plan:
-    """Rows with pages: for all that they may sample where the budget allows it, for `AT_LEAST` of that in any case."""
+    """Return the plan with pages for all that rows may sample, or for 1 / `LENGTH_DIVISOR` of it if memory is short."""
     page = PAGE.get(layers[0].device.type, 64)
     page_bytes = page * sum(layer.bytes for layer in layers)
     row_pages = -(-(stored + tokens) // page)
@@ -305,9 +318,11 @@ def _pages(
         work += 3 * rows * row_pages * page * max(layer.bytes for layer in layers)
     table = rows * row_pages * 4
     prompt_pages = entries * -(-stored // page)
-    most = rows * (-(-tokens // page) + 1) + prompt_pages + RESERVED_PAGES
-    least = max(row_pages + 1, rows * (-(-tokens // (page * AT_LEAST)) + 1) + -(-stored // page)) + RESERVED_PAGES
-    pages = min(max(most, wanted), max(least, (budget - work - table) // page_bytes))
+    max_pages = rows * (-(-tokens // page) + 1) + prompt_pages + RESERVED_PAGES
+    min_pages = (
+        max(row_pages + 1, rows * (-(-tokens // (page * LENGTH_DIVISOR)) + 1) + -(-stored // page)) + RESERVED_PAGES
+    )
+    pages = min(max(max_pages, wanted), max(min_pages, (budget - work - table) // page_bytes))
     return Plan(
         slots=rows,
         tokens=tokens,
@@ -316,7 +331,7 @@ def _pages(
         cache_bytes=pages * page_bytes + table,
         prompt_bytes=0,
         work_bytes=work,
-        split=fewer or pages < most,
+        split=fewer or pages < max_pages,
         page=page,
         pages=pages,
         row_pages=row_pages,

@@ -1,4 +1,4 @@
-"""From prompts in any form to requests that the engine can run."""
+"""Turn prompts of any form into requests that the engine can run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from explorl.rollout.sampling.constraints import bias_tables, is_whole, spread, 
 
 logger = logging.getLogger(__name__)
 
-_BEFORE = ("\n", "a", "=")
-"""Texts to try as a beginning, since one of them may be in one token with what follows."""
+_HEADS = ("\n", "a", "=")
+"""Texts to tokenize before a continuation; several, as a tokenizer may merge one of them with the continuation."""
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or a list of chat messages."""
@@ -29,38 +29,38 @@ class Requests:
     prompts: list[list[int]]
     n: int
     rows: Mapping[str, np.ndarray]
-    """Sampling numbers, one value per request."""
+    """Sampling parameters, one value per request."""
     stops: Sequence[Sequence[str]]
     """Stop strings of each request."""
     stop_sets: tuple[tuple[int, ...], ...]
-    """The different sets of stop tokens."""
+    """The distinct sets of stop tokens."""
     stop_set: np.ndarray
-    """Which of them each request has."""
+    """Index of each request's set in ``stop_sets``."""
     bias: np.ndarray | None
-    """What is added to the logits: the different rows (sets, vocab); None where nothing is."""
+    """The distinct rows (sets, vocab) that are added to the logits; None if there are none."""
     bias_set: np.ndarray
-    """Which of these rows each request has."""
+    """Index of each request's row in ``bias``."""
     seed: int
     curves: Sequence[Sequence[float]] = ()
-    """Temperatures by position; ``rows["curve"]`` says which of them a request has."""
+    """The distinct temperatures by position; ``rows["curve"]`` has each request's index."""
 
     def __len__(self) -> int:
         return len(self.prompts) * self.n
 
     @property
     def longest(self) -> int:
-        """Tokens that a prompt and its completion can have together."""
+        """Most tokens that a prompt and its completion can have together."""
         return max(len(prompt) for prompt in self.prompts) + int(self.rows["max_tokens"].max())
 
     @cached_property
-    def different(self) -> list[list[int]]:
-        """The prompts without repetitions: each is computed once."""
+    def unique_prompts(self) -> list[list[int]]:
+        """The prompts without repetitions; each is computed once."""
         return [list(prompt) for prompt in dict.fromkeys(tuple(prompt) for prompt in self.prompts)]
 
     @cached_property
-    def which(self) -> list[int]:
-        """Index in ``different`` of each request's prompt."""
-        index = {tuple(prompt): i for i, prompt in enumerate(self.different)}
+    def prompt_of(self) -> list[int]:
+        """Index of each request's prompt in ``unique_prompts``."""
+        index = {tuple(prompt): i for i, prompt in enumerate(self.unique_prompts)}
         return [index[tuple(prompt)] for prompt in self.prompts for _ in range(self.n)]
 
 
@@ -76,20 +76,20 @@ def prepare(
     seed: int,
     outputs: int | None = None,
 ) -> Requests:
-    """Tokenizes and checks the prompts. Raises `ValueError` for what cannot be run, before anything is run.
+    """Tokenize and check the prompts, and return the requests. Raise `ValueError` for what cannot be run.
 
-    ``vocab`` counts the tokens that the model reads, ``outputs`` its logits where those are more or fewer.
+    ``vocab`` is the number of input tokens, ``outputs`` that of the logits if it is different.
     """
     if not is_whole(n) or n < 1:
         raise ValueError(f"n is {n!r}; ask for at least 1 sample per prompt")
-    given: Any = prompts
-    if isinstance(given, Mapping) or not hasattr(given, "__len__"):
-        raise ValueError(f"prompts is {given!r}; give a list such as ['2 + 2 =']")
+    value: Any = prompts
+    if isinstance(value, Mapping) or not hasattr(value, "__len__"):
+        raise ValueError(f"prompts is {value!r}; give a list such as ['2 + 2 =']")
     if isinstance(prompts, str) or len(prompts) == 0:
         raise ValueError("prompts is empty or a single text; give a list such as ['2 + 2 =']")
     if params.stop and tokenizer is None:
         raise ValueError(f"stop is {params.stop!r}, but the engine has no tokenizer; use stop_token_ids")
-    texts: dict[str, list[int]] = {}  # a trainer gives each prompt once for every sample
+    texts: dict[str, list[int]] = {}  # a trainer passes each prompt once per sample
     ids = []
     for i, (prompt, prefix) in enumerate(zip(prompts, _prefixes(params, len(prompts), tokenizer), strict=True)):
         if not isinstance(prompt, str):
@@ -106,7 +106,7 @@ def prepare(
     outputs = outputs or vocab
     if int(rows["logprobs"].max()) > outputs:
         raise ValueError(
-            f"logprobs is {int(rows['logprobs'].max())}; the model has {outputs} tokens, use fewer, such as 5"
+            f"logprobs is {int(rows['logprobs'].max())}, but the model has {outputs} tokens; use fewer, such as 5"
         )
 
     def each(name: str) -> list[Any]:
@@ -120,28 +120,28 @@ def prepare(
 
 
 def _prefixes(params: SamplingParams, prompts: int, tokenizer: Any) -> list[list[int]]:
-    """The tokens of each prompt's prefix."""
-    given = [params.prefix] * prompts if isinstance(params.prefix, str) else list(params.prefix)
-    if len(given) != prompts:
-        raise ValueError(f"prefix has {len(given)} values; give one, or one for each of the {prompts} prompts")
-    if tokenizer is None and any(given):
+    """Return the tokens of each prompt's prefix."""
+    prefixes = [params.prefix] * prompts if isinstance(params.prefix, str) else list(params.prefix)
+    if len(prefixes) != prompts:
+        raise ValueError(f"prefix has {len(prefixes)} values; give one, or one for each of the {prompts} prompts")
+    if tokenizer is None and any(prefixes):
         raise ValueError("the engine has no tokenizer; give prompts as token ids and no prefix")
-    known = {text: continued(tokenizer, text) if text else [] for text in set(given)}
-    return [known[text] for text in given]
+    tokens = {text: continuation_tokens(tokenizer, text) if text else [] for text in set(prefixes)}
+    return [tokens[text] for text in prefixes]
 
 
-def continued(tokenizer: Any, text: str, **how: Any) -> list[int]:
-    """Tokens of a text that goes on behind another one, and before which some tokenizers would put a space."""
+def continuation_tokens(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """Return the tokens of a text that continues another one, without the space that some tokenizers prepend."""
 
-    def encoded(part: str) -> list[int]:
-        return list(tokenizer(part, add_special_tokens=False, **how)["input_ids"])
+    def encode(part: str) -> list[int]:
+        return list(tokenizer(part, add_special_tokens=False, **options)["input_ids"])
 
-    joins = tokenizer.decode([*encoded("a"), *encoded("b")]) == "ab"
-    for before in () if joins else _BEFORE:
-        head, both = encoded(before), encoded(before + text)
+    joins = tokenizer.decode([*encode("a"), *encode("b")]) == "ab"
+    for head_text in () if joins else _HEADS:
+        head, both = encode(head_text), encode(head_text + text)
         if both[: len(head)] == head:
             return both[len(head) :]
-    return encoded(text)
+    return encode(text)
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
@@ -150,8 +150,8 @@ def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-def prompt_as_seen(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return a prompt as the model sees it: text as it stands, or messages through the model's chat template."""
+def render_prompt(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return a prompt as the model sees it: text unchanged, messages through the model's chat template."""
     if isinstance(prompt, str):
         return prompt
     if tokenizer is None:
@@ -160,8 +160,8 @@ def prompt_as_seen(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) ->
 
 
 def prompt_token_ids(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
-    """Token ids of a prompt: text as it stands, or messages through the model's chat template."""
-    text = prompt_as_seen(tokenizer, prompt)
+    """Return the token ids of a prompt: text unchanged, messages through the model's chat template."""
+    text = render_prompt(tokenizer, prompt)
     ids = _encode(
         tokenizer, text, special=isinstance(prompt, str) and getattr(tokenizer, "bos_token", None) is not None
     )
@@ -171,13 +171,14 @@ def prompt_token_ids(tokenizer: Any, prompt: str | Sequence[Mapping[str, Any]]) 
 
 
 def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Every token that the model or its tokenizer declares to end a completion."""
+    """Return every token that the model or its tokenizer declares to end a completion."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if ids is None:
         ids = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-    found = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-    own = getattr(tokenizer, "eos_token_id", None)
-    return list(dict.fromkeys(int(token) for token in [*found, *([] if own is None else [own])]))
+    model_ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+    tokenizer_id = getattr(tokenizer, "eos_token_id", None)
+    tokenizer_ids = [] if tokenizer_id is None else [tokenizer_id]
+    return list(dict.fromkeys(int(token) for token in [*model_ids, *tokenizer_ids]))
 
 
 def _tokens(index: int, prompt: Any, tokenizer: Any) -> list[int]:
@@ -190,26 +191,27 @@ def _tokens(index: int, prompt: Any, tokenizer: Any) -> list[int]:
 
 
 def _check(index: int, tokens: list[int], vocab: int, context: int | None) -> None:
+    """Raise `ValueError` if a prompt is empty, too long, or has a token that the model does not know."""
     if not tokens:
         raise ValueError(f"prompt {index} is empty; give it at least one token, such as the beginning-of-text token")
     wrong = [token for token in tokens if not 0 <= token < vocab]
     if wrong:
-        raise ValueError(f"prompt {index} holds token id {wrong[0]}; the model knows ids from 0 to {vocab - 1}")
+        raise ValueError(f"prompt {index} has token id {wrong[0]}; the model has ids from 0 to {vocab - 1}")
     if context is not None and len(tokens) >= context:
         raise ValueError(
-            f"prompt {index} has {len(tokens)} tokens and the model's context is {context}; "
+            f"prompt {index} has {len(tokens)} tokens, but the model's context is {context}; "
             f"shorten it to {context - 1} tokens or less"
         )
 
 
 def _shorten(limits: np.ndarray, prompts: Sequence[Sequence[int]], n: int, context: int) -> np.ndarray:
-    """max_tokens cut to what the context leaves after each prompt."""
+    """Return max_tokens, reduced to what the context leaves after each prompt."""
     room = np.repeat([context - len(tokens) for tokens in prompts], n)
-    cut = int((limits > room).sum())
-    if cut:
+    shortened = int((limits > room).sum())
+    if shortened:
         logger.warning(
-            "max_tokens of %d of %d requests reaches beyond the model's context of %d; shortened, down to %d",
-            cut,
+            "max_tokens of %d of %d requests exceeds the model's context of %d; shortened, down to %d",
+            shortened,
             len(limits),
             context,
             int(np.minimum(limits, room).min()),

@@ -1,4 +1,4 @@
-"""What `Engine.generate` and a `Session` return."""
+"""The results of `Engine.generate` and `Session`: completions with their token statistics."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ FinishReason = Literal["stop", "length", "error"]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a completion made, and what came of it."""
+    """A tool call that a completion made, and its result."""
 
     source: str
     """The code."""
     status: str
-    """What became of it, as `explorl.sandbox.interpreter.Result` says; "refused" where no calls were left."""
+    """The status of `explorl.sandbox.interpreter.Result`, or "refused" if no calls were left."""
     text: str
-    """What it showed."""
+    """Its output."""
     begin: int
-    """The first token that was forced for it: its output, as the model sees it, and in rare cases before that the end
-    of the call, where a token held the end of the call and more."""
+    """The first token that was forced for it: its output as the model sees it, in rare cases preceded by the end of the
+    call, if a sampled token held the end of the call and more."""
     end: int
-    """Behind the last of these tokens."""
+    """The end of these tokens, exclusive."""
     seconds: float = 0.0
-    """Time on the clock."""
-    blank: str = ""
-    """What these tokens would say had it shown nothing."""
+    """Wall-clock time."""
+    empty_output: str = ""
+    """The text of these tokens if the call had no output."""
 
 
 @dataclass(eq=False)
 class Rollout:
-    """One completion and what was recorded about each of its tokens.
+    """One completion with the statistics of its tokens.
 
-    Tokens that were forced (`Session.extend`), such as what a tool said, carry no record: they are False in
+    Tokens that were forced (`Session.extend`), such as a tool's output, have no statistics: they are False in
     ``sampled``, NaN in ``logps``, ``sampling_logps`` and ``entropy``, and 0 in ``branching``.
     """
 
@@ -49,89 +49,89 @@ class Rollout:
     sample_index: int
     token_ids: list[int]
     logps: Float[Tensor, " time"]
-    """log π of each token at the request's temperature (at 1 where it is greedy), over the whole vocabulary."""
+    """log π of each token at the request's temperature (at 1 if it is greedy), over the whole vocabulary."""
     sampling_logps: Float[Tensor, " time"]
-    """log q of each token in the distribution that it was drawn from, after all warpers; 0 where it is greedy. Where
-    bottom-p is applied by chance per token, this is the mixture f · q_bottom + (1 − f) · q_rest over both outcomes."""
+    """log q of each token in the distribution that it was sampled from, after all warpers; 0 if the request is greedy.
+    If bottom-p is applied at random per token, q is the mixture f · q_bottom + (1 − f) · q_rest over both outcomes."""
     entropy: Float[Tensor, " time"]
     """H(π) in nats at temperature 1."""
     branching: Int[Tensor, " time"]
     """Size of the smallest set of top tokens with mass ≥ 0.95 at temperature 1."""
     finish_reason: FinishReason | None
-    """None where it has not ended, which only a session shows."""
+    """None if it has not ended, which only happens in a session."""
     error: str = ""
-    """What went wrong, where ``finish_reason`` is "error"; the tokens before it are kept."""
+    """The error message if ``finish_reason`` is "error"; the tokens before it are kept."""
     tokenizer: Any = field(default=None, repr=False)
     min_p_mass: Float[Tensor, " time"] | None = None
     """Mass, at the request's temperature, of the tokens at least `SamplingParams.min_p_mass` times as likely as the
-    likeliest one; 0 where the sampled token is none of them. None where it was not asked for."""
+    most likely one; 0 if the sampled token is not among them. None if it was not requested."""
     top_ids: Int[Tensor, "time k"] | None = None
-    """The k most likely tokens at each position, where ``SamplingParams.logprobs`` asks for them: by falling logit, of
-    equal ones the lower id first, whatever bias, bans and warpers say."""
+    """The k most likely tokens at each position, if ``SamplingParams.logprobs`` requests them: by falling logit, ties
+    by id, before bias, bans and warpers."""
     top_logps: Float[Tensor, "time k"] | None = None
     """Their log π, as in ``logps``."""
     stop: str | None = None
-    """The stop string that ended the completion; None where something else did."""
+    """The stop string that ended the completion, if one did."""
     sampled: Bool[Tensor, " time"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
-    """True where a token was sampled, False where it was forced: TRL's ``env_mask``."""
+    """True for sampled tokens, False for forced ones: TRL's ``env_mask``."""
     parent: int | None = None
-    """The row that it was forked from."""
+    """The row it was forked from."""
     forked_at: int | None = None
-    """How many of its tokens it has from there."""
+    """Number of tokens it shares with that row."""
     calls: tuple[ToolCall, ...] = ()
-    """Calls of a tool, in order: see `explorl.rollout.tool_use`."""
+    """Tool calls in order: see `explorl.rollout.tool_use`."""
 
     def __post_init__(self) -> None:
-        if len(self.sampled) == 0:  # not given
+        if len(self.sampled) == 0:  # the default
             self.sampled = torch.ones(len(self.token_ids), dtype=torch.bool)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Its own part of tensors that it shares with a batch: pickle would store all of them with each rollout."""
+        """Return the state with copies of tensors: pickle would store the whole batch that they are views of."""
         return {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.__dict__.items()}
 
     @cached_property
     def text(self) -> str:
-        """The completion without special tokens, up to its stop string; empty where the engine has no tokenizer."""
+        """The completion without special tokens, up to its stop string; empty if the engine has no tokenizer."""
         if self.tokenizer is None:
             return ""
-        text = self._decoded(len(self))
+        text = self._decode(len(self))
         if self.stop is None:
             return text
-        earlier = self._decoded(len(self) - 1).rstrip("\ufffd")  # a part of a character
-        begin = text.find(self.stop, max(0, len(earlier) - len(self.stop) + 1))  # not one that a tool wrote before
+        earlier = self._decode(len(self) - 1).rstrip("\ufffd")  # a part of a character
+        begin = text.find(self.stop, max(0, len(earlier) - len(self.stop) + 1))  # a tool may have written it earlier
         return text if begin < 0 else text[: begin + len(self.stop)]
 
     @property
-    def behind_stop(self) -> str:
-        """What the token that completes the stop string says behind it."""
-        return "" if self.stop is None or self.tokenizer is None else self._decoded(len(self))[len(self.text) :]
+    def text_after_stop(self) -> str:
+        """The text after the stop string in the token that completes it."""
+        return "" if self.stop is None or self.tokenizer is None else self._decode(len(self))[len(self.text) :]
 
     @cached_property
     def own_text(self) -> str:
-        """``text`` with every output of a tool left blank: what the model itself said, and what answers are read from.
+        """``text`` with empty tool outputs: the model's own words, in which the answer is looked for.
 
-        A program can print anything, an answer in its tags too.
+        A program could print anything, including an answer in its tags.
         """
-        own = self._own_parts()
-        return own[0] + "".join(call.blank + part for call, part in zip(self.calls, own[1:], strict=True))
+        parts = self._parts_between_outputs()
+        return parts[0] + "".join(call.empty_output + part for call, part in zip(self.calls, parts[1:], strict=True))
 
     @property
     def sampled_text(self) -> str:
-        """``text`` without the outputs of tools and all that belongs to them: what is measured."""
-        return "\n".join(self._own_parts())
+        """``text`` without tool outputs and their delimiters: what text metrics measure."""
+        return "\n".join(self._parts_between_outputs())
 
-    def _own_parts(self) -> list[str]:
-        """The text before, between and behind the outputs of tools."""
-        ends = [0, *(len(self._decoded(call.end)) for call in self.calls)]
-        begins = [*(len(self._decoded(call.begin)) for call in self.calls), len(self.text)]
+    def _parts_between_outputs(self) -> list[str]:
+        """Return the text before, between and after the tool outputs."""
+        ends = [0, *(len(self._decode(call.end)) for call in self.calls)]
+        begins = [*(len(self._decode(call.begin)) for call in self.calls), len(self.text)]
         return [self.text[end:begin] for end, begin in zip(ends, begins, strict=True)]
 
     @property
     def model_tokens(self) -> int:
-        """Tokens that the model sampled."""
+        """Number of tokens that the model sampled."""
         return int(self.sampled.sum())
 
-    def _decoded(self, length: int) -> str:
+    def _decode(self, length: int) -> str:
         return str(self.tokenizer.decode(self.token_ids[:length], skip_special_tokens=True))
 
     def __len__(self) -> int:
@@ -152,10 +152,10 @@ class PaddedRollouts:
     truncated: Bool[Tensor, " batch"]
     """True where the completion hit its length limit."""
     sampled: Bool[Tensor, "batch time"]
-    """``mask`` without the tokens that were forced: those that are learnt from (TRL's ``env_mask``)."""
+    """``mask`` without forced tokens: the tokens that are trained on (TRL's ``env_mask``)."""
     min_p_mass: Float[Tensor, "batch time"] | None = None
     drawn_by: Int[Tensor, "batch time"] | None = None
-    """Where rollouts branch: how far from a row that one stands which drew its token (`explorl.rollout.branching`)."""
+    """If rollouts branch: the distance from a row to the one that sampled its token (`explorl.rollout.branching`)."""
 
 
 @dataclass(eq=False)
@@ -166,7 +166,7 @@ class Rollouts(Sequence[Rollout]):
     prompt_ids: list[list[int]]
     """Tokens of each prompt, a forced prefix included."""
     n: int
-    """Samples a prompt."""
+    """Samples per prompt."""
     seed: int
 
     @overload
@@ -188,27 +188,27 @@ class Rollouts(Sequence[Rollout]):
 
     @property
     def tokens(self) -> int:
-        """Tokens in all."""
+        """Total number of tokens."""
         return sum(len(rollout) for rollout in self.rollouts)
 
     @property
     def errors(self) -> list[Rollout]:
-        """The completions that broke off; each says why in ``error``."""
+        """The completions that ended with an error, which is in their ``error``."""
         return [rollout for rollout in self.rollouts if rollout.finish_reason == "error"]
 
     def check(self) -> Rollouts:
-        """Itself, or `RuntimeError` where a completion broke off."""
+        """Return self; raise `RuntimeError` if a completion ended with an error."""
         if self.errors:
-            more = f" (and so in {len(self.errors) - 1} more requests)" if len(self.errors) > 1 else ""
+            more = f" ({len(self.errors) - 1} more requests failed)" if len(self.errors) > 1 else ""
             raise RuntimeError(self.errors[0].error + more)
         return self
 
     def by_prompt(self) -> list[list[Rollout]]:
-        """The samples of each prompt."""
+        """Return the completions of each prompt."""
         return [self.rollouts[i : i + self.n] for i in range(0, len(self.rollouts), self.n)]
 
     def padded(self, pad_token_id: int = 0, device: torch.device | str = "cpu") -> PaddedRollouts:
-        """Right-padded tensors; statistics are 0 on padding and on forced tokens."""
+        """Return right-padded tensors; statistics are 0 on padding and on forced tokens."""
         lengths = torch.tensor([len(rollout) for rollout in self.rollouts])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
 
@@ -217,19 +217,19 @@ class Rollouts(Sequence[Rollout]):
 
         sampled = pad([r.sampled for r in self.rollouts], False)
 
-        def known(rows: list[Tensor]) -> Tensor:
+        def pad_stats(rows: list[Tensor]) -> Tensor:
             return pad(rows, 0.0).masked_fill(~sampled, 0.0)
 
         masses = [r.min_p_mass for r in self.rollouts if r.min_p_mass is not None]
         return PaddedRollouts(
             token_ids=pad([torch.tensor(r.token_ids, dtype=torch.long) for r in self.rollouts], pad_token_id),
             mask=mask.to(device),
-            logps=known([r.logps for r in self.rollouts]),
-            sampling_logps=known([r.sampling_logps for r in self.rollouts]),
-            entropy=known([r.entropy for r in self.rollouts]),
+            logps=pad_stats([r.logps for r in self.rollouts]),
+            sampling_logps=pad_stats([r.sampling_logps for r in self.rollouts]),
+            entropy=pad_stats([r.entropy for r in self.rollouts]),
             branching=pad([r.branching for r in self.rollouts], 0),
             prompt_index=torch.tensor([r.prompt_index for r in self.rollouts]).to(device),
             truncated=torch.tensor([r.finish_reason == "length" for r in self.rollouts]).to(device),
             sampled=sampled,
-            min_p_mass=known(masses) if len(masses) == len(self.rollouts) else None,
+            min_p_mass=pad_stats(masses) if len(masses) == len(self.rollouts) else None,
         )

@@ -1,4 +1,4 @@
-"""Runs the model: prompts in batches, and decode steps — on CUDA as graphs that hold the whole step."""
+"""Run the model: prompts in batches, and decode steps, on CUDA as graphs of whole steps."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from explorl.rollout.memory.slots import LayerShape, PromptCache, SlotCache
 from explorl.rollout.memory_plan import Plan
 from explorl.rollout.sampling import Active
 from explorl.rollout.sampling.sample import Scratch, sample_step
-from explorl.rollout.state import POSITION, TOKEN, State
+from explorl.rollout.state import POSITION, TOKEN, SlotState
 
 logger = logging.getLogger(__name__)
 
 PREFILL_BUCKET, PREFILL_TOKENS, PREFILL_GRAPHS = 16, 4096, 8
-"""Prompts of a shape that comes again run as a graph: lengths are multiples of the first, and there are at most so many
-tokens in one and so many graphs. More tokens keep the GPU busy without."""
+"""Batches of prompts whose shape repeats run as a graph. Lengths are rounded up to a multiple of the first number; the
+others limit the tokens in a graph and the number of graphs. More tokens keep the GPU busy without a graph."""
 LENGTH_BUCKET = 256
-"""Without our attention kernel a graph reads a fixed number of columns: a multiple of this."""
+"""Without our attention kernel a graph reads a fixed number of columns, a multiple of this."""
 
 
 class Runner:
@@ -52,16 +52,18 @@ class Runner:
     ) -> None:
         self.model, self.layers, self.plan, self.device = model, layers, plan, device
         self.use_graphs, self.use_kernels, self.unrolled = use_graphs, use_kernels, unrolled
-        self.state = State(plan.slots, plan.tokens, vocab, device)
-        self.sample: Callable[[Tensor, State, Active, Tensor | None], None] = partial(sample_step, scratch=Scratch())
+        self.state = SlotState(plan.slots, plan.tokens, vocab, device)
+        self.sample_step: Callable[[Tensor, SlotState, Active, Tensor | None], None] = partial(
+            sample_step, scratch=Scratch()
+        )
         page_cache: type[PageCache] = PageCache
         if use_kernels:
             from explorl.rollout.kernels import KernelPages, sample_step_kernel
 
-            page_cache, self.sample = KernelPages, sample_step_kernel
+            page_cache, self.sample_step = KernelPages, sample_step_kernel
         self.cache: PageCache | SlotCache
         self.filling: PagePrefill | PromptCache
-        """Where prompts are computed into."""
+        """The cache that a prompt pass writes to."""
         if plan.pages:
             self.cache = page_cache(layers, plan.slots, plan.pages, plan.row_pages, plan.page, self.state)
             self.filling = PagePrefill(self.cache)
@@ -75,8 +77,8 @@ class Runner:
         self._prefills: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         root = llama_like(model) if unrolled else None
         self._unrolled = None if root is None else LlamaForward(root, _ops(root, device, use_kernels))
-        self._copied: object = None
-        """For whom weights were last copied."""
+        self._copied_for: object = None
+        """The session for which weights were last copied."""
         self._fusion = Fusion(model, layers[0].dtype, use_kernels) if self._unrolled is None else nullcontext
         logger.info("forward pass: %s", "unrolled" if self._unrolled is not None else "the model's own")
         self._keep = {"logits_to_keep": 1} if keeps_logits(model) else {}
@@ -88,24 +90,24 @@ class Runner:
 
     @property
     def bytes(self) -> int:
-        """What it holds, beside the model."""
+        """Memory that it holds, without the model."""
         ops = None if self._unrolled is None else self._unrolled.ops
         copied = isinstance(ops, OneDnnOps) and bool(ops.copies)
         return self.plan.bytes - (0 if copied else self.plan.weight_bytes)
 
-    def copy_weights(self, whose: object, wanted: bool) -> None:
-        """Copies the weights, where that is wanted and they are read from a copy; once for everybody who asks."""
+    def copy_weights(self, session: object, enabled: bool) -> None:
+        """Copy the weights if ``enabled`` and if they are read from a copy, once per session; else drop the copies."""
         ops = None if self._unrolled is None else self._unrolled.ops
-        if isinstance(ops, OneDnnOps) and whose is not self._copied:
-            self._copied = whose
-            ops.renew() if wanted else ops.forget()
+        if isinstance(ops, OneDnnOps) and session is not self._copied_for:
+            self._copied_for = session
+            ops.renew() if enabled else ops.forget()
 
     def fused(self) -> AbstractContextManager[None]:
-        """Replaces small operations of the model by fused ones."""
+        """Return a context in which small operations of the model are fused."""
         return self._fusion()
 
     def _logits(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Logits (rows, vocab) of each row's last token."""
+        """Return the logits (rows, vocab) of each row's last token."""
         if self._unrolled is not None:
             return self._unrolled(ids, positions, cache)
         with attending(cache):
@@ -116,13 +118,13 @@ class Runner:
     # Prompts
 
     def prefill(self, at: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:
-        """Computes prompts into these entries or pages, without their last token: the first input of the decoding."""
+        """Compute prompts into the entries or pages ``at``, without their last token, the first input of decoding."""
         order = sorted((i for i, prompt in enumerate(prompts) if len(prompt) > 1), key=lambda i: len(prompts[i]))
         while order:
             length = len(prompts[order[-1]]) - 1
             batch = order[-max(1, self.plan.prefill_tokens // length) :]
             if self.device.type == "cpu":
-                # Shorter prompts wait for a pass of their own: here their padding costs more than the pass.
+                # Shorter prompts get another pass, as their padding would cost more than that.
                 batch = [i for i in batch if 4 * (len(prompts[i]) - 1) >= 3 * length]
             del order[-len(batch) :]
             self._prefill([at[i] for i in batch], [prompts[i][:-1] for i in batch], length)
@@ -135,9 +137,9 @@ class Runner:
         ids = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=self.device)
         at = self.filling.places(at, prompts, length)
         shape = len(prompts), length
-        if graphs and shape in self._prefills:  # it came before
+        if graphs and shape in self._prefills:  # the shape repeats
             graph = self._prefills[shape]
-            if graph is None and sum(kept is not None for kept in self._prefills.values()) < PREFILL_GRAPHS:
+            if graph is None and sum(entry is not None for entry in self._prefills.values()) < PREFILL_GRAPHS:
                 graph = self._prefills[shape] = self._capture_prefill(ids, at)
             if graph is not None:
                 graph[1].copy_(ids)
@@ -151,23 +153,23 @@ class Runner:
         self.filling.at = at
         self._compute(ids, positions, self.filling)
 
-    def extend(self, where: Sequence[Any], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-        """Computes tokens ``ids[i]``, from position ``starts[i]`` on, of rows that have all before them."""
+    def extend(self, at: Sequence[Any], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        """Compute tokens ``ids[i]`` at positions ``starts[i]`` and up, of rows whose earlier tokens are computed."""
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         while order:
             longest = len(ids[order[-1]])
             batch = order[-max(1, self.plan.prefill_tokens // longest) :]
             del order[-len(batch) :]
             begin, lengths = [starts[i] for i in batch], [len(ids[i]) for i in batch]
-            rows = self.cache.extension([where[i] for i in batch], begin, lengths)
+            rows = self.cache.extension([at[i] for i in batch], begin, lengths)
             padded = torch.tensor([[*ids[i], *[0] * (longest - len(ids[i]))] for i in batch], device=self.device)
             first, count = (torch.tensor(values, device=self.device)[:, None] for values in (begin, lengths))
-            # Padding stays at the last position: beyond it there may be no position embedding.
+            # Padding repeats the last position, as there may be no position embedding beyond it.
             positions = first + torch.arange(longest, device=self.device).minimum(count - 1)
             self._compute(padded, positions, rows)
 
     def _compute(self, ids: Tensor, positions: Tensor, cache: Any) -> None:
-        """Keys and values of whole sequences."""
+        """Compute the keys and values of whole sequences."""
         if self._unrolled is not None:
             self._unrolled.hidden(ids, positions, cache)
         else:
@@ -187,11 +189,11 @@ class Runner:
 
     @property
     def shares(self) -> bool:
-        """Whether samples that have drawn the same tokens are decoded as one row."""
+        """Whether sequences with the same tokens are decoded as one row."""
         return self.device.type == "cpu" and not self.use_graphs and not self.plan.pages
 
     def run(self, layout: Layout, length: int, even: bool, steps: int, active: Active) -> None:
-        """Decodes for some steps; the rows have filled up to (or, ``even``, all) ``length`` columns."""
+        """Decode ``steps`` steps; the rows have filled up to ``length`` columns, or exactly as many if ``even``."""
         if self._unrolled is not None:
             self._unrolled.table.refresh()
         for step in range(steps):
@@ -212,8 +214,8 @@ class Runner:
         self.cache.begin_step(ints, length, even)
         logits = self._logits(ints[TOKEN, :, None], ints[POSITION, :, None], self.cache)
         if active.by_position:
-            self.state.temper()
-        self.sample(logits, self.state, active, row_of)
+            self.state.apply_curves()
+        self.sample_step(logits, self.state, active, row_of)
 
     def _replay(self, rows: int, length: int, active: Active) -> None:
         key = (rows, length, active)
@@ -231,11 +233,11 @@ class Runner:
 
     def _capture(self, rows: int, length: int, active: Active) -> torch.cuda.CUDAGraph:
         logger.info("capturing a graph for %d rows, %d columns, %s", rows, length, active)
-        # The warm-up compiles kernels and makes library handles. It decodes for real, so the rows are put back after
-        # it; what it wrote into the cache and the records is what the replay will write again.
-        kept = [tensor for tensor in (self.state.ints, self.state.seen) if tensor is not None]
-        before = [tensor.clone() for tensor in kept]
-        # One stream for all warm-ups: cuBLAS keeps 32 MiB for each one that it has seen.
+        # The warm-up compiles kernels and creates library handles. It decodes for real, so the state is restored after
+        # it; the replay will write the same to the cache and the outputs again.
+        changed = [tensor for tensor in (self.state.ints, self.state.seen) if tensor is not None]
+        before = [tensor.clone() for tensor in changed]
+        # One stream for all warm-ups, as cuBLAS keeps 32 MiB for each stream.
         if self._warm_up is None:
             self._warm_up = torch.cuda.Stream(self.device)
         stream = self._warm_up
@@ -243,7 +245,7 @@ class Runner:
         with torch.cuda.stream(stream):
             for _ in range(2):
                 self._step(Layout(rows, rows, None, None), length, False, active)
-                for tensor, old in zip(kept, before, strict=True):
+                for tensor, old in zip(changed, before, strict=True):
                     tensor.copy_(old)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         if self._pool is None:

@@ -1,4 +1,4 @@
-"""Seats samples, decodes, collects what has ended, and refills: the one loop that all sampling goes through."""
+"""Admit sequences to slots, decode, read back what has ended, and refill: the loop that all sampling goes through."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from explorl.rollout.looks import Ending, bucket, steps_to_look
 from explorl.rollout.memory.page_memory import PageMemory
 from explorl.rollout.memory.sharing import Layout
 from explorl.rollout.memory.spans import SpanMemory
-from explorl.rollout.reading import Reading
+from explorl.rollout.readback import Download, FinishedSequences, TokenReadback, graph_size, steps_until_readback
 from explorl.rollout.runner import Runner
 from explorl.rollout.sampling import Active
-from explorl.rollout.sequences import Sample, numbers
+from explorl.rollout.sequences import SequenceState, sampling_values
 from explorl.rollout.state import (
     BIAS_SET,
     BROKEN,
@@ -37,74 +36,74 @@ from explorl.rollout.state import (
 )
 from explorl.rollout.stop_tokens import StopTokens
 from explorl.rollout.stops import EVERY, StopStrings
-from explorl.rollout.transfer import Download
 
 SYNC_STEPS = {"cuda": 8, "cpu": 1}
-"""Decode steps between two looks at what has finished, where a row can end at any of them; see `steps_to_look`."""
+"""Decode steps between two readbacks if a sequence can end at any step; see `steps_until_readback`."""
 AHEAD = {"cuda": True, "cpu": False}
-"""Whether the next steps begin before the host has looked at the last ones, so that the device never waits for it."""
+"""Whether the next steps begin before the host has read back the last ones, so that the device never waits for it."""
 
 logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Runs samples in the seats of a runner.
+    """Runs sequences in the slots of a runner.
 
-    Where not all have a seat, those that have begun go first, then, in pages, the ones with the highest limit, so that
-    the longest do not run alone in the end, then the oldest. Random numbers belong to a request, so the order changes
-    no token. Where memory runs out, the youngest in a seat gives way: the oldest never does, so there is always one
-    that gets to its end.
+    If there are fewer slots than sequences, those that have begun go first. With pages, the ones with the highest limit
+    follow, so that the longest do not run alone at the end, then the oldest. Random numbers belong to a request, so the
+    order changes no token. When memory runs out, the youngest sequence is evicted. The oldest never is, so at least one
+    sequence always finishes.
 
     Args:
-        samples: All samples of the session, by their number; it may grow.
-        keep: Whether a sample that ends may go on later, so that its keys and values are worth keeping.
-        on_end: Called with every sample that ends.
+        sequences: All sequences of the session, by number; the list may grow.
+        keep: Whether a sequence that has ended may be continued later, so that its keys and values are worth keeping.
+        on_end: Called with every sequence that ends.
     """
 
     def __init__(
         self,
-        samples: Sequence[Sample],
+        sequences: Sequence[SequenceState],
         tokenizer: Any,
         strings: Sequence[Sequence[str]],
         keep: bool,
-        on_end: Callable[[Sample], object],
+        on_end: Callable[[SequenceState], object],
     ) -> None:
-        self.samples, self.tokenizer, self.strings, self.keep, self.on_end = samples, tokenizer, strings, keep, on_end
-        self.waiting: list[Sample] = []
-        """Samples without a seat that are to go on, in the order in which they will."""
-        self.resting: dict[int, Sample] = {}
-        """Samples that have ended and of which keys and values are kept, by number, the longest ago first."""
+        self.sequences, self.tokenizer, self.strings = sequences, tokenizer, strings
+        self.keep, self.on_end = keep, on_end
+        self.waiting: list[SequenceState] = []
+        """Sequences that wait for a slot, in the order in which they will be admitted."""
+        self.resting: dict[int, SequenceState] = {}
+        """Sequences that have ended and whose keys and values are kept, by number, the longest ago first."""
         self.resting_bytes = 0
         self.paged = self.certain = False
-        """Whether rows have pages; whether they end at their limits and nowhere else."""
-        self._look: tuple[np.ndarray, Download] | None = None
-        """Who sat where, and how their seats stood, after steps that the host has not looked at."""
-        self._endings: list[Ending] = []
-        """Samples that have ended, and whose tokens are on their way."""
+        """Whether sequences have pages; whether they end only at their limits."""
+        self._pending: tuple[np.ndarray, Download] | None = None
+        """The owners and the states of the slots after steps that have not been read back."""
+        self._finished: list[FinishedSequences] = []
+        """Sequences that have ended and whose tokens are being read back."""
 
     memory: PageMemory | SpanMemory
 
     def move_in(
         self, runner: Runner, slots: int, active: Active, memory: PageMemory | SpanMemory | None = None
     ) -> None:
-        """Works from now on in this runner, where nobody sits yet; ``memory`` is what was known of another."""
+        """Use this runner, all of whose slots are free. ``memory`` is that of an earlier runner, if any."""
         self.runner, self.slots, self.active = runner, slots, active
         self.kind = runner.device.type
         self.owner = np.full(slots, -1)
-        """The sample in each seat, −1 where there is none."""
+        """The number of the sequence in each slot, −1 if the slot is free."""
         self.steps = np.zeros(slots, dtype=np.int64)
-        """Tokens in each seat's completion after the steps that have begun, if it has not ended before."""
+        """Tokens in each slot's completion after the steps that have begun, unless it has ended before."""
         self.limits = np.zeros(slots, dtype=np.int64)
         self.offsets = np.zeros(slots, dtype=np.int64)
-        """Tokens of each seat's prompt but the last."""
+        """Tokens of each slot's prompt, without the last."""
         self.crowded = False
-        """Whether somebody had to give way since the last sample ended."""
+        """Whether a sequence has been evicted since one last ended."""
         self.stops = StopStrings(self.strings, self.tokenizer, slots)
-        # Where nobody waits for a row that has stopped, those that stop within a few steps are taken together.
+        # If `keep` is off, no caller waits for a row that has stopped, and rows are collected a few steps later.
         early = self.kind == "cpu" and self.keep
         self.stop_tokens = StopTokens(self.strings, self.tokenizer, runner.state.vocab) if early else None
         if memory is None or not memory.migrate(runner, slots):
-            self.abandon()
+            self.discard_memory()
             memory = PageMemory(runner, slots) if runner.plan.pages else SpanMemory(runner, slots)
         self.memory, memory.resting = memory, self.resting
         self.paged = isinstance(memory, PageMemory)
@@ -112,101 +111,102 @@ class Scheduler:
         runner.state.ints[STATUS] = IDLE
 
     def move_out(self, keep: bool = True) -> None:
-        """Empties all seats; those who sat there wait again."""
+        """Free all slots, and put their sequences back in the queue."""
         self.settle()
-        seats = np.flatnonzero(self.owner >= 0)
-        if len(seats):
-            samples = self._read(seats)
-            for seat, sample in zip(seats.tolist(), samples if keep else (), strict=False):
-                sample.kept = self.memory.keep(seat, sample, len(sample.tokens))
-            self._free(seats, seats[:0])
-            self.wait(*samples)
+        slots = np.flatnonzero(self.owner >= 0)
+        if len(slots):
+            sequences = self._read_back(slots)
+            for slot, sequence in zip(slots.tolist(), sequences if keep else (), strict=False):
+                sequence.saved_kv = self.memory.keep(slot, sequence, len(sequence.tokens))
+            self._free(slots, slots[:0])
+            self.enqueue(*sequences)
         self.runner.state.ints[STATUS] = IDLE
 
-    def abandon(self) -> None:
-        """Forgets all that is kept in a memory that is given up."""
-        for sample in self.samples:
-            sample.forget()
+    def discard_memory(self) -> None:
+        """Discard all keys and values that are kept in a memory which is about to be freed."""
+        for sequence in self.sequences:
+            sequence.discard_kv()
         self.resting.clear()
         self.resting_bytes = 0
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything left to sample or to look at."""
-        return bool(self.waiting or self._look or self._endings) or bool((self.owner >= 0).any())
+        """Whether there is anything left to sample or to read back."""
+        return bool(self.waiting or self._pending or self._finished) or bool((self.owner >= 0).any())
 
-    def wait(self, *samples: Sample) -> None:
-        """Puts samples in the queue."""
-        for sample in samples:
-            self.wake(sample)
-        if len(samples) == 1:
-            insort(self.waiting, samples[0], key=self._turn)
+    def enqueue(self, *sequences: SequenceState) -> None:
+        """Put sequences in the queue."""
+        for sequence in sequences:
+            self.remove_resting(sequence)
+        if len(sequences) == 1:
+            insort(self.waiting, sequences[0], key=self._turn)
         else:
-            self.waiting = sorted([*self.waiting, *samples], key=self._turn)
+            self.waiting = sorted([*self.waiting, *sequences], key=self._turn)
 
-    def _turn(self, sample: Sample) -> Any:
-        # Spans have room for few prompts at a time, so there all samples of one go together.
-        return sample.priority if self.paged else sample.index
+    def _turn(self, sequence: SequenceState) -> Any:
+        # Spans have room for few prompts at a time, so all sequences of a prompt run together there.
+        return sequence.priority if self.paged else sequence.index
 
-    def advance(self, most: int | None = None, ahead: bool = False) -> int:
-        """Decodes up to the next look, or ``most`` steps if that is less; how many it were.
+    def advance(self, max_steps: int | None = None, ahead: bool = False) -> int:
+        """Decode until the next readback, or ``max_steps`` steps if that is less, and return the number of steps.
 
-        ``ahead`` allows to leave that look to the next call, after it has begun with its own steps; `settle` takes it.
+        ``ahead`` allows leaving that readback to the next call, which begins its own steps first; `settle` does it at
+        once.
         """
         ahead = ahead and AHEAD.get(self.kind, False) and self.paged and not any(self.strings)
         if not ahead:
             self.settle()
         self._admit()
         busy = np.flatnonzero(self.owner >= 0)
-        if len(busy) == 0 and self._look is None and not self._endings:
+        if len(busy) == 0 and self._pending is None and not self._finished:
             raise _too_large(self.waiting[0])
-        steps = self._steps(busy, most, ahead) if len(busy) else 0
+        steps = self._steps(busy, max_steps, ahead) if len(busy) else 0
         if steps:
             busy = self._make_room(busy, steps)
-        if steps == 0 or len(busy) == 0:  # all have ended, or will have at the next look
+        if steps == 0 or len(busy) == 0:  # all have ended, or will have at the next readback
             self.settle()
             return 0
-        held = self.steps[busy]
+        lengths = self.steps[busy]
         layout = self._layout(busy)
-        even = bool((held == held[0]).all())
-        length = self.memory.length(self.offsets[busy] + held, held)
+        even = bool((lengths == lengths[0]).all())
+        length = self.memory.length(self.offsets[busy] + lengths, lengths)
         self.runner.run(layout, length, even, steps, self.active)
-        self.steps[busy] = np.minimum(held + steps, self.limits[busy])
+        self.steps[busy] = np.minimum(lengths + steps, self.limits[busy])
         if not ahead:
-            self._begin_look()
+            self._begin_readback()
             self.settle()
-        self._finish_look()
+        self._finish_readback()
         self._rearrange()
         if ahead:
-            self._begin_look()
+            self._begin_readback()
         return steps
 
-    def _steps(self, busy: np.ndarray, most: int | None, ahead: bool) -> int:
+    def _steps(self, busy: np.ndarray, max_steps: int | None, ahead: bool) -> int:
         patience = SYNC_STEPS.get(self.kind, 1)
-        steps = steps_to_look(
+        steps = steps_until_readback(
             self.limits[busy] - self.steps[busy],
             int(busy[-1]) + 1,
             self.slots,
-            patience=max(1, patience // 2) if ahead else patience,  # what is found is one look old
+            patience=max(1, patience // 2) if ahead else patience,  # the result is one readback old
             certain=self.certain and patience > 1,
             waiting=bool(self.waiting),
         )
-        return min(steps, most or steps)
+        return min(steps, max_steps or steps)
 
     def _make_room(self, busy: np.ndarray, steps: int) -> np.ndarray:
-        """Gives the seats memory for the next steps; where there is not enough, the youngest gives way and waits."""
+        """Allocate memory for the next steps, evicting the youngest sequences if needed; return the busy slots."""
         while not self.memory.reserve(
             busy, self.offsets[busy] + np.minimum(self.steps[busy] + steps, self.limits[busy])
         ):
-            if self._look is not None or self._endings:
-                self.settle()  # somebody may have ended
+            if self._pending is not None or self._finished:
+                self.settle()  # a sequence may have ended
                 busy = np.flatnonzero(self.owner >= 0)
                 continue
-            youngest = self.samples[self.owner[busy].max()]
+            youngest = self.sequences[self.owner[busy].max()]
             if len(busy) == 1:
                 raise _too_large(youngest)
-            logger.info("row %d gives way: memory is full", youngest.index)
-            self.wait(self.unseat(youngest, keep=False))
+            logger.info("evicting row %d: memory is full", youngest.index)
+            self.enqueue(self.remove(youngest, keep=False))
             self.crowded = True
             busy = np.flatnonzero(self.owner >= 0)
         self.memory.publish()
@@ -214,225 +214,233 @@ class Scheduler:
 
     def _layout(self, busy: np.ndarray) -> Layout:
         if self.runner.use_graphs:
-            rows = bucket(int(busy[-1]) + 1, self.slots)
+            rows = graph_size(int(busy[-1]) + 1, self.slots)
             return Layout(rows, rows, None, None)
         return self.memory.layout(busy)
 
     # Admission
 
     def _admit(self) -> None:
+        """Move waiting sequences into free slots."""
         free = np.flatnonzero(self.owner < 0)
         if self.kind == "cpu" and len(free) < min(len(self.waiting), max(1, self.slots // 16)):
-            return  # a few idle seats cost less than filling them one by one
+            return  # a few idle slots cost less than filling them one by one
         if self.crowded and len(free) < self.slots:
-            return  # whoever came now would soon have to give way again
+            return  # a sequence admitted now would soon be evicted
         while self.waiting and len(free):
-            taken = self.memory.admit(self.waiting, len(free))
-            if not taken:
+            admitted = self.memory.admit(self.waiting, len(free))
+            if not admitted:
                 return
-            del self.waiting[: len(taken)]
-            self._start(free[: len(taken)], taken)
-            free = free[len(taken) :]
+            del self.waiting[: len(admitted)]
+            self._start(free[: len(admitted)], admitted)
+            free = free[len(admitted) :]
 
-    def _start(self, seats: np.ndarray, samples: Sequence[Sample]) -> None:
+    def _start(self, slots: np.ndarray, sequences: Sequence[SequenceState]) -> None:
         state = self.runner.state
-        offsets = np.array([sample.prompt.stored for sample in samples])
-        had = np.array([len(sample.tokens) for sample in samples])
-        limits = np.array([sample.limit for sample in samples])
-        params = numbers(samples, ["top_k", *STATE_REALS])
+        offsets = np.array([sequence.prompt.stored for sequence in sequences])
+        lengths = np.array([len(sequence.tokens) for sequence in sequences])
+        limits = np.array([sequence.limit for sequence in sequences])
+        params = sampling_values(sequences, ["top_k", *STATE_REALS])
         fields = {
-            TOKEN: np.array([(sample.tokens or sample.prompt.tokens)[-1] for sample in samples]),
-            POSITION: offsets + had,
-            STEP: had,
+            TOKEN: np.array([(sequence.tokens or sequence.prompt.tokens)[-1] for sequence in sequences]),
+            POSITION: offsets + lengths,
+            STEP: lengths,
             LIMIT: limits,
             STATUS: RUNNING,
-            KEY: np.array([sample.key for sample in samples]),
+            KEY: np.array([sequence.key for sequence in sequences]),
             TOP_K: params["top_k"],
-            PROMPT: self.memory.start(seats, samples),
+            PROMPT: self.memory.start(slots, sequences),
             OFFSET: offsets,
-            CURVE: np.array([sample.curve for sample in samples]),
-            STOP_SET: np.array([sample.stop_set for sample in samples]),
-            BIAS_SET: np.array([sample.bias_set for sample in samples]),
+            CURVE: np.array([sequence.curve for sequence in sequences]),
+            STOP_SET: np.array([sequence.stop_set for sequence in sequences]),
+            BIAS_SET: np.array([sequence.bias_set for sequence in sequences]),
         }
-        ints = np.stack([np.broadcast_to(fields[i], len(seats)) for i in range(len(fields))]).astype(np.int64)
-        reals = np.empty((len(STATE_REALS), len(seats)))
+        ints = np.stack([np.broadcast_to(fields[i], len(slots)) for i in range(len(fields))]).astype(np.int64)
+        reals = np.empty((len(STATE_REALS), len(slots)))
         for name, row in STATE_REALS.items():
             reals[row] = params[name]
-        where = state.admit(seats, ints, reals)
+        index = state.admit(slots, ints, reals)
         if self.active.repetition:
-            state.remember(where, [sample.ids for sample in samples])
-        going_on = np.flatnonzero(had)
-        if len(going_on):
-            state.write(seats[going_on], [samples[i].tokens for i in going_on.tolist()])
-        for seat, sample in zip(seats, samples, strict=True):
-            sample.seat = int(seat)
-            sample.forget()
-        self.owner[seats] = [sample.index for sample in samples]
-        self.steps[seats], self.limits[seats], self.offsets[seats] = had, limits, offsets
-        searched = [min(sample.searched, len(sample.tokens)) for sample in samples]
-        self.stops.start(seats, searched, [sample.floor(len(sample.tokens)) for sample in samples])
+            state.mark_seen(index, [sequence.ids for sequence in sequences])
+        continued = np.flatnonzero(lengths)
+        if len(continued):
+            state.write_tokens(slots[continued], [sequences[i].tokens for i in continued.tolist()])
+        for slot, sequence in zip(slots, sequences, strict=True):
+            sequence.slot = int(slot)
+            sequence.discard_kv()
+        self.owner[slots] = [sequence.index for sequence in sequences]
+        self.steps[slots], self.limits[slots], self.offsets[slots] = lengths, limits, offsets
+        searched = [min(sequence.searched, len(sequence.tokens)) for sequence in sequences]
+        self.stops.start(slots, searched, [sequence.stop_search_start(len(sequence.tokens)) for sequence in sequences])
 
     # Results
 
     def settle(self) -> None:
-        """Looks at all that has been decoded, and gives what has ended its tokens."""
-        while self._look is not None or self._endings:
-            self._finish_look()
+        """Read back all that has been decoded, and give sequences that have ended their tokens."""
+        while self._pending is not None or self._finished:
+            self._finish_readback()
 
-    def _begin_look(self) -> None:
-        seats = int(np.flatnonzero(self.owner >= 0)[-1]) + 1 if (self.owner >= 0).any() else 0
-        if seats:
-            looked = Download(self.runner.state.ints[STEP : STATUS + 1, :seats])
-            self._look = self.owner[:seats].copy(), looked
+    def _begin_readback(self) -> None:
+        slots = int(np.flatnonzero(self.owner >= 0)[-1]) + 1 if (self.owner >= 0).any() else 0
+        if slots:
+            download = Download(self.runner.state.ints[STEP : STATUS + 1, :slots])
+            self._pending = self.owner[:slots].copy(), download
 
-    def _finish_look(self) -> None:
-        """Ends what the look before had found, takes the look that was begun, and frees the seats of what has ended."""
-        endings, self._endings = self._endings, []
-        for ending in endings:
-            ending.land()
-        if self._look is not None:
-            (owner, looked), self._look = self._look, None
-            self._collect(owner, looked.wait()[0].numpy())
-        for ending in endings:
-            for sample in ending.samples:
-                self.on_end(sample)
+    def _finish_readback(self) -> None:
+        """Complete the sequences found by the last readback, then evaluate the pending one and free its ended slots."""
+        finished, self._finished = self._finished, []
+        for batch in finished:
+            batch.finish()
+        if self._pending is not None:
+            (owner, download), self._pending = self._pending, None
+            self._collect(owner, download.wait()[0].numpy())
+        for batch in finished:
+            for sequence in batch.sequences:
+                self.on_end(sequence)
 
-    def _collect(self, owner: np.ndarray, looked: np.ndarray, every: int = EVERY) -> None:
-        state, seats = self.runner.state, len(owner)
-        steps, status = looked[0], looked[-1].copy()
-        busy = (owner >= 0) & (owner == self.owner[:seats])  # others have come since
+    def _collect(self, owner: np.ndarray, ints: np.ndarray, every: int = EVERY) -> None:
+        """Find the sequences that have ended, start reading back their tokens, and free their slots.
+
+        ``owner`` holds the sequences in the first slots when their ``ints``, from `STEP` to `STATUS`, were downloaded.
+        """
+        state, count = self.runner.state, len(owner)
+        steps, status = ints[0], ints[-1].copy()
+        busy = (owner >= 0) & (owner == self.owner[:count])  # other slots have been refilled since
         ended = np.flatnonzero(busy & (status != RUNNING))
         self.steps[ended] = steps[ended]
-        cut = self._find_stops(np.flatnonzero(busy), status, every)
+        stopped = self._find_stops(np.flatnonzero(busy), status, every)
         done = np.flatnonzero(busy & (status != RUNNING))
         if len(done) == 0:
             return
         lengths = self.steps[done]
-        for i, seat in enumerate(done.tolist() if cut else ()):
-            if seat in cut:
-                lengths[i] = cut[seat][0]
-        samples = [self.samples[i] for i in self.owner[done]]
-        reading = Reading(state, self.active, samples, done, lengths)
-        stops = [cut[seat][1] if seat in cut else None for seat in done.tolist()]
-        self._endings.append(Ending(reading, status[done], lengths, stops))
-        broken = looked[-1, done] == BROKEN  # also where a stop string came before
+        for i, slot in enumerate(done.tolist() if stopped else ()):
+            if slot in stopped:
+                lengths[i] = stopped[slot][0]
+        sequences = [self.sequences[i] for i in self.owner[done]]
+        readback = TokenReadback(state, self.active, sequences, done, lengths)
+        stops = [stopped[slot][1] if slot in stopped else None for slot in done.tolist()]
+        self._finished.append(FinishedSequences(readback, status[done], lengths, stops))
+        broken = ints[-1, done] == BROKEN  # also if a stop string came before
         if self.keep:
             for i in np.flatnonzero(~broken).tolist():
-                samples[i].kept = self.memory.keep(int(done[i]), samples[i], int(lengths[i]))
-                self.rest(samples[i])
-        state.idle(done[looked[-1, done] == RUNNING])
+                sequences[i].saved_kv = self.memory.keep(int(done[i]), sequences[i], int(lengths[i]))
+                self.add_resting(sequences[i])
+        state.mark_idle(done[ints[-1, done] == RUNNING])
         self._free(done, done[broken])
         self.crowded = False
 
     def _find_stops(self, busy: np.ndarray, status: np.ndarray, every: int) -> dict[int, tuple[int, str]]:
-        """`StopStrings.find`, and at once where the newest token may complete a string, if that is free to know."""
-        found: dict[int, tuple[int, str]] = {}
+        """Return `StopStrings.find`, which also searches slots whose newest token may complete a string if that is
+        free to know."""
+        stopped: dict[int, tuple[int, str]] = {}
         state = self.runner.state
         if self.stop_tokens is not None and any(self.strings):
             newest = state.ints[TOKEN].numpy()[busy]
             likely = busy[self.stop_tokens.among(self.owner[busy], newest)]
-            found = self.stops.find(likely, self.owner, self.steps, status, state.out_ints[0], every=1)
-        return found | self.stops.find(busy, self.owner, self.steps, status, state.out_ints[0], every)
+            stopped = self.stops.find(likely, self.owner, self.steps, status, state.out_ints[0], every=1)
+        return stopped | self.stops.find(busy, self.owner, self.steps, status, state.out_ints[0], every)
 
-    def read(self, sample: Sample) -> None:
-        """Brings what a seated sample has sampled so far to the host; up to a stop string, where there is one."""
+    def read_back(self, sequence: SequenceState) -> None:
+        """Read back what a sequence in a slot has sampled so far, up to a stop string if there is one."""
         self.settle()
-        if sample.seat >= 0:
-            self._search(np.array([sample.seat]))
-        self._bring(sample)
+        if sequence.slot >= 0:
+            self._search(np.array([sequence.slot]))
+        self._update_tokens(sequence)
 
-    def _search(self, seats: np.ndarray) -> None:
-        """Looks for the stop strings of these seats now, not only when enough tokens have come."""
-        due = [seat for seat in seats.tolist() if self.strings[self.owner[seat]]]
-        due = [seat for seat in due if self.steps[seat] > self.stops.checked[seat]]
+    def _search(self, slots: np.ndarray) -> None:
+        """Search these slots for stop strings now instead of after enough new tokens."""
+        due = [slot for slot in slots.tolist() if self.strings[self.owner[slot]]]
+        due = [slot for slot in due if self.steps[slot] > self.stops.checked[slot]]
         if due:
             owner = np.full(due[-1] + 1, -1)
             owner[due] = self.owner[due]
-            looked = self.runner.state.ints[STEP : STATUS + 1, : len(owner)]
-            self._collect(owner, looked.cpu().numpy(), every=1)
+            ints = self.runner.state.ints[STEP : STATUS + 1, : len(owner)]
+            self._collect(owner, ints.cpu().numpy(), every=1)
             self.settle()
 
-    def _bring(self, sample: Sample) -> None:
+    def _update_tokens(self, sequence: SequenceState) -> None:
         self.settle()
-        if sample.seat >= 0 and self.steps[sample.seat] > len(sample.tokens):
-            self._read(np.array([sample.seat]))
+        if sequence.slot >= 0 and self.steps[sequence.slot] > len(sequence.tokens):
+            self._read_back(np.array([sequence.slot]))
 
-    def _read(self, seats: np.ndarray) -> list[Sample]:
-        samples = [self.samples[i] for i in self.owner[seats]]
-        Reading(self.runner.state, self.active, samples, seats, self.steps[seats]).land()
-        return samples
+    def _read_back(self, slots: np.ndarray) -> list[SequenceState]:
+        """Read back the sequences in these slots, and return them."""
+        sequences = [self.sequences[i] for i in self.owner[slots]]
+        TokenReadback(self.runner.state, self.active, sequences, slots, self.steps[slots]).finish()
+        return sequences
 
-    def read_all(self) -> None:
-        """The same of all that are seated, in one go."""
+    def read_back_all(self) -> None:
+        """Do the same as `read_back` for all slots at once."""
         self.settle()
         self._search(np.flatnonzero(self.owner >= 0))
-        seats = np.flatnonzero(self.owner >= 0)
-        if len(seats):
-            self._read(seats)
+        slots = np.flatnonzero(self.owner >= 0)
+        if len(slots):
+            self._read_back(slots)
 
-    def unseat(self, sample: Sample, keep: bool = True) -> Sample:
-        """Takes a sample off its seat; its keys and values are kept or forgotten."""
-        self._bring(sample)
-        if sample.seat >= 0:
+    def remove(self, sequence: SequenceState, keep: bool = True) -> SequenceState:
+        """Remove a sequence from its slot, keeping its keys and values if ``keep``, or from the queue; return it."""
+        self._update_tokens(sequence)
+        if sequence.slot >= 0:
             if keep:
-                sample.kept = self.memory.keep(sample.seat, sample, len(sample.tokens))
-            seat = np.array([sample.seat])
-            self.runner.state.idle(seat)
-            self._free(seat, seat[:0])
-        elif sample in self.waiting:
-            self.waiting.remove(sample)
-        return sample
+                sequence.saved_kv = self.memory.keep(sequence.slot, sequence, len(sequence.tokens))
+            slot = np.array([sequence.slot])
+            self.runner.state.mark_idle(slot)
+            self._free(slot, slot[:0])
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        return sequence
 
-    def _free(self, seats: np.ndarray, broken: np.ndarray) -> None:
-        for seat in seats:
-            sample = self.samples[self.owner[seat]]
-            sample.seat, sample.searched = -1, int(self.stops.checked[seat])
-        self.owner[seats], self.steps[seats], self.limits[seats] = -1, 0, 0
-        self.memory.evict(seats, broken)
+    def _free(self, slots: np.ndarray, broken: np.ndarray) -> None:
+        """Free slots; the keys and values of ``broken`` ones may hold NaN."""
+        for slot in slots:
+            sequence = self.sequences[self.owner[slot]]
+            sequence.slot, sequence.searched = -1, int(self.stops.checked[slot])
+        self.owner[slots], self.steps[slots], self.limits[slots] = -1, 0, 0
+        self.memory.evict(slots, broken)
 
-    def rest(self, sample: Sample) -> None:
-        """A sample has ended: what is kept of it stays while there is room, as much as the rows themselves have."""
-        self.wake(sample)
-        if sample.kept is None:
+    def add_resting(self, sequence: SequenceState) -> None:
+        """Keep the keys and values of a sequence that has ended, discarding the oldest beyond the size of the cache."""
+        self.remove_resting(sequence)
+        if sequence.saved_kv is None:
             return
-        self.resting[sample.index] = sample
-        self.resting_bytes += sample.kept.bytes
-        while self.resting_bytes > max(self.runner.plan.cache_bytes, sample.kept.bytes):
+        self.resting[sequence.index] = sequence
+        self.resting_bytes += sequence.saved_kv.bytes
+        while self.resting_bytes > max(self.runner.plan.cache_bytes, sequence.saved_kv.bytes):
             oldest = next(iter(self.resting.values()))
-            self.wake(oldest)
-            oldest.forget()
+            self.remove_resting(oldest)
+            oldest.discard_kv()
 
-    def wake(self, sample: Sample) -> None:
-        """A sample rests no longer: what is kept of it is its own affair."""
-        if self.resting.pop(sample.index, None) is not None:
-            self.resting_bytes -= sample.kept.bytes
+    def remove_resting(self, sequence: SequenceState) -> None:
+        """Take a sequence off the resting ones, without discarding its keys and values."""
+        if self.resting.pop(sequence.index, None) is not None:
+            self.resting_bytes -= sequence.saved_kv.bytes
 
-    # Seats
+    # Slots
 
     def _rearrange(self) -> None:
-        """Splits rows whose seats went different ways, and closes gaps that cost more than the closing."""
-        most = int(self.steps.max())
+        """Split shared rows whose slots sampled different tokens, and close gaps if that is worth it."""
+        longest = int(self.steps.max())
         busy = np.flatnonzero(self.owner >= 0)
-        seats = self.memory.split(most)
-        if seats is not None:
-            self._seats_to(busy, seats)
+        slots = self.memory.split(longest)
+        if slots is not None:
+            self._move_slots(busy, slots)
         busy = np.flatnonzero(self.owner >= 0)
         count = len(busy)
         if count and not self.waiting:
             last = int(busy[-1]) + 1
             if self.runner.use_graphs:
-                worth = bucket(count, self.slots) < bucket(last, self.slots)
+                worthwhile = graph_size(count, self.slots) < graph_size(last, self.slots)
             else:
-                worth = last - count > count // 16
-            if worth:
+                worthwhile = last - count > count // 16
+            if worthwhile:
                 source = busy[busy >= count]
                 target = np.flatnonzero(self.owner[:count] < 0)
-                self._seats_to(source, target)
-                self.memory.move_slots(source, target, most)
-        self.memory.compact(most, count)
+                self._move_slots(source, target)
+                self.memory.move_slots(source, target, longest)
+        self.memory.compact(longest, count)
 
-    def _seats_to(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Moves what is known of seats, all at once: they may change places."""
+    def _move_slots(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Move the state of slots, all at once, so that they may swap."""
         self.runner.state.move(source, target, int(self.steps.max()))
         arrays: tuple[tuple[np.ndarray, int], ...] = (
             (self.owner, -1),
@@ -445,9 +453,9 @@ class Scheduler:
             moved = values[source]
             values[source] = idle
             values[target] = moved
-        for seat in target:
-            self.samples[self.owner[seat]].seat = int(seat)
+        for slot in target:
+            self.sequences[self.owner[slot]].slot = int(slot)
 
 
-def _too_large(sample: Sample) -> MemoryError:
-    return MemoryError(f"row {sample.index} does not fit into memory alone; raise memory_budget")
+def _too_large(sequence: SequenceState) -> MemoryError:
+    return MemoryError(f"row {sequence.index} does not fit into memory on its own; raise memory_budget")

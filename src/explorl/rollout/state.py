@@ -1,7 +1,7 @@
-"""What the runner keeps of each seat (a request in flight), as a few tensors with fixed addresses.
+"""The state of each slot on the device, in a few tensors with fixed addresses.
 
-All whole numbers of a seat are one column of `State.ints` and all real ones one of `State.reals`, so that seats are
-filled, moved and read back with one operation each, and a CUDA graph always finds them in the same place.
+All whole numbers of a slot are one column of `SlotState.ints` and all real ones one of `SlotState.reals`, so that slots
+are filled, moved and read back with one operation each, and a CUDA graph always finds them at the same address.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorl.rollout.transfer import upload
-
 TOKEN, POSITION, STEP, LIMIT, STATUS, KEY, TOP_K, PROMPT, OFFSET, CURVE, STOP_SET, BIAS_SET = range(12)
-"""Rows of `State.ints`: next input token, its position, tokens sampled so far, most tokens, status, random key, top-k,
-prompt entry, how many tokens that entry holds, and its rows in `State.curves`, `State.stops` and `State.bias`."""
+"""Rows of `SlotState.ints`: next input token, its position, tokens sampled so far, most tokens, status, random key,
+top-k, prompt entry, the number of tokens in that entry, and the slot's rows in `curves`, `stops` and `bias`."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, BOTTOM_P, FREQUENCY = range(6)
-"""Rows of `State.reals`."""
+"""Rows of `SlotState.reals`."""
 STATE_REALS = {
     "temperature": TEMPERATURE,
     "top_p": TOP_P,
@@ -27,18 +25,31 @@ STATE_REALS = {
     "bottom_p": BOTTOM_P,
     "bottom_p_frequency": FREQUENCY,
 }
-"""The same rows by the names that `SamplingParams` has for them."""
+"""The same rows by their names in `SamplingParams`."""
 RUNNING, STOPPED, LENGTH, BROKEN, IDLE = range(5)
-"""Values of a seat's status."""
+"""Values of a slot's status."""
 TOKENS, BRANCHING = range(2)
-"""Rows of `State.out_ints`."""
+"""Rows of `SlotState.out_ints`."""
 LOGP, LOGQ, ENTROPY = range(3)
-"""Rows of `State.out_reals`."""
+"""Rows of `SlotState.out_reals`."""
 STOP_SLOTS = 8
 
 
-class State:
-    """Tensors for ``slots`` seats of up to ``tokens`` sampled tokens."""
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a host array to the device without waiting for what is queued there. On the CPU it shares the memory.
+
+    A plain ``.to`` waits until the GPU has finished everything queued before it. A copy from pinned memory takes its
+    place in the queue instead.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    # The pinned copy may go out of scope at once: torch does not reuse its memory before the transfer has finished.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class SlotState:
+    """Tensors for ``slots`` slots of up to ``tokens`` sampled tokens."""
 
     def __init__(self, slots: int, tokens: int, vocab: int, device: torch.device) -> None:
         self.slots, self.tokens, self.vocab = slots, tokens, vocab
@@ -48,26 +59,27 @@ class State:
         self.out_ints = torch.zeros(2, slots, tokens, dtype=torch.int32, device=device)
         self.out_reals = torch.zeros(3, slots, tokens, dtype=torch.float32, device=device)
         self.stops = torch.full((1, STOP_SLOTS), -1, dtype=torch.int64, device=device)
+        # The tensors below are allocated when they are first needed.
         self.seen: Tensor | None = None
-        """Which tokens a seat has had, for the repetition penalty; allocated when it is first needed."""
+        """Tokens that each slot's prompt and completion contain, for the repetition penalty."""
         self.curves: Tensor | None = None
-        """Temperatures by position, (curves, tokens), where a call has any; allocated when it is first needed."""
+        """Temperatures by position, (curves, tokens)."""
         self.out_mass: Tensor | None = None
-        """Mass of the min-p set at each sampled token, 0 where that is not in it; allocated when it is first needed."""
+        """Mass of the min-p set at each sampled token, 0 if the token is not in the set."""
         self.bias: Tensor | None = None
-        """Rows (sets, vocab) that are added to the logits; allocated when they are first needed."""
+        """Rows (sets, vocab) that are added to the logits."""
         self.top_ids: Tensor | None = None
-        """The most likely tokens (slots, tokens, k) at each position; allocated when they are first needed."""
+        """The most likely tokens (slots, tokens, k) at each position."""
         self.top_logps: Tensor | None = None
         """Their log π."""
 
     @staticmethod
     def bytes(slots: int, tokens: int) -> int:
-        """Memory of a state without ``seen``."""
+        """Return the memory that the state takes, without the tensors that are allocated on demand."""
         return slots * (12 * 8 + len(STATE_REALS) * 8 + tokens * 5 * 4) + STOP_SLOTS * 8
 
     def set_stops(self, sets: Sequence[Sequence[int]]) -> bool:
-        """Stores the sets of stop tokens; True where they moved to another place in memory."""
+        """Store the sets of stop tokens, and return whether their address has changed."""
         longest = max(len(ids) for ids in sets)
         moved = len(sets) > self.stops.shape[0] or longest > self.stops.shape[1]
         if moved:
@@ -80,7 +92,7 @@ class State:
         return moved
 
     def set_curves(self, curves: Sequence[Sequence[float]]) -> bool:
-        """Stores temperatures by position; True where they moved to another place in memory."""
+        """Store temperatures by position, and return whether their address has changed."""
         if not curves:
             return False
         moved = self.curves is None or len(curves) > len(self.curves)
@@ -88,29 +100,29 @@ class State:
             rows = 1 << (len(curves) - 1).bit_length()
             self.curves = torch.ones(rows, self.tokens, dtype=torch.float64, device=self.reals.device)
         for row, curve in enumerate(curves):
-            held = torch.tensor(curve[: self.tokens], dtype=torch.float64)
-            self.curves[row, : len(held)] = held.to(self.curves.device)
-            self.curves[row, len(held) :] = held[-1]
+            values = torch.tensor(curve[: self.tokens], dtype=torch.float64)
+            self.curves[row, : len(values)] = values.to(self.curves.device)
+            self.curves[row, len(values) :] = values[-1]
         return moved
 
-    def temper(self) -> None:
-        """Gives every seat the temperature of the token that it is about to sample."""
+    def apply_curves(self) -> None:
+        """Set every slot's temperature to that of the token it samples next."""
         assert self.curves is not None
         step = self.ints[STEP].clamp(max=self.tokens - 1)
         self.reals[TEMPERATURE] = self.curves[self.ints[CURVE], step]
 
-    def keep_mass(self) -> None:
-        """Makes room for the mass of the min-p set."""
+    def allocate_mass(self) -> None:
+        """Allocate the mass of the min-p set."""
         if self.out_mass is None:
             self.out_mass = torch.zeros_like(self.out_reals[0])
 
-    def keep_seen(self) -> None:
-        """Makes room for the tokens that seats have had."""
+    def allocate_seen(self) -> None:
+        """Allocate the table of tokens that slots have seen."""
         if self.seen is None:
             self.seen = torch.zeros(self.slots, self.vocab, dtype=torch.bool, device=self.ints.device)
 
     def set_bias(self, rows: Tensor | None) -> bool:
-        """Stores what is added to the logits; True where it moved to another place in memory."""
+        """Store what is added to the logits, and return whether its address has changed."""
         if rows is None:
             return False
         moved = self.bias is None or len(rows) > len(self.bias)
@@ -119,8 +131,8 @@ class State:
         self.bias[: len(rows)] = rows
         return moved
 
-    def keep_tops(self, k: int) -> bool:
-        """Makes room for the k most likely tokens of each position; True where it is at another place in memory."""
+    def allocate_tops(self, k: int) -> bool:
+        """Allocate the k most likely tokens of each position, and return whether their address has changed."""
         if k == (0 if self.top_ids is None else self.top_ids.shape[-1]):
             return False
         shape, device = (self.slots, self.tokens, k), self.ints.device
@@ -128,48 +140,51 @@ class State:
         self.top_ids, self.top_logps = (ids, logps) if k else (None, None)
         return True
 
-    def admit(self, seats: np.ndarray, ints: np.ndarray, reals: np.ndarray) -> Tensor:
-        """Starts requests in these seats, with one column of ``ints`` and ``reals`` each; the seats on the device."""
-        packed = upload(np.concatenate([seats[None], ints, reals.view(np.int64)]), self.ints.device)
-        where = packed[0]
-        self.ints[:, where] = packed[1 : 1 + len(ints)]
-        self.reals[:, where] = packed[1 + len(ints) :].view(torch.float64)
-        return where
+    def admit(self, slots: np.ndarray, ints: np.ndarray, reals: np.ndarray) -> Tensor:
+        """Start sequences in these slots, each with one column of ``ints`` and ``reals``.
 
-    def idle(self, seats: np.ndarray) -> None:
-        """Nobody goes on in these seats."""
-        if len(seats):
-            self.ints[STATUS].index_fill_(0, upload(seats, self.ints.device), IDLE)
+        Return the slots as a tensor on the device.
+        """
+        packed = upload(np.concatenate([slots[None], ints, reals.view(np.int64)]), self.ints.device)
+        index = packed[0]
+        self.ints[:, index] = packed[1 : 1 + len(ints)]
+        self.reals[:, index] = packed[1 + len(ints) :].view(torch.float64)
+        return index
 
-    def write(self, seats: np.ndarray, tokens: Sequence[Sequence[int]]) -> None:
-        """Puts what these seats have of their completions, from elsewhere, where it would be had they sampled it."""
+    def mark_idle(self, slots: np.ndarray) -> None:
+        """Mark slots as idle."""
+        if len(slots):
+            self.ints[STATUS].index_fill_(0, upload(slots, self.ints.device), IDLE)
+
+    def write_tokens(self, slots: np.ndarray, tokens: Sequence[Sequence[int]]) -> None:
+        """Write completions that were not sampled in these slots to where they would be if they had been."""
         width = max(len(row) for row in tokens)
         padded = np.array([[*row, *[0] * (width - len(row))] for row in tokens], dtype=np.int32)
         device = self.out_ints.device
-        self.out_ints[TOKENS, upload(seats, device), :width] = upload(padded, device)
+        self.out_ints[TOKENS, upload(slots, device), :width] = upload(padded, device)
 
-    def remember(self, seats: Tensor, prompts: Sequence[Sequence[int]]) -> None:
-        """Marks the tokens of these seats' prompts, and of what they have of their completions, as seen."""
-        self.keep_seen()
+    def mark_seen(self, slots: Tensor, token_ids: Sequence[Sequence[int]]) -> None:
+        """Mark the tokens of each slot's prompt and completion as seen, and no others."""
+        self.allocate_seen()
         assert self.seen is not None
-        self.seen[seats] = False
-        which = np.repeat(np.arange(len(prompts)), [len(prompt) for prompt in prompts])
-        tokens = np.fromiter((token for prompt in prompts for token in prompt), dtype=np.int64, count=len(which))
-        where, seen = upload(np.stack([which, tokens]), seats.device)
-        self.seen[seats[where], seen] = True
+        self.seen[slots] = False
+        rows = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
+        tokens = np.fromiter((token for ids in token_ids for token in ids), dtype=np.int64, count=len(rows))
+        index, seen = upload(np.stack([rows, tokens]), slots.device)
+        self.seen[slots[index], seen] = True
 
-    def move(self, seats: np.ndarray, places: np.ndarray, steps: int) -> None:
-        """Moves seats with up to ``steps`` recorded tokens, all at once: they may change places."""
-        source, target = upload(np.stack([seats, places]), self.ints.device)
-        ints, reals = self.ints[:, source], self.reals[:, source]
-        self.ints[STATUS].index_fill_(0, source, IDLE)
-        self.ints[:, target], self.reals[:, target] = ints, reals
-        self.out_ints[:, target, :steps] = self.out_ints[:, source, :steps]
-        self.out_reals[:, target, :steps] = self.out_reals[:, source, :steps]
-        for record in (self.top_ids, self.top_logps):
-            if record is not None:
-                record[target, :steps] = record[source, :steps]
+    def move(self, source: np.ndarray, target: np.ndarray, steps: int) -> None:
+        """Move slots with up to ``steps`` sampled tokens, all at once, so that they may swap."""
+        here, there = upload(np.stack([source, target]), self.ints.device)
+        ints, reals = self.ints[:, here], self.reals[:, here]
+        self.ints[STATUS].index_fill_(0, here, IDLE)
+        self.ints[:, there], self.reals[:, there] = ints, reals
+        self.out_ints[:, there, :steps] = self.out_ints[:, here, :steps]
+        self.out_reals[:, there, :steps] = self.out_reals[:, here, :steps]
+        for tops in (self.top_ids, self.top_logps):
+            if tops is not None:
+                tops[there, :steps] = tops[here, :steps]
         if self.seen is not None:
-            self.seen[target] = self.seen[source]
+            self.seen[there] = self.seen[here]
         if self.out_mass is not None:
-            self.out_mass[target, :steps] = self.out_mass[source, :steps]
+            self.out_mass[there, :steps] = self.out_mass[here, :steps]

@@ -1,8 +1,8 @@
-"""Tokens that may complete a stop string, so that a text is searched when one was drawn and not after every token.
+"""Which tokens may complete a stop string, so that a text is searched when one is sampled instead of after every token.
 
-Nothing depends on it: `StopStrings` searches every text after a few tokens anyway, for strings that end in another way,
-as with a space that a tokenizer puts between two tokens. Where a token that ends a string is drawn, this only saves the
-tokens that would be sampled before that.
+The result does not depend on it: `StopStrings` searches every text after a few tokens anyway, for strings that end in
+another way, such as with a space that a tokenizer puts between two tokens. This only saves the tokens that would be
+sampled until then.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ _UNKNOWN, _NO, _YES = -1, 0, 1
 
 
 class StopTokens:
-    """What is known of each of ``vocab`` tokens.
+    """A lazily filled table of which of ``vocab`` tokens may complete a stop string.
 
-    ``strings`` are the stop strings of each request; there may be more of them later.
+    ``strings`` are the stop strings of each request; the list may grow.
     """
 
     def __init__(self, strings: Sequence[Sequence[str]], tokenizer: Any, vocab: int) -> None:
         self._strings, self._tokenizer, self._vocab = strings, tokenizer, vocab
         self._sets: dict[tuple[str, ...], int] = {}
-        """The different stop strings, by their row in ``_known``."""
+        """The distinct sets of stop strings, with their row in ``_table``."""
         self._set_of = np.zeros(0, dtype=np.int64)
-        """Which of them each request has."""
-        self._known = np.zeros((0, vocab), dtype=np.int8)
+        """The set of each request."""
+        self._table = np.zeros((0, vocab), dtype=np.int8)
 
     def among(self, requests: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """True where a token may complete a stop string of the request that drew it.
+        """Return which tokens may complete a stop string of the request that sampled them.
 
-        Not for tokens that cannot be drawn, which some models can read.
+        False for tokens beyond ``vocab``, which some models can read but not sample.
         """
         if len(self._set_of) < len(self._strings):
-            self._learn_requests()
-        drawn = tokens < self._vocab
-        sets, tokens = self._set_of[requests], np.where(drawn, tokens, 0)
-        known = self._known[sets, tokens]
-        if (known == _UNKNOWN).any():
-            for which, token in zip(sets[known == _UNKNOWN], tokens[known == _UNKNOWN], strict=True):
-                self._known[which, token] = self._judged(int(which), int(token))
-            known = self._known[sets, tokens]
-        return drawn & (known == _YES)
+            self._add_requests()
+        valid = tokens < self._vocab
+        sets, tokens = self._set_of[requests], np.where(valid, tokens, 0)
+        entries = self._table[sets, tokens]
+        if (entries == _UNKNOWN).any():
+            for row, token in zip(sets[entries == _UNKNOWN], tokens[entries == _UNKNOWN], strict=True):
+                self._table[row, token] = self._classify(int(row), int(token))
+            entries = self._table[sets, tokens]
+        return valid & (entries == _YES)
 
-    def _learn_requests(self) -> None:
+    def _add_requests(self) -> None:
         new = self._strings[len(self._set_of) :]
         sets = [self._sets.setdefault(tuple(strings), len(self._sets)) for strings in new]
         self._set_of = np.concatenate([self._set_of, np.array(sets, dtype=np.int64)])
-        more = np.full((len(self._sets) - len(self._known), self._vocab), _UNKNOWN, dtype=np.int8)
-        self._known = np.concatenate([self._known, more])
+        rows = np.full((len(self._sets) - len(self._table), self._vocab), _UNKNOWN, dtype=np.int8)
+        self._table = np.concatenate([self._table, rows])
 
-    def _judged(self, which: int, token: int) -> int:
-        lasts = {string[-1] for string in list(self._sets)[which]}
-        text = self._tokenizer.decode([token]) if lasts else ""
-        return _YES if HALF in text or not lasts.isdisjoint(text) else _NO
+    def _classify(self, row: int, token: int) -> int:
+        last_characters = {string[-1] for string in list(self._sets)[row]}
+        text = self._tokenizer.decode([token]) if last_characters else ""
+        return _YES if HALF in text or not last_characters.isdisjoint(text) else _NO

@@ -1,8 +1,8 @@
-"""Stop strings, looked for in the text of what has been sampled.
+"""Search the text of completions for stop strings.
 
 A completion ends with the token that completes one of its strings, wherever the string begins and ends inside tokens.
-It is looked for in the text with special tokens and in the text without them, so that both ``<|im_end|>`` and a string
-that a special token interrupts are found. A character that is split over several tokens is there with the last of them.
+Both the text with special tokens and the text without them are searched, to find ``<|im_end|>`` as well as a string
+that a special token interrupts. A character that is split over several tokens is complete with the last of them.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from torch import Tensor
 from explorl.rollout.state import RUNNING, STOPPED
 
 EVERY = 8
-"""New tokens after which a seat's text is searched again: decoding it costs more than a few tokens too many."""
+"""New tokens after which a slot's text is searched again: decoding it costs more than a few tokens too many."""
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What a token that holds a part of a character is decoded to."""
+"""Text of a token that holds only a part of a character."""
 BLOCK = 32
 """Tokens of a whole completion that are searched at once."""
 
 
 def first_stop(text: str, strings: Sequence[str]) -> tuple[int, str] | None:
-    """Where in a text the first of the strings to be complete ends, and which it is; None where there is none."""
+    """Return where in a text the first complete string ends, and the string; None if there is none."""
     ends = [(at + len(string), string) for string in strings if (at := text.find(string)) >= 0]
     return min(ends, key=lambda end: (end[0], -len(end[1])), default=None)
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Tokens that a text without special tokens leaves out: also those that have no role, as most of Llama 3's."""
+    """Return the special tokens, including those without a role, such as most of Llama 3's."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return frozenset({*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)})
+    return frozenset({*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)})
 
 
 class StopStrings:
     """Finds the strings that end a completion.
 
-    ``strings`` are those of each request; there may be more of them later.
+    ``strings`` are those of each request; the list may grow.
     """
 
     def __init__(self, strings: Sequence[Sequence[str]], tokenizer: Any, slots: int) -> None:
         self.strings, self.tokenizer = strings, tokenizer
         self.checked = np.zeros(slots, dtype=np.int64)
-        """Tokens of each seat that were searched."""
+        """Number of tokens of each slot that have been searched."""
         self.floor = np.zeros(slots, dtype=np.int64)
-        """Tokens of each seat that are not: those up to the last one that was forced."""
+        """Number of tokens of each slot in which no string may begin: those up to the last forced one."""
 
     @cached_property
     def special(self) -> frozenset[int]:
@@ -57,19 +57,19 @@ class StopStrings:
 
     @cached_property
     def swallows(self) -> bool:
-        """Whether a byte that is no text hides others before it, as SentencePiece's do, newlines among them."""
+        """Whether an incomplete character hides the bytes before it, newlines included, as in SentencePiece."""
         pair = self.tokenizer.convert_tokens_to_ids(["<0x0A>", "<0xF0>"])
-        alone = "" if None in pair else self.tokenizer.decode(pair[:1])
-        return "\n" in alone and "\n" not in self.tokenizer.decode(pair)
+        newline = "" if None in pair else self.tokenizer.decode(pair[:1])
+        return "\n" in newline and "\n" not in self.tokenizer.decode(pair)
 
     @cached_property
-    def known(self) -> int:
-        """Tokens that have a text; a model may have more."""
+    def vocabulary(self) -> int:
+        """Number of tokens that have a text; a model may have more."""
         return len(self.tokenizer)
 
-    def start(self, seats: np.ndarray, checked: Any = 0, floor: Any = 0) -> None:
-        """Other requests sit in these seats, which have such tokens already."""
-        self.checked[seats], self.floor[seats] = checked, floor
+    def start(self, slots: np.ndarray, checked: Any = 0, floor: Any = 0) -> None:
+        """Set what has been searched in slots that have a new sequence."""
+        self.checked[slots], self.floor[slots] = checked, floor
 
     def find(
         self,
@@ -80,30 +80,30 @@ class StopStrings:
         tokens: Tensor,
         every: int = EVERY,
     ) -> dict[int, tuple[int, str]]:
-        """Marks seats whose text holds a stop string as stopped; their tokens up to its end, and the string, for each.
+        """Mark slots whose text contains a stop string as stopped, and return where it ends, and the string, for each.
 
-        ``owner`` is the request in each seat; one that goes on is searched where it has ``every`` new tokens.
+        ``owner`` is the request in each slot. A running slot is searched if it has ``every`` new tokens.
         """
-        found: dict[int, tuple[int, str]] = {}
+        stopped: dict[int, tuple[int, str]] = {}
         if not any(self.strings):
-            return found
+            return stopped
         due = busy[(status[busy] != RUNNING) | (steps[busy] - self.checked[busy] >= every)]
         if len(due) == 0:
-            return found
+            return stopped
         sampled = tokens[torch.from_numpy(due).to(tokens.device), : int(steps[due].max())].cpu().numpy()
-        for seat, row in zip(due.tolist(), sampled, strict=True):
-            end = self.cut(int(owner[seat]), row[: steps[seat]], int(self.checked[seat]), int(self.floor[seat]))
-            self.checked[seat] = steps[seat]
+        for slot, row in zip(due.tolist(), sampled, strict=True):
+            end = self.cut(int(owner[slot]), row[: steps[slot]], int(self.checked[slot]), int(self.floor[slot]))
+            self.checked[slot] = steps[slot]
             if end is not None:
-                found[seat] = end
-                status[seat] = STOPPED
-        return found
+                stopped[slot] = end
+                status[slot] = STOPPED
+        return stopped
 
     def cut(self, request: int, tokens: np.ndarray, checked: int = 0, floor: int = 0) -> tuple[int, str] | None:
-        """How many tokens there are up to the one that completes a stop string, and the string; None where none is.
+        """Return the number of tokens up to the one that completes a stop string, and the string; None if none does.
 
-        The first ``checked`` tokens hold none, so only a part of them is looked at again; a string does not begin in
-        the first ``floor`` tokens.
+        The first ``checked`` tokens contain none, so only the last of them are searched again. A string may not begin
+        in the first ``floor`` tokens.
         """
         checked = max(checked, floor)
         strings = self.strings[request]
@@ -115,19 +115,19 @@ class StopStrings:
             start = max(floor, self._begin(tokens[:checked], size))
             return self._texts(tokens[start:end].tolist())
 
-        def found(end: int) -> str | None:
+        def complete_string(end: int) -> str | None:
             stops = (first_stop(text, strings) for text in texts(end))
             return next((stop[1] for stop in stops if stop is not None), None)
 
-        def may_hold(end: int) -> bool:
+        def may_contain(end: int) -> bool:
             return any(first_stop(text, strings) or (HALF in text and self.swallows) for text in texts(end))
 
-        if not may_hold(len(tokens)):
+        if not may_contain(len(tokens)):
             return None
-        while checked < len(tokens):  # token by token only where it ends, and never from the beginning
+        while checked < len(tokens):  # search token by token only in the block where the string ends
             until = min(checked + BLOCK, len(tokens))
-            if may_hold(until):
-                ends = ((end, found(end)) for end in range(checked + 1, until + 1))
+            if may_contain(until):
+                ends = ((end, complete_string(end)) for end in range(checked + 1, until + 1))
                 first = next(((end, string) for end, string in ends if string is not None), None)
                 if first is not None:
                     return first
@@ -135,22 +135,22 @@ class StopStrings:
         return None
 
     def _begin(self, tokens: np.ndarray, size: int) -> int:
-        """Where a string of so many bytes that ends after these tokens can have begun, and a little before that.
+        """Return the earliest token in which a string of ``size`` bytes that ends after these tokens can begin.
 
-        A token has at least one byte, but for special ones and those that only the model knows; the text of a part may
-        begin with a space too few or with half a character.
+        Every token has at least one byte, except special ones and those that the tokenizer does not have. The result is
+        a little earlier than needed, as the text of a part may lack a leading space or begin with half a character.
         """
 
-        def says(token: int) -> bool:
-            return token < self.known and token not in self.special
+        def has_text(token: int) -> bool:
+            return token < self.vocabulary and token not in self.special
 
         start = max(0, len(tokens) - size - EVERY)
-        while start > 0 and sum(map(says, tokens[start:].tolist())) < size + EVERY:
+        while start > 0 and sum(map(has_text, tokens[start:].tolist())) < size + EVERY:
             start = max(0, 2 * start - len(tokens))
         return start
 
     def _texts(self, tokens: Sequence[int]) -> Iterator[str]:
-        """What these tokens say: with special tokens, and without them where there are any."""
+        """Yield the text of these tokens with special tokens, and if there are any, also without them."""
         yield self.tokenizer.decode(tokens)
         if not self.special.isdisjoint(tokens):
             yield self.tokenizer.decode(tokens, skip_special_tokens=True)

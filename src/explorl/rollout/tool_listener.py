@@ -1,4 +1,4 @@
-"""Sampling beside calls that run: who listens to them meanwhile, and how many processors are left to them."""
+"""Sample while tool calls run: listen to them in a thread, and leave them some processors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
 _REST = 0.005
-"""Seconds in which the listener leaves the interpreter of Python to whoever samples."""
+"""Seconds for which the listener leaves Python's interpreter lock to the sampling thread."""
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @contextmanager
-def processors_left(calls: int) -> Iterator[None]:
-    """Leaves a processor to each of so many calls, up to half of those that torch computes on.
+def leave_processors(calls: int) -> Iterator[None]:
+    """Leave a processor to each running call, up to half of those that torch computes on.
 
-    Its threads wait for each other without resting: where a call holds up one of them, the others use up the time.
+    Torch's threads wait for each other in busy loops: if a call delays one of them, the others waste the time.
     """
     threads = torch.get_num_threads()
     if not calls or threads == 1:
@@ -38,30 +38,30 @@ def processors_left(calls: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Listener:
-    """Has a pool start interpreters and pass on calls and results while the caller samples.
+class PoolListener:
+    """A thread that polls a pool, which starts interpreters and passes on calls and results, while the caller samples.
 
-    Where it fails, whoever waits for a call hears of it: the session polls too.
+    If polling fails here, it fails in the session too, which polls as well and reports the error.
     """
 
     def __init__(self, pool: InterpreterPool) -> None:
-        self._pool, self.wanted, self._over = pool, Event(), Event()
+        self._pool, self.wanted, self._stop = pool, Event(), Event()
         self._thread = Thread(target=self._listen, name="explorl tool calls", daemon=True)
 
     def _listen(self) -> None:
-        while not self._over.is_set():
+        while not self._stop.is_set():
             self.wanted.wait()
             try:
                 self._pool.poll(0.05)
             except (ValueError, OSError):  # the pool was closed
                 return
-            self._over.wait(_REST)
+            self._stop.wait(_REST)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop.set()
         self.wanted.set()
         self._thread.join()

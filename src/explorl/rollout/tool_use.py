@@ -1,19 +1,18 @@
-"""Generation with a tool: rows stop where they call it, wait for its output, and go on after it.
+"""Generation with a tool: rows stop where they call it, wait for its output, and continue after it.
 
     tools = ToolUse(python_tool(max_calls=3))
     rollouts = generate_with_tools(engine, prompts, n=4, params=SamplingParams(max_tokens=512), tools=tools)
     rollouts[0].calls                               # (ToolCall(source="print(6 * 7)\\n", status="ok", …), …)
-    rollouts[0].sampled                             # False on what the tool said
+    rollouts[0].sampled                             # False on the tool's output
 
-While a call runs, the other rows are sampled. Every row has an interpreter of its own, which begins with its first call
-and ends with the row; what a program does to it concerns no other row.
+While a call runs, the other rows are sampled. Every row has its own interpreter, from its first call until the row
+ends, so that a program cannot affect other rows.
 
-Limits. ``max_tokens`` is that of the whole completion, outputs included, because they fill the context too; an output
-that does not fit is cut there, and the row has ended by its length. A row that has made all its calls is told so in
-place of an output, and goes on.
+Limits: ``max_tokens`` includes outputs, because they fill the context too. An output that does not fit is cut off, and
+the row ends by its length. A row without calls left gets a message instead of an output, and continues.
 
-Tokens. A row ends with the token that completes its call. Where that token says more than the end of the call and white
-space, it is taken back, and the end of the call comes with the output, as tokens that were not sampled.
+Tokens: a row stops with the token that completes its call. If that token contains more than the end of the call and
+white space, it is removed, and the end of the call is added with the output, as tokens that were not sampled.
 """
 
 from __future__ import annotations
@@ -38,55 +37,55 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A tool for rollouts, and how its interpreters are run."""
+    """A tool for rollouts, with the options of its interpreters."""
 
     tool: ToolSpec
     warm: int = 2
-    """Interpreters that are kept ready beyond those in use."""
+    """Idle interpreters that are kept ready."""
     unisolated: bool = False
-    """Run code without isolation where this system has none: see `InterpreterPool`."""
+    """Run code without isolation if this system has none: see `InterpreterPool`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.tool, ToolSpec):
-            raise ValueError(f"tool is {self.tool!r}; give a tool, like python_tool() or get_tool('python')")
+            raise ValueError(f"tool is {self.tool!r}; give a tool such as python_tool() or get_tool('python')")
 
     @classmethod
-    def of(cls, given: ToolUse | ToolSpec | str, argument: str = "tools") -> ToolUse:
-        """A tool, or the tool of this name; an error names the ``argument`` that it was given as."""
-        if isinstance(given, ToolUse):
-            return given
-        if isinstance(given, str):
-            return cls(get_tool(given))
-        if isinstance(given, ToolSpec):
-            return cls(given)
+    def of(cls, tool: ToolUse | ToolSpec | str, argument: str = "tools") -> ToolUse:
+        """Return the `ToolUse` for a tool or the name of one; raise `ValueError` naming the ``argument`` otherwise."""
+        if isinstance(tool, ToolUse):
+            return tool
+        if isinstance(tool, str):
+            return cls(get_tool(tool))
+        if isinstance(tool, ToolSpec):
+            return cls(tool)
         raise ValueError(
-            f"{argument} is {given!r}; give the name of a tool, like 'python', or python_tool(max_calls=3) from "
+            f"{argument} is {tool!r}; give the name of a tool, such as 'python', or python_tool(max_calls=3) from "
             "explorl.rollout.tools"
         )
 
     def pool(self) -> InterpreterPool:
-        """Interpreters for rollouts, which may serve one `generate_with_tools` after the other."""
+        """Return a pool of interpreters, which can be passed to several calls of `generate_with_tools`."""
         return self.tool.pool(warm=self.warm, unisolated=self.unisolated)
 
     def check(self, tokenizer: Any, model: str = "this model", stops: Sequence[str] = ()) -> None:
-        """ValueError where a model with this tokenizer, or a row with these stop strings, could not call the tool."""
+        """Raise `ValueError` if this tokenizer or these stop strings would prevent calls of the tool."""
         if tokenizer is None:
-            raise ValueError(f"tool {self.tool.name!r} is called in text, but the engine has no tokenizer; give it one")
+            raise ValueError(f"tool {self.tool.name!r} needs text, but the engine has no tokenizer; give it one")
         check_vocabulary(self.tool, tokenizer, model)
         check_stops(stops, self.tool)
 
     def calls(self, uses: Sequence[int] | None, rows: int) -> list[int]:
-        """Calls that each of so many rows may make: ``uses``, checked, or as many as the tool allows."""
-        most = self.tool.max_calls
+        """Return how many calls each row may make: ``uses`` after a check, or as many as the tool allows."""
+        max_calls = self.tool.max_calls
         if uses is None:
-            return [most] * rows
+            return [max_calls] * rows
         if len(uses) != rows:
             raise ValueError(f"uses has {len(uses)} values; give one for each of the {rows} rollouts")
         for row, value in enumerate(uses):
-            if int(value) != value or not 0 <= value <= most:
+            if int(value) != value or not 0 <= value <= max_calls:
                 raise ValueError(
                     f"uses[{row}] is {value!r}; tool {self.tool.name!r} allows whole numbers from 0 to its max_calls, "
-                    f"{most}"
+                    f"{max_calls}"
                 )
         return [int(value) for value in uses]
 
@@ -102,10 +101,12 @@ def generate_with_tools(
     pool: InterpreterPool | None = None,
     on_finish: Callable[[Rollout], object] | None = None,
 ) -> Rollouts:
-    """As `Engine.generate`, with a tool that rows may call.
+    """Generate completions as `Engine.generate` does, with a tool that they may call.
 
-    ``uses``: calls that each rollout may make, in the order of the requests; 0 samples it as `Engine.generate` does.
-    None: as many as the tool allows. ``pool``: interpreters of `ToolUse.pool`, for callers that generate often.
+    Args:
+        uses: Number of calls that each rollout may make, in the order of the requests; with 0 it is sampled as
+            `Engine.generate` would. None means as many as the tool allows.
+        pool: Interpreters of `ToolUse.pool`, for callers that generate often.
     """
     with ToolSession(engine, prompts, n, params, tools, uses=uses, pool=pool) as session:
         while session.running:

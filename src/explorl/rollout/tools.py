@@ -1,7 +1,7 @@
-"""Tool calls in text: where a completion asks for code to be run, and the block that brings it the output.
+"""Tool calls in text: find the code that a completion wants to run, and format the block with its output.
 
-A model writes a fenced block of Python; as soon as the block is closed it is run in an `Interpreter`, and what a
-notebook would show is appended as an output block, after which the model goes on (FORMULAS.md §5):
+The model writes a fenced block of Python. As soon as the block is closed it is run in an `Interpreter`, and what a
+notebook would show is appended as an output block, after which the model continues (FORMULAS.md §5):
 
     ```python
     print(6 * 7)
@@ -10,8 +10,8 @@ notebook would show is appended as an output block, after which the model goes o
     42
     ```
 
-Pure text: nothing here knows tokens or engines. Where a block ends never depends on what comes after it, so that it
-does not matter after how many tokens somebody looks. See `Delimiters` for policies too small for Markdown.
+This module handles only text, not tokens or engines. Where a block ends never depends on what follows it, so it does
+not matter after how many tokens the text is searched. See `Delimiters` for policies too small for Markdown.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from explorl.sandbox.interpreter import InterpreterLimits, Result
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
 _FENCE = re.compile(r"([ \t]*)(`{3,})([^`\n]*)")
-"""The beginning of a line: indentation, the fence, and what it says, like the name of a language."""
+"""The beginning of a line: indentation, the fence, and its info string, such as the name of a language."""
 _LONGEST_INLINE = 200
 
 
-class FoundCall(NamedTuple):
-    """A call in a text: the code is to be run now, and the text ends there for the time being."""
+class ParsedCall(NamedTuple):
+    """A call in a text."""
 
     source: str
     begin: int
-    """Where its opening begins."""
+    """Start of its opening."""
     end: int
-    """Behind its closing. What was sampled beyond it is not part of the rollout."""
+    """End of its closing. What was sampled after it is not part of the rollout."""
 
 
 class Fence(Protocol):
-    """How calls and outputs are written."""
+    """The format of calls and outputs."""
 
     @property
     def examples(self) -> tuple[str, ...]:
@@ -50,36 +50,36 @@ class Fence(Protocol):
 
     @property
     def opening(self) -> str:
-        """A text that calls begin with."""
+        """The text that calls begin with."""
 
     @property
     def stop(self) -> str:
-        """A text that every call ends with: calls are looked for whenever it has been written, and at the very end."""
+        """The text that every call ends with: calls are searched for whenever it was written, and at the end."""
 
-    def find(self, text: str, start: int) -> FoundCall | None:
-        """The first complete call that begins at ``start`` or behind it."""
+    def find(self, text: str, start: int) -> ParsedCall | None:
+        """Return the first complete call that begins at or after ``start``, or None."""
 
     def block(self, result: Result, before: str) -> str:
-        """What is appended to the text ``before`` when a call has this result."""
+        """Return what is appended to the text ``before`` for a call with this result."""
 
 
 @dataclass(frozen=True)
 class MarkdownFence:
     """Fenced blocks of Markdown, each fence at the beginning of a line.
 
-    A block ends at the first line that begins with as many backticks as opened it, whatever follows them; code that has
-    to write such a line can be put between four. Indentation of the fence is taken from its lines.
+    A block ends at the first line that begins with as many backticks as opened it, whatever follows them; code that
+    contains such a line can use four. The fence's indentation is removed from the code.
     """
 
     languages: tuple[str, ...] = ("python", "py", "python3")
     output: str = "output"
-    """What the fence of an output block says."""
+    """Info string of an output block."""
 
     def __post_init__(self) -> None:
         if not self.languages or not all(re.fullmatch(r"[^\s`]+", name) for name in (*self.languages, self.output)):
             raise ValueError(
-                f"languages={self.languages!r}, output={self.output!r}: give words without spaces and backticks, like "
-                "('python',) and 'output'"
+                f"languages={self.languages!r}, output={self.output!r}: use words without spaces and backticks, "
+                "such as ('python',) and 'output'"
             )
 
     @property
@@ -94,7 +94,8 @@ class MarkdownFence:
     def stop(self) -> str:
         return "```"
 
-    def find(self, text: str, start: int) -> FoundCall | None:
+    def find(self, text: str, start: int) -> ParsedCall | None:
+        """Return the first complete call at or after ``start``; blocks in other languages are skipped."""
         opened: re.Match[str] | None = None
         position = start if start == 0 or text[start - 1 : start] == "\n" else text.find("\n", start) + 1 or len(text)
         while position < len(text):
@@ -104,7 +105,7 @@ class MarkdownFence:
             if opened is not None and fence and len(fence[2]) >= len(opened[2]):
                 if self._is_call(opened):
                     end = fence.start(2) + len(opened[2])
-                    return FoundCall(_code(text[opened.end() : position], opened[1]), opened.start(2), end)
+                    return ParsedCall(_code(text[opened.end() : position], opened[1]), opened.start(2), end)
                 if is_line:
                     opened = fence if fence[3].strip() else None
             elif opened is None and is_line:
@@ -117,7 +118,7 @@ class MarkdownFence:
         return bool(words) and words[0].strip("{}.").lower() in self.languages
 
     def block(self, result: Result, before: str) -> str:
-        """An output that has fences of its own gets a longer one around it."""
+        """Return the output block; its fence is longer than any fence in the output."""
         runs = [len(run) for run in re.findall(r"`{3,}", result.text)]
         fence = "`" * (max(runs) + 1 if runs else 3)
         newline = "" if not before or before.endswith("\n") else "\n"
@@ -127,10 +128,10 @@ class MarkdownFence:
 
 @dataclass(frozen=True)
 class Delimiters:
-    """A call within a line, like ``<<12*34=408>>``: four short texts for a policy with a small vocabulary.
+    """A call within a line, such as ``<<12*34=408>>``: four short texts for a policy with a small vocabulary.
 
-    This is the calculator of GSM8K (Cobbe et al. 2021): what stands between ``opening`` and ``closing`` is run, and the
-    last line of what it shows comes between ``before_output`` and ``after_output``. Neither side may hold a newline.
+    This is the calculator of GSM8K (Cobbe et al. 2021): the text between ``opening`` and ``closing`` is run, and the
+    last line of its output is put between ``before_output`` and ``after_output``. Neither may contain a newline.
     """
 
     opening: str = "<<"
@@ -143,44 +144,45 @@ class Delimiters:
             value = getattr(self, name)
             if not value or "\n" in value:
                 good = type(self).__dataclass_fields__[name].default
-                raise ValueError(f"{name}={value!r}: give one or more characters of one line, like {good!r}")
+                raise ValueError(f"{name}={value!r}: use one or more characters without a newline, such as {good!r}")
         if self.opening == self.closing:
-            raise ValueError(f"opening and closing are both {self.opening!r}: give two texts, like '<<' and '='")
+            raise ValueError(
+                f"opening and closing are both {self.opening!r}: use different texts, such as '<<' and '='"
+            )
 
     @property
     def examples(self) -> tuple[str, ...]:
-        written = f"{self.opening}1{self.closing}{self.before_output}1{self.after_output}"
-        return (written,)
+        return (f"{self.opening}1{self.closing}{self.before_output}1{self.after_output}",)
 
     @property
     def stop(self) -> str:
         return self.closing
 
-    def find(self, text: str, start: int) -> FoundCall | None:
+    def find(self, text: str, start: int) -> ParsedCall | None:
         position = start
         while (begin := text.find(self.opening, position)) >= 0:
             inside = begin + len(self.opening)
             end = text.find(self.closing, inside)
             if end < 0:
                 return None
-            begin = text.rfind(self.opening, begin, end)  # one that was opened anew
+            begin = text.rfind(self.opening, begin, end)  # the last opening counts
             source = text[begin + len(self.opening) : end]
             if "\n" not in source and len(source) <= _LONGEST_INLINE:
-                return FoundCall(source.strip(), begin, end + len(self.closing))
+                return ParsedCall(source.strip(), begin, end + len(self.closing))
             position = begin + len(self.opening)
         return None
 
     def block(self, result: Result, before: str) -> str:
-        """The last line alone, without what would end it early or begin a call."""
+        """Return the last line of the output, without texts that would end it early or begin a call."""
         lines = result.text.split("\n") if result.status != "refused" else ["no calls left"]
-        shown = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
         for mark in filter(None, (self.after_output.strip(), self.opening.strip())):
-            shown = shown.replace(mark, " ")
-        return f"{self.before_output}{shown}{self.after_output}"
+            last_line = last_line.replace(mark, " ")
+        return f"{self.before_output}{last_line}{self.after_output}"
 
 
 def _code(content: str, indent: str) -> str:
-    """What stands between the fences, behind the first one's line, as Python reads it."""
+    """Return the text between the fences as Python code, without the fence's indentation."""
     lines = content.removeprefix("\r").removeprefix("\n").replace("\r\n", "\n").split("\n")
     code = "\n".join(line.removeprefix(indent) for line in lines)
     first = next((line for line in code.split("\n") if line.strip()), "")
@@ -189,23 +191,23 @@ def _code(content: str, indent: str) -> str:
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """A tool: what it is called, how it is called in text, and its limits."""
+    """A tool: its name, the format of its calls, and its limits."""
 
     name: str
     fence: Fence
     max_calls: int = 3
-    """Calls of one rollout."""
+    """Most calls of a rollout."""
     seconds: float = 5.0
-    """Time of one call; see `InterpreterLimits`."""
+    """Time limit of a call; see `InterpreterLimits`."""
     output: int = 1000
-    """Characters that are kept of an output."""
+    """Most characters of an output."""
     memory: int = InterpreterLimits.memory
     """Bytes of address space."""
 
     def __post_init__(self) -> None:
         if isinstance(self.max_calls, bool) or not isinstance(self.max_calls, int) or self.max_calls < 1:
             raise ValueError(
-                f"max_calls={self.max_calls!r} of tool {self.name!r}: give 1 or more, like 3; for rollouts without "
+                f"max_calls={self.max_calls!r} of tool {self.name!r}: use 1 or more, such as 3; for rollouts without "
                 "calls leave the tool out"
             )
         try:
@@ -217,25 +219,25 @@ class ToolSpec:
         return InterpreterLimits(self.seconds, self.max_calls, self.output, self.memory)
 
     def pool(self, *, warm: int = 2, unisolated: bool = False) -> InterpreterPool:
-        """Where rollouts get their interpreters; refuses as `InterpreterPool` does where nothing isolates them."""
+        """Return a pool of interpreters for rollouts; raise as `InterpreterPool` does if code can't be isolated."""
         return InterpreterPool(self.limits(), warm=warm, unisolated=unisolated)
 
 
 def python_tool(**options: Any) -> ToolSpec:
-    """A Python interpreter, called by a fenced block: ``python_tool(max_calls=3, seconds=5, output=1000)``."""
-    return _made("python", MarkdownFence(), options)
+    """Return a Python interpreter, called by a fenced block: ``python_tool(max_calls=3, seconds=5, output=1000)``."""
+    return _build("python", MarkdownFence(), options)
 
 
 def calculator_tool(**options: Any) -> ToolSpec:
-    """The same interpreter for tiny policies: ``<<12*34=408>>``. For other texts give ``fence=Delimiters(…)``."""
-    return _made("calculator", Delimiters(), {"seconds": 1.0, "output": 200, **options})
+    """Return the same interpreter for tiny policies: ``<<12*34=408>>``. Other texts: ``fence=Delimiters(…)``."""
+    return _build("calculator", Delimiters(), {"seconds": 1.0, "output": 200, **options})
 
 
 TOOLS: dict[str, Callable[..., ToolSpec]] = {"python": python_tool, "calculator": calculator_tool}
 _OPTIONS = ("fence", "max_calls", "seconds", "output", "memory")
 
 
-def _made(name: str, fence: Fence, options: dict[str, Any]) -> ToolSpec:
+def _build(name: str, fence: Fence, options: dict[str, Any]) -> ToolSpec:
     for option in options:
         if option not in _OPTIONS:
             raise unknown(f"option of tool {name!r}", option, _OPTIONS)
@@ -243,30 +245,30 @@ def _made(name: str, fence: Fence, options: dict[str, Any]) -> ToolSpec:
 
 
 def get_tool(name: str, /, **options: Any) -> ToolSpec:
-    """The tool of this name, with limits like ``max_calls=3``."""
+    """Return the tool of this name, with options such as ``max_calls=3``."""
     if name not in TOOLS:
         raise unknown("tool", name, TOOLS)
     return TOOLS[name](**options)
 
 
-def find_call(text: str, tool: ToolSpec, start: int = 0) -> FoundCall | None:
-    """The first complete call of a tool in a completion so far, or None.
+def find_call(text: str, tool: ToolSpec, start: int = 0) -> ParsedCall | None:
+    """Return the first complete call of a tool in an unfinished completion, or None.
 
-    ``start``: where to begin; behind the last output block, so that no output can make calls.
+    ``start`` should be the end of the last output block, so that no output can make calls.
     """
     return tool.fence.find(text, start)
 
 
 def output_block(result: Result, tool: ToolSpec, before: str = "") -> str:
-    """The text to append for a result, behind the text ``before``, which ends with the call."""
+    """Return the text to append for a result to the text ``before``, which ends with the call."""
     return tool.fence.block(result, before)
 
 
 def check_stops(stops: Iterable[str], tool: ToolSpec) -> None:
-    """ValueError where a stop string does not go with the tool.
+    """Raise `ValueError` if a stop string conflicts with the tool.
 
-    A row stops at the end of every call to be looked at: a stop string across that place would be missed, and one that
-    ends there, or before, or in what calls begin with, would leave no call to be made.
+    A row stops at the end of every call. A stop string across that point would be missed, and one that ends there, or
+    that is part of a call's beginning, would prevent all calls.
     """
     mark, opening = tool.fence.stop, tool.fence.opening
     for text in stops:
@@ -276,24 +278,24 @@ def check_stops(stops: Iterable[str], tool: ToolSpec) -> None:
         before = text in mark or text.endswith(mark) or any(mark.startswith(tail) for tail in tails)
         if across or before:
             raise ValueError(
-                f"stop is {text!r}, but every call of tool {tool.name!r} ends with {mark!r}, and the one holds a part "
-                "of the other; use another stop string, such as '</answer>'"
+                f"stop is {text!r}, which overlaps with {mark!r} that every call of tool {tool.name!r} ends with; use "
+                "another stop string, such as '</answer>'"
             )
         if text in opening:
             raise ValueError(
-                f"stop is {text!r}, but calls of tool {tool.name!r} begin with {opening!r}, so that none would ever be "
-                "whole; use another stop string, such as '</answer>'"
+                f"stop is {text!r}, which is part of {opening!r} that calls of tool {tool.name!r} begin with, so no "
+                "call could be completed; use another stop string, such as '</answer>'"
             )
 
 
 def check_vocabulary(tool: ToolSpec, tokenizer: Any, model: str = "this model") -> None:
-    """ValueError where a tokenizer cannot write, or does not give back, what a tool's calls are written with."""
+    """Raise `ValueError` if a tokenizer cannot encode and decode the texts of a tool's calls."""
     for text in tool.fence.examples:
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        unknown = getattr(tokenizer, "unk_token_id", None)
-        if (unknown is not None and unknown in tokens) or text.strip() not in tokenizer.decode(tokens):
+        unk = getattr(tokenizer, "unk_token_id", None)
+        if (unk is not None and unk in tokens) or text.strip() not in tokenizer.decode(tokens):
             raise ValueError(
                 f"tool {tool.name!r} is called with {text!r}, which the tokenizer of {model} cannot write; give it a "
-                "fence=Delimiters(opening, closing, before_output, after_output) of texts that it can, like "
+                "fence=Delimiters(opening, closing, before_output, after_output) of texts that it can, such as "
                 "Delimiters('<<', '=', '', '>>')"
             )

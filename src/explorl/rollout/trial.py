@@ -1,8 +1,8 @@
-"""Tries the engine on a model before it is used: what it samples must be as likely as the model itself says.
+"""Try the engine on a model before it is used: its log-probabilities must agree with the model's own.
 
-For each model and set of adapters once, and again for sequences beyond another length at which the model's
-configuration says that something changes (`explorl.modeling.proof`): a small engine samples a few tokens after prompts
-of several lengths, and the log-probabilities that it recorded are compared with the model's own forward pass.
+This is done once per model and set of adapters, and again for sequences beyond another length at which the model's
+configuration says that something changes (`explorl.modeling.proof`). A small engine samples a few tokens after prompts
+of several lengths, and its log-probabilities are compared with those of the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnsupportedModel(ExplorlError, TypeError):
-    """A model that the engine cannot sample from; the message names its layers and what to use instead."""
+    """Raised for a model that the engine cannot sample from; names its layers and what to use instead."""
 
     def __init__(self, model: Any, reason: str) -> None:
         self.reason = f"{proof.layer_types(proof.inner_model(model))}: {reason}"
@@ -37,84 +37,87 @@ class UnsupportedModel(ExplorlError, TypeError):
         )
 
 
-class Admitted(NamedTuple):
-    """How the engine may run."""
+class ExecutionMode(NamedTuple):
+    """How the engine computes a model."""
 
     unrolled: bool
     """Whether the model's layers are unrolled."""
     kernels: bool
-    """Whether Triton kernels compute."""
+    """Whether Triton kernels are used."""
 
 
 @dataclass(frozen=True)
-class _Found:
-    how: Admitted
+class _TrialResult:
+    mode: ExecutionMode
     reason: str = ""
-    """Why the engine is not to be used."""
+    """Why the engine can't be used, or ""."""
 
 
-_FOUND: WeakKeyDictionary[Any, dict[Any, _Found]] = WeakKeyDictionary()
+_RESULTS: WeakKeyDictionary[Any, dict[Any, _TrialResult]] = WeakKeyDictionary()
 
 
-def admitted(engine: Engine, points: frozenset[int]) -> Admitted:
-    """How the engine may run on this model, with sequences that get beyond these turning points.
+def execution_mode(engine: Engine, points: frozenset[int]) -> ExecutionMode:
+    """Return how the engine may compute this model for sequences that reach these turning points.
 
-    `UnsupportedModel` where the engine may not run at all; it may still on sequences that get beyond fewer.
+    Raise `UnsupportedModel` if it can't. It may still be used for sequences that reach fewer of them.
     """
     model: Any = engine.model
-    known = _FOUND.setdefault(proof.inner_model(model), {})
+    results = _RESULTS.setdefault(proof.inner_model(model), {})
     device = next(model.parameters()).device
-    kernels = engine.kernels(device)
+    kernels = engine.wants_kernels(device)
     key = (proof.build_of(model), engine.dtype, engine.use_kernels, kernels, device.type, points)
-    found = known.get(key)
-    if found is None:
-        found = known[key] = _try_out(engine, kernels, sorted(points))
-    if found.reason:
-        raise UnsupportedModel(model, found.reason)
-    return found.how
+    result = results.get(key)
+    if result is None:
+        result = results[key] = _try_out(engine, kernels, sorted(points))
+    if result.reason:
+        raise UnsupportedModel(model, result.reason)
+    return result.mode
 
 
-def _try_out(engine: Engine, kernels: bool, points: list[int]) -> _Found:
-    """The fastest way that is right: without unrolled layers if need be, and without kernels if they may be left."""
-    ways = [Admitted(unrolled, kernels) for unrolled in (True, False)]
+def _try_out(engine: Engine, kernels: bool, points: list[int]) -> _TrialResult:
+    """Return the fastest mode that agrees with the model.
+
+    If need be, layers are not unrolled, and kernels are not used unless they were requested.
+    """
+    modes = [ExecutionMode(unrolled, kernels) for unrolled in (True, False)]
     if kernels and engine.use_kernels is None:
-        ways += [Admitted(unrolled, False) for unrolled in (True, False)]
+        modes += [ExecutionMode(unrolled, False) for unrolled in (True, False)]
     first = reason = ""
-    for how in ways:
-        if how.unrolled and llama_like(engine.model) is None:
+    for mode in modes:
+        if mode.unrolled and llama_like(engine.model) is None:
             continue
-        reason = _difference(engine, how, points)
+        reason = _difference(engine, mode, points)
         if not reason:
-            if how.kernels != kernels:
+            if mode.kernels != kernels:
                 logger.warning("sampling without Triton kernels, with torch's own operations: with kernels %s", first)
-            return _Found(how)
+            return _TrialResult(mode)
         first = first or reason
-        logger.info("the engine does not agree with the model (%s): %s", how, reason)
-    return _Found(ways[-1], reason)
+        logger.info("the engine does not agree with the model (%s): %s", mode, reason)
+    return _TrialResult(modes[-1], reason)
 
 
-def _difference(engine: Engine, how: Admitted, points: list[int]) -> str:
-    """What is wrong with the engine on this model; empty where nothing is."""
-    ids = [row[: engine.context()] for row in proof.sequences(engine.model, points)]  # more is never sampled
+def _difference(engine: Engine, mode: ExecutionMode, points: list[int]) -> str:
+    """Return how the engine differs from the model, or ""."""
+    ids = [row[: engine.context()] for row in proof.sequences(engine.model, points)]  # longer ones are never sampled
 
     def fast(in_float32: bool) -> tuple[list[list[int]], Tensor]:
-        dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, how.kernels)
-        return _sampled(engine, ids, how.unrolled, dtype, use_kernels=kernels)
+        dtype, kernels = (torch.float32, False) if in_float32 else (engine.dtype, mode.kernels)
+        return _sample(engine, ids, mode.unrolled, dtype, use_kernels=kernels)
 
     return proof.difference(engine.model, engine.dtype, fast)
 
 
-def _sampled(
+def _sample(
     engine: Engine, ids: list[list[int]], unrolled: bool, dtype: torch.dtype | None, use_kernels: bool | None
 ) -> tuple[list[list[int]], Tensor]:
-    """Sequences whose ends a small engine has sampled, and the log-probabilities that it recorded."""
+    """Return sequences whose last tokens a small engine has sampled, and their log-probabilities."""
     small = type(engine)(
         engine.model, batch_size=4, use_graphs=False, use_kernels=use_kernels, dtype=dtype, unrolled=unrolled
     )
-    small.copies_within = engine.memory_budget
+    small.max_copy_bytes = engine.memory_budget
     params = SamplingParams(max_tokens=proof.TAIL, stop_token_ids=(), seed=0)
     prompts = [sequence[: -proof.TAIL] for sequence in ids]
-    # Where the model itself gives NaN, there is nothing to compare, and the engine reports it when it is used.
+    # If the model itself computes NaN there is nothing to compare; the engine reports it when it is used.
     rollouts = [rollout for rollout in small.generate(prompts, 2, params) if not rollout.error]
     if not rollouts:
         raise proof.NothingToCompare

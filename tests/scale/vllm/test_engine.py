@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 
 from explorl.rollout import BottomPLogitsProcessor, Engine, SamplingParams
 from explorl.rollout.backends.vllm import VllmEngine, VllmError, check_processor
-from explorl.rollout.backends.vllm_requests import chains_of
+from explorl.rollout.backends.vllm_requests import build_chains
 
 pytestmark = pytest.mark.scale
 
@@ -31,7 +31,7 @@ def everything(engine: VllmEngine, prompts: list[list[int]], params: SamplingPar
     from vllm import SamplingParams as VllmParams
 
     requests = engine.requests(prompts, 1, params)
-    options = engine.options(requests, params, chains_of(requests, params))
+    options = engine.options(requests, params, build_chains(requests, params))
     given = [VllmParams(**{**one, "logprobs": -1}) for one in options]
     outputs = engine.sampler.llm.generate([{"prompt_token_ids": ids} for ids in prompts], given, use_tqdm=False)  # type: ignore[attr-defined]
     return [output.outputs[0] for output in outputs]
@@ -199,7 +199,7 @@ def test_what_vllm_cannot_do_is_refused_before_anything_runs(engine: VllmEngine)
         (SamplingParams(min_p_mass=0.02), "min_p_mass is 0.02"),
         (SamplingParams(logprobs=5), "logprobs is 5"),
         (SamplingParams(banned_tokens=[3]), "allowed_tokens"),
-        (SamplingParams(logit_bias={3: 200.0}), "logit_bias holds 200"),
+        (SamplingParams(logit_bias={3: 200.0}), "logit_bias has 200"),
     ]:
         with pytest.raises(ValueError, match=word):
             engine.generate(PROMPTS, 1, params)
@@ -230,9 +230,9 @@ def test_a_vllm_without_the_processor_is_noticed(engine: VllmEngine) -> None:
     class Deaf:
         context = None
 
-        def draw(self, prompts: Any, options: Any) -> Any:
+        def sample(self, prompts: Any, options: Any) -> Any:
             plain = [{name: value for name, value in one.items() if name != "extra_args"} for one in options]
-            return engine.sampler.draw(prompts, plain)
+            return engine.sampler.sample(prompts, plain)
 
     with pytest.raises(VllmError, match="install explorl where vLLM runs"):
         check_processor(Deaf(), 5)

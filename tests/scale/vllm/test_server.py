@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from explorl.rollout import SamplingParams
-from explorl.rollout.backends.vllm import Served, VllmEngine, VllmError
+from explorl.rollout.backends.vllm import VllmEngine, VllmError, VllmServer
 from tests.scale.vllm.conftest import free_port
 
 pytestmark = pytest.mark.scale
@@ -29,7 +29,7 @@ def test_each_request_is_sampled_as_it_says(url: str, policy: Any) -> None:
         stop_token_ids=[],
         seed=3,
     )
-    rollouts, logps = engine.drawn(PROMPTS, 2, params)
+    rollouts, logps = engine.generate_with_logps(PROMPTS, 2, params)
     assert [len(one) for one in rollouts] == [4, 4, 9, 9, 12, 12]
     for rollout, own in zip(rollouts, logps, strict=True):  # the server's log q is that of the model and our chain
         np.testing.assert_allclose(own, rollout.sampling_logps, atol=2e-4)
@@ -40,12 +40,12 @@ def test_each_request_is_sampled_as_it_says(url: str, policy: Any) -> None:
 
 
 def test_a_wrong_request_says_what_is_wrong(url: str) -> None:
-    sampler = Served.at(url)
+    sampler = VllmServer.at(url)
     wrong = {"temperature": 1.0, "max_tokens": 2, "logprobs": 0, "extra_args": {"explorl_bottom_p": 7}}
     with pytest.raises(Exception, match="explorl_bottom_p is 7"):
-        sampler.draw([[5]], [wrong])
+        sampler.sample([[5]], [wrong])
 
 
 def test_no_server_is_said_in_words() -> None:
     with pytest.raises(VllmError, match="no vLLM server answers"):
-        Served.at(f"http://127.0.0.1:{free_port()}")
+        VllmServer.at(f"http://127.0.0.1:{free_port()}")

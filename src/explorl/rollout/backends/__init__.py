@@ -1,14 +1,13 @@
-"""Samplers that are not ours, with the parameters and, but for `generate`, the records of `explorl.rollout.Engine`.
+"""Other samplers, with the engine's parameters and, except for `generate`, its token statistics.
 
-`generate` is `model.generate`, the reference, with `processors` for what it lacks. The others are the way of vLLM:
+`generate` is `model.generate`, the reference, with `processors` for what it lacks. The other modules use vLLM:
 
 1. `chain`: the cuts of `explorl.rollout.sampling`, in a form that travels with a request to another process, and log q
-   of the tokens that came back.
-2. `vllm_processor`: vLLM's logits processor, which applies the chain there; found through the entry point
+   of the sampled tokens.
+2. `vllm_processor`: a logits processor that applies the chain inside vLLM; found through the entry point
    ``vllm.logits_processors``.
-3. `vllm`: `VllmEngine`, which samples with vLLM in this process or on a server, and `vllm_requests`, a request in
-   vLLM's words.
-4. `recorded`: log π, log q, entropy and branching factor of the tokens, by a pass of the training model.
+3. `vllm`: `VllmEngine`, which samples with vLLM in this process or on a server; `vllm_requests` translates requests.
+4. `token_stats`: log π, log q, entropy and branching factor of the tokens, from a pass of the training model.
 
 Nothing here imports vLLM before it is used.
 """

@@ -1,12 +1,12 @@
-"""The last part of sampling, from the tempered logits on, as one request takes it along to another sampler.
+"""The last steps of sampling for one request, from tempered logits on, in a form that another sampler can apply.
 
-    top-k → top-p → min-p → bottom-p, each on what the one before has left
+    top-k → top-p → min-p → bottom-p, each on what the previous one has left
 
 A request carries its `Chain` as plain numbers under names that begin with ``explorl_`` (vLLM's ``extra_args``, or
-``vllm_xargs`` of a server). `Chains` are those of a batch as tensors: `Chains.removed` says which tokens may not be
-drawn, `Chains.log_q` how likely a drawn token was. Cuts follow the rule of `explorl.rollout.sampling.ranking`, and
-whether bottom-p is applied is read from the request's own stream of random numbers (`explorl.rollout.sampling.rng`),
-as in our engine.
+``vllm_xargs`` of a server). `Chains` holds the chains of a batch as tensors: `Chains.removed` returns which tokens may
+not be sampled, `Chains.log_q` the log-probability of a sampled token. As in our engine, cuts follow the rule of
+`explorl.rollout.sampling.ranking`, and whether bottom-p is applied comes from the request's own stream of random
+numbers (`explorl.rollout.sampling.rng`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WHOLE = ("top_k", "bottom_p_per_sequence", "key")
 
 @dataclass(frozen=True)
 class Chain:
-    """What one request asks for; the values are those of `explorl.rollout.SamplingParams`."""
+    """The chain of one request; the values are those of `explorl.rollout.SamplingParams`."""
 
     top_k: int = 0
     top_p: float = 1.0
@@ -49,76 +49,85 @@ class Chain:
     bottom_p_frequency: float = 1.0
     bottom_p_per_sequence: int = 0
     temperatures: tuple[float, ...] = ()
-    """By position, the last one holds on; empty where another sampler sees to the temperature."""
+    """Temperatures by position; the last one holds from there on. Empty if the sampler applies the temperature."""
     only: int = -1
-    """The one token that may be drawn, to see whether anybody listens; −1 is any."""
+    """The only token that may be sampled, to test whether the processor is active; −1 means any."""
     key: int | None = None
-    """Of the request's stream of random numbers; None is one that the receiver makes up."""
+    """Key of the request's stream of random numbers; None lets the receiver choose one."""
 
     @property
     def idle(self) -> bool:
-        """Whether it leaves every distribution as it is."""
+        """Whether it changes no distribution."""
         cuts = self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.bottom_p < 1
         return not cuts and not self.temperatures and self.only < 0
 
     def extra_args(self) -> dict[str, Any]:
-        """As numbers and lists that go through JSON; empty where it is idle."""
+        """Return the chain as numbers and lists for JSON; empty if it is idle."""
         if self.idle:
             return {}
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-        nothing = {field.name: field.default for field in fields(self)} | {"temperatures": []}
-        return {PREFIX + name: value for name, value in given.items() if value != nothing[name]}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        defaults = {field.name: field.default for field in fields(self)} | {"temperatures": []}
+        return {PREFIX + name: value for name, value in values.items() if value != defaults[name]}
 
     @classmethod
     def read(cls, extra_args: Mapping[str, Any] | None) -> Chain | None:
-        """The chain of a request, checked; None where it has none. What belongs to others is left alone."""
+        """Return the chain in a request's arguments, or None if they have none; arguments of others are ignored.
+
+        Raise `ValueError` for unknown names and bad values.
+        """
         ours = {name: value for name, value in (extra_args or {}).items() if str(name).startswith(PREFIX)}
         if not ours:
             return None
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         values: dict[str, Any] = {}
         for name, value in ours.items():
             short = name.removeprefix(PREFIX)
-            if short not in known:
-                raise ValueError(f"unknown argument {name!r}; use one of {', '.join(PREFIX + one for one in known)}")
+            if short not in names:
+                raise ValueError(f"unknown argument {name!r}; use one of {', '.join(PREFIX + name for name in names)}")
             values[short] = _value(short, value)
         return cls(**values)
 
 
 def _value(name: str, value: Any) -> Any:
+    """Return an argument's value, converted; raise `ValueError` if it is invalid."""
     if name == "temperatures":
-        if not isinstance(value, Sequence) or isinstance(value, str) or not value or not all(map(_warm, value)):
+        if (
+            not isinstance(value, Sequence)
+            or isinstance(value, str)
+            or not value
+            or not all(map(_is_temperature, value))
+        ):
             raise ValueError(f"{PREFIX}temperatures is {value!r}; use temperatures from 1e-6 to 100 such as [1.2, 1.0]")
-        return tuple(float(one) for one in value)
+        return tuple(float(temperature) for temperature in value)
     if name == "only":
         good, ok = "a token id such as 13", lambda v: v >= -1 and float(v).is_integer()
     else:
         good, ok = _GOOD[name]
-    if not _number(value) or not ok(value):
+    if not _is_number(value) or not ok(value):
         raise ValueError(f"{PREFIX}{name} is {value!r}; use {good}")
     return int(value) if name in _WHOLE or name == "only" else float(value)
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _warm(value: Any) -> bool:
-    return _number(value) and 1e-6 <= value <= 100
+def _is_temperature(value: Any) -> bool:
+    return _is_number(value) and 1e-6 <= value <= 100
 
 
 class LogQ(NamedTuple):
-    """How likely drawn tokens were."""
+    """Log-probabilities of sampled tokens."""
 
-    drawn: Float[Tensor, " rows"]
-    """log q on the side that the coin of bottom-p showed."""
+    sampled: Float[Tensor, " rows"]
+    """log q given whether bottom-p was applied."""
     mixed: Float[Tensor, " rows"]
-    """Over both sides, where a coin is thrown for every token: log(f · q_bottom + (1 − f) · q_rest)."""
+    """log q over both outcomes, if that is random for every token: log(f · q_bottom + (1 − f) · q_rest)."""
 
 
 class Chains(NamedTuple):
-    """The chains of some rows."""
+    """The chains of a batch of rows as tensors."""
 
     top_k: Int[Tensor, " rows"]
     top_p: Float[Tensor, " rows"]
@@ -129,19 +138,19 @@ class Chains(NamedTuple):
     key: Int[Tensor, " rows"]
     only: Int[Tensor, " rows"]
     curve: Int[Tensor, " rows"]
-    """Which row of ``curves`` holds its temperatures."""
+    """Index of the row's temperatures in ``curves``."""
     curves: Float[Tensor, "curves positions"]
-    """The first is 1 throughout, for rows that have none."""
+    """The first is 1 throughout, for rows without temperatures."""
     active: frozenset[str]
-    """The names of the steps that some row needs; the others cost nothing."""
+    """Names of the steps that some row needs; the others are skipped."""
 
     @classmethod
     def of(cls, chains: Sequence[Chain], device: torch.device | str = "cpu") -> Chains:
-        """``key`` must not be None where a coin is thrown."""
-        different = list(dict.fromkeys([(1.0,), *(chain.temperatures or (1.0,) for chain in chains)]))
-        longest = max(map(len, different))
-        curves = [[*curve, *[curve[-1]] * (longest - len(curve))] for curve in different]
-        place = {curve: i for i, curve in enumerate(different)}
+        """Return the chains as tensors. ``key`` must not be None if bottom-p is applied at random."""
+        distinct = list(dict.fromkeys([(1.0,), *(chain.temperatures or (1.0,) for chain in chains)]))
+        longest = max(map(len, distinct))
+        curves = [[*curve, *[curve[-1]] * (longest - len(curve))] for curve in distinct]
+        index = {curve: i for i, curve in enumerate(distinct)}
 
         def column(values: list[Any], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
@@ -155,29 +164,29 @@ class Chains(NamedTuple):
             column([bool(chain.bottom_p_per_sequence) for chain in chains], torch.bool),
             column([chain.key or 0 for chain in chains], torch.long),
             column([chain.only for chain in chains], torch.long),
-            column([place[chain.temperatures or (1.0,)] for chain in chains], torch.long),
+            column([index[chain.temperatures or (1.0,)] for chain in chains], torch.long),
             column(curves, torch.float32),
             frozenset(name for name, off in _OFF.items() if any(getattr(chain, name) != off for chain in chains)),
         )
 
-    def take(self, index: Int[Tensor, " some"]) -> Chains:
-        """Some of the rows, or some of them several times."""
-        taken = {name: column[index] for name, column in self._asdict().items() if name not in ("curves", "active")}
-        return self._replace(**taken)
+    def select(self, index: Int[Tensor, " some"]) -> Chains:
+        """Return the rows with these indices, which may repeat."""
+        columns = {name: column[index] for name, column in self._asdict().items() if name not in ("curves", "active")}
+        return self._replace(**columns)
 
     def temperatures(self, positions: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """By position; 1 where a row has none."""
+        """Return each row's temperature at its position; 1 if it has none."""
         return self.curves[self.curve, positions.clamp(0, self.curves.shape[1] - 1)]
 
     def applied(self, positions: Int[Tensor, " rows"]) -> Bool[Tensor, " rows"]:
-        """Whether bottom-p is applied to the token at each position of the completion."""
-        places = torch.where(self.per_sequence, 0, positions)
-        return rng.uniform(self.key, places, rng.BERNOULLI) < self.frequency
+        """Return whether bottom-p is applied to each row's token at its position in the completion."""
+        counters = torch.where(self.per_sequence, 0, positions)
+        return rng.uniform(self.key, counters, rng.BERNOULLI) < self.frequency
 
     def _cut(
         self, scores: Float[Tensor, "rows vocab"], rate: Float[Tensor, " rows"] | None
     ) -> tuple[Bool[Tensor, "rows vocab"], Bool[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
-        """What goes before bottom-p, what bottom-p removes of the rest, and the share of that."""
+        """Return what is removed before bottom-p, what bottom-p removes of the rest, and the mass of that."""
         ranked = scores.float()
         if "top_k" in self.active:
             ranked = warp_top_k(ranked, self.top_k)
@@ -196,7 +205,7 @@ class Chains(NamedTuple):
         positions: Int[Tensor, " rows"],
         rate: Float[Tensor, " rows"] | None = None,
     ) -> Bool[Tensor, "rows vocab"]:
-        """The tokens that may not be drawn at these positions; ``rate`` is 1 / τ where scores come before it."""
+        """Return the tokens that may not be sampled at these positions; ``rate`` is 1 / τ if scores come before it."""
         before, cut, _ = self._cut(scores, rate)
         gone = before | (cut & self.applied(positions)[:, None])
         if "only" not in self.active:
@@ -211,17 +220,17 @@ class Chains(NamedTuple):
         tokens: Int[Tensor, " rows"],
         rate: Float[Tensor, " rows"] | None = None,
     ) -> LogQ:
-        """log q of tokens that were drawn by these rows.
+        """Return log q of tokens that another sampler sampled for these rows.
 
-        Another sampler's logits are not these to the last bit, so a token at the edge of a cut may be on the other side
-        of it here. Since it was drawn, it counts as one that stays.
+        The other sampler's logits differ in the last bits, so a token at the edge of a cut may be on the other side of
+        it here. As it was sampled, it counts as one that stays.
         """
         before, cut, mass = self._cut(scores, rate)
         applied = self.applied(positions)
-        warm = scores.float() if rate is None else scores.float() * rate.float()[:, None]
-        warped = warm.masked_fill(before | (cut & applied[:, None]), -torch.inf)
-        drawn = tokens[:, None]
-        warped = warped.scatter(-1, drawn, warm.gather(-1, drawn))
-        logq = torch.log_softmax(warped, -1).gather(-1, drawn)[:, 0]
+        tempered = scores.float() if rate is None else scores.float() * rate.float()[:, None]
+        warped = tempered.masked_fill(before | (cut & applied[:, None]), -torch.inf)
+        sampled = tokens[:, None]
+        warped = warped.scatter(-1, sampled, tempered.gather(-1, sampled))
+        logq = torch.log_softmax(warped, -1).gather(-1, sampled)[:, 0]
         mixed = Coin(self.frequency, applied, cut, mass).mixture(logq, tokens)
         return LogQ(logq, torch.where(self.per_sequence, logq, mixed))

@@ -1,4 +1,4 @@
-"""Sampling by `model.generate`: slower than an engine, but what everybody knows, and so the reference."""
+"""Sampling with `model.generate`: slower than the engine, but well known, and therefore the reference."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from explorl.rollout.sampling.constraints import bias_tables, is_per_request
 from explorl.rollout.stops import StopStrings, first_stop
 
 LISTS = ("stop", "stop_token_ids", "banned_tokens", "allowed_tokens")
-"""Parameters of which one value is a list."""
+"""Parameters whose single value is a list."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled answer."""
+    """One completion."""
 
     prompt_index: int
     sample_index: int
@@ -30,20 +30,21 @@ class Completion:
 
 
 def _check(params: SamplingParams) -> None:
+    """Raise `ValueError` for parameters that `model.generate` does not support."""
     for field in fields(params):
         value = getattr(params, field.name)
         numbers = isinstance(value, tuple) and field.name not in LISTS
         if numbers or is_per_request(value):
             raise ValueError(
-                f"{field.name} has a value for each request, and model.generate takes one for all; give one"
+                f"{field.name} has one value per request, but model.generate takes one for all; give one value"
             )
     if params.logprobs:
-        raise ValueError(f"logprobs is {params.logprobs}, and sampling by model.generate records none; leave it None")
+        raise ValueError(f"logprobs is {params.logprobs}, but model.generate does not record any; leave it None")
 
 
 def _options(model: Any, params: SamplingParams) -> dict[str, Any]:
-    """The arguments of `model.generate`, in the order of `explorl.rollout.sampling`."""
-    from explorl.rollout.backends.processors import (  # transformers, and so seconds
+    """Return the arguments of `model.generate` that sample in the order of `explorl.rollout.sampling`."""
+    from explorl.rollout.backends.processors import (  # imports transformers, which takes seconds
         BansLogitsProcessor,
         BottomPLogitsProcessor,
     )
@@ -55,7 +56,7 @@ def _options(model: Any, params: SamplingParams) -> dict[str, Any]:
     }
     processors: list[Any] = []
     bias: Any = params.logit_bias
-    if bias:  # before the repetition penalty, unlike a processor that is given
+    if bias:  # applied before the repetition penalty, unlike a custom processor
         options["sequence_bias"] = {(token,): float(amount) for token, amount in bias.items()}
     if params.constrained:
         head = model.get_output_embeddings()
@@ -63,9 +64,9 @@ def _options(model: Any, params: SamplingParams) -> dict[str, Any]:
         table, _ = bias_tables([bias], [params.banned_tokens], [params.allowed_tokens], outputs)  # type: ignore[list-item]
         processors.append(BansLogitsProcessor(torch.from_numpy(table[0] == -np.inf)))
     warpers = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
-    if options["do_sample"] and params.bottom_p != 1:  # it comes last, so the others go before it
-        how: Any = {"frequency": params.bottom_p_frequency, "per": params.bottom_p_per, **warpers}
-        processors.append(BottomPLogitsProcessor(params.bottom_p, **how))  # type: ignore[arg-type]
+    if options["do_sample"] and params.bottom_p != 1:  # bottom-p comes last, so our processor applies the others too
+        bottom_p_options: Any = {"frequency": params.bottom_p_frequency, "per": params.bottom_p_per, **warpers}
+        processors.append(BottomPLogitsProcessor(params.bottom_p, **bottom_p_options))  # type: ignore[arg-type]
         warpers = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     if options["do_sample"]:
         options |= {**warpers, "min_p": warpers["min_p"] or None}
@@ -83,18 +84,18 @@ def generate(
     batch_size: int = 64,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[Completion]:
-    """n completions of each prompt, prompt by prompt; `batch_size` sequences at a time.
+    """Return ``n`` completions of each prompt, prompt by prompt, sampled ``batch_size`` sequences at a time.
 
-    Every parameter has one value for all requests; what `model.generate` cannot do is an error.
+    Every parameter must have one value for all requests. Raise `ValueError` for what `model.generate` does not support.
     """
     if params.temperature_by_position is not None or params.min_p_mass is not None:
-        raise ValueError("temperature_by_position and min_p_mass are for the engine; model.generate has neither")
+        raise ValueError("temperature_by_position and min_p_mass are not supported by model.generate; use the engine")
     _check(params)
     prefix = tokenizer(params.prefix, add_special_tokens=False)["input_ids"] if params.prefix else []
     ids = [[*prompt_token_ids(tokenizer, prompt), *prefix] for prompt in prompts]
     requests = [(prompt, sample) for prompt in range(len(prompts)) for sample in range(n)]
-    given: Any = params.stop_token_ids
-    ends = set(eos_token_ids(model, tokenizer) if given is None else given)
+    stop_ids: Any = params.stop_token_ids
+    ends = set(eos_token_ids(model, tokenizer) if stop_ids is None else stop_ids)
     stops = StopStrings([params.stop], tokenizer, 1)  # type: ignore[list-item]
     options = _options(model, params) | {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": sorted(ends) or [-1]}
     was_training = model.training

@@ -1,4 +1,4 @@
-"""Bottom-p for users of plain `model.generate`, and bans for our own use of it."""
+"""Logits processors for `model.generate`: bottom-p for its users, and bans for our own calls."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from explorl.rollout.sampling import (
 class BottomPLogitsProcessor(LogitsProcessor):
     """Bottom-p sampling in `generate`, with the warpers that come before it.
 
-    `generate` applies its own temperature, top-k, top-p and min-p *after* every processor that it is given, while
-    bottom-p has to come last. So give those values here and leave the ones of `generate` off:
+    `generate` applies its own temperature, top-k, top-p and min-p *after* every custom processor, but bottom-p has to
+    come last. So give those values here and switch them off in `generate`:
 
         model.generate(**inputs, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
                        logits_processor=LogitsProcessorList([BottomPLogitsProcessor(0.9, top_p=0.9)]))
@@ -70,21 +70,21 @@ class BottomPLogitsProcessor(LogitsProcessor):
         return warp_bottom_p(logits, p.bottom_p, self._apply(input_ids, scores))  # type: ignore
 
     def _apply(self, input_ids: Tensor, scores: Tensor) -> Tensor | None:
-        """Which rows bottom-p acts on at this token."""
+        """Return the rows that bottom-p applies to at this token; None means all."""
         if self.frequency >= 1:
             return None
         rows, length = input_ids.shape
-        # A sequence that did not grow by one token is another one: `generate` was called anew.
-        fresh = self._chosen is None or len(self._chosen) != rows or length != self._length + 1
+        # A sequence that did not grow by one token belongs to another call of `generate`.
+        new_call = self._chosen is None or len(self._chosen) != rows or length != self._length + 1
         self._length = length
-        if self.per == "token" or fresh:
-            draw = torch.rand(rows, generator=self.generator, device=scores.device)
-            self._chosen = draw < self.frequency
+        if self.per == "token" or new_call:
+            numbers = torch.rand(rows, generator=self.generator, device=scores.device)
+            self._chosen = numbers < self.frequency
         return self._chosen
 
 
 class BansLogitsProcessor(LogitsProcessor):
-    """Keeps tokens from being drawn."""
+    """Prevents tokens from being sampled."""
 
     def __init__(self, banned: Bool[Tensor, " vocab"]) -> None:
         self.banned = banned

@@ -1,10 +1,10 @@
-"""Records of tokens that another sampler has drawn: one pass of the training model, a block of logits at a time.
+"""Token statistics of completions from another sampler: one pass of the training model, a block of logits at a time.
 
     log π at the request's temperature, entropy and branching factor at 1      `answer_records`
-    log q in the distribution that the request was drawn from                  bias → repetition penalty → `chain`
+    log q in the distribution that the request was sampled from                bias → repetition penalty → `chain`
 
-The other sampler's logits are close to the model's, not the same to the last bit; what is learnt from is the model, so
-the records are the model's.
+The other sampler's logits are close to the model's, but not equal to the last bit. The model is what is trained, so the
+statistics are the model's.
 """
 
 from __future__ import annotations
@@ -27,66 +27,67 @@ from explorl.rollout.sampling import warp_repetition
 
 
 @dataclass(frozen=True)
-class RecordPass:
-    """How the training model is called."""
+class StatsPass:
+    """Options for calls of the training model."""
 
     model: Any
     rows: int | None = None
-    """Rows at a time; all by default, packed. With a number they are padded, so that all processes call it alike, and
-    equal answers have equal records."""
+    """Rows at a time. None passes all rows at once, packed. With a number rows are padded, so that all processes make
+    the same calls, and equal completions have equal statistics."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-class Recorded(NamedTuple):
-    """One value per token, of requests in their order; 0 behind the end of a completion."""
+class RecomputedStats(NamedTuple):
+    """One value per token, for requests in their order; 0 after the end of a completion."""
 
     logps: Float[Tensor, "requests time"]
     sampling_logps: Float[Tensor, "requests time"]
-    """log q, over both sides of a coin that is thrown for every token; 0 where the request is greedy."""
+    """log q, over both outcomes if bottom-p is applied at random per token; 0 if the request is greedy."""
     coin_logps: Float[Tensor, "requests time"]
-    """What that adds to log q of the side that the coin showed."""
+    """The difference to log q of the actual outcome."""
     entropy: Float[Tensor, "requests time"]
     branching: Int[Tensor, "requests time"]
 
 
-def record(how: RecordPass, requests: Requests, chains: Sequence[Chain], tokens: Sequence[Sequence[int]]) -> Recorded:
-    """Records of the completions ``tokens`` of all requests, each of at least one token."""
-    device = next(how.model.parameters()).device
-    ids, mask, completion = _padded(requests, tokens, device)
+def compute_token_stats(
+    stats_pass: StatsPass, requests: Requests, chains: Sequence[Chain], tokens: Sequence[Sequence[int]]
+) -> RecomputedStats:
+    """Return the statistics of the completions ``tokens`` of all requests, each of at least one token."""
+    device = next(stats_pass.model.parameters()).device
+    ids, mask, completion = _pad(requests, tokens, device)
     temperature = _temperatures(requests, completion).to(device)
-    warps = _Warps(requests, chains, ids, mask, completion, temperature)
-    with evaluating(how.model):
-        found = answer_records(
-            how.model,
+    sampling_logps = _SamplingLogps(requests, chains, ids, mask, completion, temperature)
+    with evaluating(stats_pass.model):
+        records = answer_records(
+            stats_pass.model,
             ids,
             mask,
             completion,
-            rows=how.rows,
+            rows=stats_pass.rows,
             temperature=temperature,
-            autocast=how.autocast,
-            packed=how.rows is None,
-            visit=warps if warps.needed else None,
+            autocast=stats_pass.autocast,
+            packed=stats_pass.rows is None,
+            visit=sampling_logps if sampling_logps.needed else None,
         )
-    logps, entropy, branching = found.logps, found.entropy, found.branching
+    logps, entropy, branching = records.logps, records.entropy, records.branching
     greedy = torch.from_numpy(_greedy(requests)).to(device)[:, None]
-    logq = torch.where(greedy, 0.0, warps.logq if warps.needed else logps)
-    coin = torch.where(greedy, 0.0, warps.coin)
-    return Recorded(*(value.cpu() for value in (logps, logq, coin, entropy, branching)))
+    logq = torch.where(greedy, 0.0, sampling_logps.logq if sampling_logps.needed else logps)
+    coin = torch.where(greedy, 0.0, sampling_logps.coin)
+    return RecomputedStats(*(value.cpu() for value in (logps, logq, coin, entropy, branching)))
 
 
-def _padded(
+def _pad(
     requests: Requests, tokens: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "requests length"], Int[Tensor, "requests length"], int]:
-    """Prompts on the left, completions on the right."""
+    """Return token ids and mask with prompts padded left and completions padded right, and the completions' length."""
     prompts = [prompt for prompt in requests.prompts for _ in range(requests.n)]
-    before, behind = max(map(len, prompts)), max(map(len, tokens))
-    ids = torch.zeros(len(prompts), before + behind, dtype=torch.long)
+    prompt_length, completion_length = max(map(len, prompts)), max(map(len, tokens))
+    ids = torch.zeros(len(prompts), prompt_length + completion_length, dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for row, (prompt, answer) in enumerate(zip(prompts, tokens, strict=True)):
-        whole = torch.tensor([*prompt, *answer])
-        place = slice(before - len(prompt), before + len(answer))
-        ids[row, place], mask[row, place] = whole, 1
-    return ids.to(device), mask.to(device), behind
+    for row, (prompt, completion) in enumerate(zip(prompts, tokens, strict=True)):
+        columns = slice(prompt_length - len(prompt), prompt_length + len(completion))
+        ids[row, columns], mask[row, columns] = torch.tensor([*prompt, *completion]), 1
+    return ids.to(device), mask.to(device), completion_length
 
 
 def _greedy(requests: Requests) -> np.ndarray:
@@ -94,16 +95,16 @@ def _greedy(requests: Requests) -> np.ndarray:
 
 
 def _temperatures(requests: Requests, length: int) -> Float[Tensor, "requests time"]:
-    """Of every token; 1 where a request is greedy."""
+    """Return the temperature of every token; 1 if the request is greedy."""
     if requests.curves:
         curves = [[*curve, *[curve[-1]] * length][:length] for curve in requests.curves]
         return torch.tensor(curves, dtype=torch.float32)[torch.from_numpy(requests.rows["curve"])]
-    warm = np.where(_greedy(requests), 1.0, requests.rows["temperature"]).astype(np.float32)
-    return torch.from_numpy(warm)[:, None].expand(-1, length).contiguous()
+    temperatures = np.where(_greedy(requests), 1.0, requests.rows["temperature"]).astype(np.float32)
+    return torch.from_numpy(temperatures)[:, None].expand(-1, length).contiguous()
 
 
-class _Warps:
-    """log q of every token, from blocks of logits."""
+class _SamplingLogps:
+    """Computes log q of every token from blocks of logits."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class _Warps:
         device = ids.device
         self.ids, self.mask, self.prompt = ids, mask > 0, ids.size(1) - completion
         self.temperature = temperature
-        self.rows = Chains.of(chains, device)
+        self.chains = Chains.of(chains, device)
         self.penalty = torch.from_numpy(requests.rows["repetition_penalty"]).to(device)
         self.penalised = bool((self.penalty != 1).any())
         self.bias = None if requests.bias is None else torch.from_numpy(requests.bias).to(device)
@@ -128,25 +129,26 @@ class _Warps:
 
     @property
     def needed(self) -> bool:
-        """Whether log q is anything but log π."""
+        """Whether log q differs from log π."""
         return self.cuts or self.penalised or self.bias is not None
 
     def __call__(self, row: Tensor, column: Tensor, logits: Tensor) -> None:
-        place = self.temperature.device
-        row, column, scores = row.to(place), column.to(place), logits.detach().to(place, torch.float32, copy=True)
+        """Store log q of the tokens at (row, column), whose logits these are."""
+        device = self.temperature.device
+        row, column, scores = row.to(device), column.to(device), logits.detach().to(device, torch.float32, copy=True)
         if self.bias is not None:
             scores = scores + self.bias[self.bias_set[row]]
         if self.penalised:
             scores = warp_repetition(scores, self._seen(row, column, scores.shape[-1]), self.penalty[row])
         rate = 1.0 / self.temperature[row, column]
-        found = self.rows.take(row).log_q(scores, column, self.ids[row, self.prompt + column], rate)
-        self.logq[row, column] = found.mixed.to(self.logq.dtype)
-        self.coin[row, column] = (found.mixed - found.drawn).to(self.coin.dtype)
+        log_q = self.chains.select(row).log_q(scores, column, self.ids[row, self.prompt + column], rate)
+        self.logq[row, column] = log_q.mixed.to(self.logq.dtype)
+        self.coin[row, column] = (log_q.mixed - log_q.sampled).to(self.coin.dtype)
 
     def _seen(self, row: Tensor, column: Tensor, vocab: int) -> Bool[Tensor, "tokens vocab"]:
-        """Tokens of the prompt and of the completion so far."""
+        """Return which tokens the prompt and the completion contain before each column."""
         seen = torch.zeros(len(row), vocab, dtype=torch.bool, device=row.device)
-        for place, (one, at) in enumerate(zip(row.tolist(), column.tolist(), strict=True)):
-            before = self.ids[one, : self.prompt + at][self.mask[one, : self.prompt + at]]
-            seen[place, before] = True
+        for i, (request, position) in enumerate(zip(row.tolist(), column.tolist(), strict=True)):
+            end = self.prompt + position
+            seen[i, self.ids[request, :end][self.mask[request, :end]]] = True
         return seen

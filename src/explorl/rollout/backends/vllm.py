@@ -1,12 +1,12 @@
-"""Sampling with vLLM, in this process or on a server, with the parameters and the records of our engine.
+"""Sampling with vLLM, in this process or on a server, with the parameters and token statistics of our engine.
 
     VllmEngine(model, tokenizer, LLM("my-model"))
     VllmEngine(model, tokenizer, "http://localhost:8000")
 
-vLLM draws the tokens: each request with its own temperature, penalties, stops and seed, and with top-k, top-p, min-p
-and bottom-p in our order by `explorl.rollout.backends.vllm_processor`, which has to be installed beside that vLLM (it
-is where Explorl is). ``model`` is the same policy in transformers, whose pass gives the records. What differs from our
-engine: tokens are drawn by vLLM's own random numbers, so the same seed gives other tokens than there.
+vLLM samples the tokens: each request with its own temperature, penalties, stops and seed, and with top-k, top-p, min-p
+and bottom-p in our order, applied by `explorl.rollout.backends.vllm_processor`, for which Explorl must be installed in
+vLLM's environment. ``model`` is the same policy in transformers, whose forward pass gives the token statistics. Unlike
+in our engine, random numbers are vLLM's, so the same seed gives other tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 from explorl.core.errors import ExplorlError
 from explorl.modeling.proof import inner_model, text_config
 from explorl.rollout.backends.chain import Chain
-from explorl.rollout.backends.token_stats import Recorded, RecordPass, record
-from explorl.rollout.backends.vllm_requests import Drawn, chains_of, options_of, refuse
+from explorl.rollout.backends.token_stats import RecomputedStats, StatsPass, compute_token_stats
+from explorl.rollout.backends.vllm_requests import VllmCompletion, build_chains, refuse, request_options
 from explorl.rollout.requests import Prompt, Requests, eos_token_ids, prepare
 from explorl.rollout.rollouts import Rollout, Rollouts
 from explorl.rollout.sampling import SamplingParams
@@ -35,23 +35,23 @@ from explorl.rollout.sampling.constraints import spread
 from explorl.rollout.stops import StopStrings
 
 AT_ONCE = 64
-"""Requests that are open at a server at the same time, as many as TRL has."""
+"""Concurrent requests to a server, as many as in TRL."""
 
 
 class VllmError(ExplorlError, ValueError):
-    """vLLM cannot be used as asked; the message says why and what to do."""
+    """Raised if vLLM cannot be used as requested; says why and what to do."""
 
 
 def need_vllm() -> None:
-    """Raises where vLLM is not installed."""
+    """Raise `VllmError` if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise VllmError("vLLM is not installed: pip install explorl[vllm] (see docs/vllm.md), or use engine='explorl'")
 
 
 def keep_weights_in_place() -> None:
-    """On a CPU, has vLLM keep its weights as they are: packed for oneDNN, they could not be written to any more.
+    """Prevent vLLM on a CPU from packing its weights for oneDNN, after which they could not be updated.
 
-    To be called before a `vllm.LLM` whose weights are to change is made; elsewhere it does nothing.
+    Call it before creating a `vllm.LLM` whose weights will change. On other devices it does nothing.
     """
     if torch.cuda.is_available() or importlib.util.find_spec("vllm") is None:
         return
@@ -59,18 +59,18 @@ def keep_weights_in_place() -> None:
     ops._supports_onednn = False
 
 
-class Sampler(Protocol):
-    """What draws: one completion for each prompt, with options of vLLM's `SamplingParams` of its own."""
+class VllmSampler(Protocol):
+    """Samples one completion of each prompt, each with its own arguments of vLLM's `SamplingParams`."""
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]: ...
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]: ...
 
     @property
     def context(self) -> int | None:
-        """Longest prompt and completion together."""
+        """Most tokens of a prompt and its completion together."""
         ...
 
 
-class Colocated:
+class ColocatedVllm:
     """A `vllm.LLM` in this process."""
 
     def __init__(self, llm: Any) -> None:
@@ -80,30 +80,30 @@ class Colocated:
     def context(self) -> int | None:
         return int(self.llm.llm_engine.model_config.max_model_len)
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]:
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]:
         from vllm import SamplingParams as VllmParams
 
-        given = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        outputs = self.llm.generate(given, [VllmParams(**one) for one in options], use_tqdm=False)
-        return [_drawn(output.outputs[0]) for output in outputs]
+        requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = self.llm.generate(requests, [VllmParams(**arguments) for arguments in options], use_tqdm=False)
+        return [_completion(output.outputs[0]) for output in outputs]
 
 
-def _drawn(output: Any) -> Drawn:
+def _completion(output: Any) -> VllmCompletion:
     ids = list(output.token_ids)
     logps = [step[token].logprob for token, step in zip(ids, output.logprobs, strict=True)]
-    return Drawn(ids, logps, str(output.finish_reason))
+    return VllmCompletion(ids, logps, str(output.finish_reason))
 
 
-class Served:
-    """A server (``vllm serve``) as TRL's `VLLMClient` speaks to it: one call for each request, many at a time."""
+class VllmServer:
+    """A server (``vllm serve``), called through TRL's `VLLMClient`: one call per request, many at a time."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
         self._context: int | None = None
 
     @classmethod
-    def at(cls, url: str) -> Served:
-        """The server at this address; `VllmError` where none answers."""
+    def at(cls, url: str) -> VllmServer:
+        """Return the server at this address; raise `VllmError` if it does not respond."""
         from trl.generation.vllm_client import VLLMClient
 
         try:
@@ -118,105 +118,107 @@ class Served:
             self._context = int(model.get("max_model_len") or 0)
         return self._context or None
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]:
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]:
         with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as pool:
-            return list(pool.map(self._one, prompts, options))
+            return list(pool.map(self._sample_one, prompts, options))
 
-    def _one(self, prompt: Sequence[int], options: dict[str, Any]) -> Drawn:
-        given = {name: value for name, value in options.items() if name not in ("extra_args", "detokenize")}
-        given["logit_bias"] = {str(token): amount for token, amount in options.get("logit_bias", {}).items()} or None
+    def _sample_one(self, prompt: Sequence[int], options: dict[str, Any]) -> VllmCompletion:
+        arguments = {name: value for name, value in options.items() if name not in ("extra_args", "detokenize")}
+        arguments["logit_bias"] = {
+            str(token): amount for token, amount in options.get("logit_bias", {}).items()
+        } or None
         payload = {
             "model": self.client.model,
             "prompt": list(prompt),
             "return_token_ids": True,
             "vllm_xargs": options.get("extra_args"),
-            **given,
+            **arguments,
         }
         choice = self.client._post(f"{self.client.base_url}/v1/completions", json=payload)["choices"][0]
         logps = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-        return Drawn(list(choice["token_ids"]), logps, str(choice["finish_reason"]))
+        return VllmCompletion(list(choice["token_ids"]), logps, str(choice["finish_reason"]))
 
 
-def check_processor(sampler: Sampler, token: int) -> None:
-    """`VllmError` where that vLLM does not know our logits processor: it would sample as if nothing had been said."""
+def check_processor(sampler: VllmSampler, token: int) -> None:
+    """Raise `VllmError` if that vLLM does not have our logits processor, as it would ignore our arguments."""
     wanted = [token, token + 1]
     options = [
-        {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "extra_args": Chain(only=one).extra_args()}
-        for one in wanted
+        {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "extra_args": Chain(only=only).extra_args()}
+        for only in wanted
     ]
-    found = [drawn.token_ids[0] for drawn in sampler.draw([[token]] * len(wanted), options)]
-    if found != wanted:
+    sampled = [completion.token_ids[0] for completion in sampler.sample([[token]] * len(wanted), options)]
+    if sampled != wanted:
         raise VllmError(
             "this vLLM does not know Explorl's logits processor, so top-k, top-p, min-p, bottom-p and temperatures by "
             "position would be ignored: install explorl where vLLM runs, without speculative decoding on the V1 runner"
         )
 
 
-def sampler_of(backend: Any) -> Sampler:
-    """From a `vllm.LLM`, a `VLLMClient` of TRL's or the address of a server; a `Sampler` is one."""
-    if hasattr(backend, "draw"):
+def as_sampler(backend: Any) -> VllmSampler:
+    """Return the sampler for a `vllm.LLM`, TRL's `VLLMClient`, the address of a server, or a `VllmSampler`."""
+    if hasattr(backend, "sample"):
         return backend
     if isinstance(backend, str):
-        return Served.at(backend)
-    return Colocated(backend) if hasattr(backend, "llm_engine") else Served(backend)
+        return VllmServer.at(backend)
+    return ColocatedVllm(backend) if hasattr(backend, "llm_engine") else VllmServer(backend)
 
 
 class VllmEngine:
-    """Samples with vLLM as `explorl.rollout.Engine` does."""
+    """Samples with vLLM; has the interface of `explorl.rollout.Engine`.
 
-    def __init__(self, model: Any, tokenizer: Any, backend: Any, *, records: RecordPass | None = None) -> None:
-        """
-        Args:
-            model: The policy in transformers, for the records; it has the weights that vLLM has.
-            backend: A `vllm.LLM`, the address of a server, or TRL's `VLLMClient`.
-            records: How the model is called; by default packed, as many rows at a time as are asked for.
-        """
+    Args:
+        model: The policy in transformers with the same weights as in vLLM, for the token statistics.
+        backend: A `vllm.LLM`, the address of a server, or TRL's `VLLMClient`.
+        stats_pass: Options for calls of the model; by default all rows at once, packed.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, backend: Any, *, stats_pass: StatsPass | None = None) -> None:
         need_vllm()
         self.model, self.tokenizer = model, tokenizer
-        self.sampler = sampler_of(backend)
-        self.records = records or RecordPass(model)
+        self.sampler = as_sampler(backend)
+        self.stats_pass = stats_pass or StatsPass(model)
         self._checked = self._owns = False
 
     @classmethod
     def colocated(cls, model: Any, tokenizer: Any, *, source: str | None = None, **options: Any) -> VllmEngine:
-        """With a `vllm.LLM` of its own in this process; `release` lets go of it.
+        """Create an engine with its own `vllm.LLM` in this process, which `release` frees.
 
         Args:
-            source: A folder or hub id with the weights of ``model``; None writes them to a folder that vLLM reads.
+            source: A folder or hub id with the weights of ``model``; None writes them to a temporary folder for vLLM.
             options: Arguments of `vllm.LLM`, such as ``max_num_seqs=64`` or ``max_model_len=4096``.
         """
         need_vllm()
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it has a hundred lines to say
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it would log a hundred lines
         device = next(model.parameters()).device
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "dtype": str(model.dtype).removeprefix("torch."), "seed": 0, "trust_remote_code": False,
         }  # fmt: skip
-        if device.type == "cuda":  # the model is there too
+        if device.type == "cuda":  # the model takes memory there too
             free, total = torch.cuda.mem_get_info(device)
-            given["gpu_memory_utilization"] = 0.85 * free / total
+            defaults["gpu_memory_utilization"] = 0.85 * free / total
         else:
-            given["enforce_eager"] = True  # compiling takes minutes
+            defaults["enforce_eager"] = True  # compiling takes minutes
         with tempfile.TemporaryDirectory(prefix="explorl-vllm-") as folder:
-            path = source or _written(model, tokenizer, Path(folder))
+            path = source or _save(model, tokenizer, Path(folder))
             try:
                 from vllm import LLM
 
-                llm = LLM(path, **{**given, **options})
-            except Exception as error:  # of any kind: from its configuration, its workers, torch
-                said = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
-                raise VllmError(f"vLLM cannot load {path}: {said or type(error).__name__}") from error
+                llm = LLM(path, **{**defaults, **options})
+            except Exception as error:  # of any type: from its configuration, its workers, torch
+                message = next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "")
+                raise VllmError(f"vLLM cannot load {path}: {message or type(error).__name__}") from error
         engine = cls(model, tokenizer, llm)
         engine._owns = True
         return engine
 
     def requests(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Requests:
-        """The requests of a call; `ValueError` for what cannot be run."""
+        """Return the requests of a call; raise `ValueError` for what cannot be run."""
         refuse(params)
         vocab = int(text_config(self.model).vocab_size)
         seed = int(torch.randint(2**62, ())) if params.seed is None else params.seed
-        own = getattr(text_config(self.model), "max_position_embeddings", None)
-        contexts = [length for length in (own, self.sampler.context) if length is not None]
+        context = getattr(text_config(self.model), "max_position_embeddings", None)
+        contexts = [length for length in (context, self.sampler.context) if length is not None]
         return prepare(
             prompts,
             n,
@@ -229,11 +231,11 @@ class VllmEngine:
         )
 
     def options(self, requests: Requests, params: SamplingParams, chains: Sequence[Chain]) -> list[dict[str, Any]]:
-        """Each request in vLLM's words."""
+        """Return the arguments of vLLM's `SamplingParams` for each request."""
         prompts, n = len(requests.prompts), requests.n
         allowed = spread("allowed_tokens", params.allowed_tokens, prompts, n)
         biases = spread("logit_bias", params.logit_bias, prompts, n)
-        return options_of(requests, params, chains, allowed, biases)
+        return request_options(requests, params, chains, allowed, biases)
 
     def generate(
         self,
@@ -242,54 +244,60 @@ class VllmEngine:
         params: SamplingParams | None = None,
         on_finish: Callable[[Rollout], object] | None = None,
     ) -> Rollouts:
-        """Samples ``n`` completions of every prompt; a prompt is a text, token ids or chat messages.
+        """Sample ``n`` completions of every prompt; a prompt is a text, token ids or chat messages.
 
-        ``on_finish`` is called with every completion once all are there.
+        ``on_finish`` is called with every completion after all have finished.
         """
-        rollouts = self.drawn(prompts, n, params or SamplingParams())[0]
+        rollouts = self.generate_with_logps(prompts, n, params or SamplingParams())[0]
         for rollout in rollouts if on_finish is not None else ():
             on_finish(rollout)  # type: ignore[misc]
         return rollouts
 
-    def drawn(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
-        """``n`` completions of every prompt, and vLLM's log q of their tokens, see `rollouts`."""
+    def generate_with_logps(
+        self, prompts: Sequence[Prompt], n: int, params: SamplingParams
+    ) -> tuple[Rollouts, list[list[float]]]:
+        """Return ``n`` completions of every prompt, and vLLM's log q of their tokens; see `rollouts`."""
         requests = self.requests(prompts, n, params)
-        chains = chains_of(requests, params)
+        chains = build_chains(requests, params)
         self.check(chains)
         repeated = [prompt for prompt in requests.prompts for _ in range(n)]
-        return self.rollouts(requests, chains, self.sampler.draw(repeated, self.options(requests, params, chains)))
+        return self.rollouts(requests, chains, self.sampler.sample(repeated, self.options(requests, params, chains)))
 
     def check(self, chains: Sequence[Chain]) -> None:
-        """That vLLM honours them; asked once."""
+        """Raise `VllmError` if vLLM would not apply these chains; it is tested once."""
         if not self._checked and any(not chain.idle for chain in chains):
             check_processor(self.sampler, 5)
             self._checked = True
 
     def rollouts(
-        self, requests: Requests, chains: Sequence[Chain], drawn: Sequence[Drawn]
+        self, requests: Requests, chains: Sequence[Chain], completions: Sequence[VllmCompletion]
     ) -> tuple[Rollouts, list[list[float]]]:
-        """What was drawn, with its records; and vLLM's log-probability of each token, over both sides of a coin that is
-        thrown for every token."""
-        broken = [one for one in drawn if one.reason not in ("stop", "length") or not one.token_ids]
-        if broken:
-            raise VllmError(f"vLLM ended {len(broken)} of {len(drawn)} requests with {broken[0].reason!r}")
+        """Return the completions as rollouts with token statistics, and vLLM's log-probability of each token.
+
+        The latter is over both outcomes if bottom-p is applied at random per token.
+        """
+        failed = [c for c in completions if c.reason not in ("stop", "length") or not c.token_ids]
+        if failed:
+            raise VllmError(f"vLLM ended {len(failed)} of {len(completions)} requests with {failed[0].reason!r}")
         stops = StopStrings(requests.stops, self.tokenizer, 1)
-        cuts = [stops.cut(i, np.array(one.token_ids)) for i, one in enumerate(drawn)]
-        tokens = [one.token_ids[: None if cut is None else cut[0]] for one, cut in zip(drawn, cuts, strict=True)]
-        known = record(self.records, requests, chains, tokens)
-        found = [
-            self._rollout(requests, i, ids, one.reason, None if cut is None else cut[1], known)
-            for i, (ids, one, cut) in enumerate(zip(tokens, drawn, cuts, strict=True))
+        ends = [stops.cut(i, np.array(completion.token_ids)) for i, completion in enumerate(completions)]
+        tokens = [
+            completion.token_ids[: None if end is None else end[0]]
+            for completion, end in zip(completions, ends, strict=True)
         ]
-        coin = known.coin_logps.tolist()
+        stats = compute_token_stats(self.stats_pass, requests, chains, tokens)
+        rollouts = [
+            self._rollout(requests, i, ids, completion.reason, None if end is None else end[1], stats)
+            for i, (ids, completion, end) in enumerate(zip(tokens, completions, ends, strict=True))
+        ]
         logps = [
-            [value + more for value, more in zip(one.logps[: len(ids)], extra, strict=False)]
-            for one, ids, extra in zip(drawn, tokens, coin, strict=True)
+            [logp + coin for logp, coin in zip(completion.logps[: len(ids)], coins, strict=False)]
+            for completion, ids, coins in zip(completions, tokens, stats.coin_logps.tolist(), strict=True)
         ]
-        return Rollouts(found, requests.prompts, requests.n, requests.seed), logps
+        return Rollouts(rollouts, requests.prompts, requests.n, requests.seed), logps
 
     def _rollout(
-        self, requests: Requests, i: int, ids: list[int], reason: str, stop: str | None, known: Recorded
+        self, requests: Requests, i: int, ids: list[int], reason: str, stop: str | None, stats: RecomputedStats
     ) -> Rollout:
         ended = stop is not None or (reason == "stop" and ids[-1] in requests.stop_sets[int(requests.stop_set[i])])
         size = len(ids)
@@ -298,30 +306,30 @@ class VllmEngine:
             prompt_index=i // requests.n,
             sample_index=i % requests.n,
             token_ids=ids,
-            logps=known.logps[i, :size],
-            sampling_logps=known.sampling_logps[i, :size],
-            entropy=known.entropy[i, :size],
-            branching=known.branching[i, :size],
+            logps=stats.logps[i, :size],
+            sampling_logps=stats.sampling_logps[i, :size],
+            entropy=stats.entropy[i, :size],
+            branching=stats.branching[i, :size],
             finish_reason="stop" if ended else "length",
             tokenizer=self.tokenizer,
             stop=stop,
         )
 
     def release(self) -> None:
-        """Lets go of a vLLM that `colocated` has made, and of its memory."""
+        """Shut down the vLLM that `colocated` has created, and free its memory."""
         if not self._owns:
             return
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        assert isinstance(self.sampler, Colocated)
+        assert isinstance(self.sampler, ColocatedVllm)
         self.sampler.llm.llm_engine.engine_core.shutdown()
         del self.sampler.llm
         self._owns = False
         cleanup_dist_env_and_memory()
 
 
-def _written(model: Any, tokenizer: Any, folder: Path) -> str:
-    """The weights as they are now, with adapters merged into them."""
+def _save(model: Any, tokenizer: Any, folder: Path) -> str:
+    """Save the current weights with adapters merged into them, and return the folder."""
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
     model.save_pretrained(folder)

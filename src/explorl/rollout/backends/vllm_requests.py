@@ -1,4 +1,4 @@
-"""A request of ours in vLLM's words, and what vLLM answers to it."""
+"""Translate our requests into arguments of vLLM, and hold the completions it returns."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from explorl.rollout.sampling import SamplingParams, rng
 from explorl.rollout.sampling.constraints import is_per_request
 
 LARGEST_BIAS = 100.0
-"""vLLM cuts a larger one down to this."""
+"""vLLM clips larger ones."""
 TEMPERATURES = 1e-2, 2.0
-"""What vLLM divides by; outside of this (but for 0, which is greedy) the logits processor does."""
+"""Range that vLLM divides by. Outside of it the logits processor does, except for 0, which is greedy."""
 
 
-class Drawn(NamedTuple):
-    """A completion as vLLM gives it."""
+class VllmCompletion(NamedTuple):
+    """A completion as vLLM returns it."""
 
     token_ids: list[int]
     logps: list[float]
-    """Of each token, of what distribution ``logprobs_mode`` says."""
+    """Log-probability of each token, in the distribution that ``logprobs_mode`` selects."""
     reason: str
 
 
 def refuse(params: SamplingParams) -> None:
-    """Raises for what vLLM cannot do, and says what to use instead."""
+    """Raise `ValueError` for parameters that vLLM does not support, and name an alternative."""
     if params.min_p_mass is not None:
         raise ValueError(f"min_p_mass is {params.min_p_mass}, which vLLM does not record; sample with engine='explorl'")
     if params.logprobs:
         raise ValueError(
-            f"logprobs is {params.logprobs}, and beside vLLM only the drawn token is recorded; leave it None, or "
+            f"logprobs is {params.logprobs}, but with vLLM only the sampled token is recorded; leave it None, or "
             "sample with engine='explorl'"
         )
     if params.banned_tokens:
-        raise ValueError("banned_tokens is set, which vLLM cannot do; give allowed_tokens, or use engine='explorl'")
+        raise ValueError("banned_tokens is not supported by vLLM; give allowed_tokens, or use engine='explorl'")
     biases: Any = params.logit_bias if is_per_request(params.logit_bias) else [params.logit_bias or {}]
     strong = [amount for bias in biases for amount in bias.values() if abs(amount) > LARGEST_BIAS]
     if strong:
-        raise ValueError(f"logit_bias holds {strong[0]}, and vLLM goes up to {LARGEST_BIAS:g}; give allowed_tokens")
+        raise ValueError(f"logit_bias has {strong[0]}, but vLLM goes up to {LARGEST_BIAS:g}; give allowed_tokens")
 
 
-def chains_of(requests: Requests, params: SamplingParams) -> list[Chain]:
-    """What the logits processor does for each request; nothing where one is greedy."""
+def build_chains(requests: Requests, params: SamplingParams) -> list[Chain]:
+    """Return the chain that the logits processor applies to each request; an idle one if it is greedy."""
     rows, keys = requests.rows, rng.request_keys(requests.seed, range(len(requests)))
     per_sequence = int(params.bottom_p_per == "sequence")
     chains = []
@@ -51,8 +51,8 @@ def chains_of(requests: Requests, params: SamplingParams) -> list[Chain]:
         if not requests.curves and rows["temperature"][i] == 0:
             chains.append(Chain())
             continue
-        warm = float(rows["temperature"][i])
-        own = () if TEMPERATURES[0] <= warm <= TEMPERATURES[1] else (warm,)
+        temperature = float(rows["temperature"][i])
+        constant = () if TEMPERATURES[0] <= temperature <= TEMPERATURES[1] else (temperature,)
         coin = bool(rows["bottom_p"][i] < 1 and rows["bottom_p_frequency"][i] < 1)
         chain = Chain(
             top_k=int(rows["top_k"][i]),
@@ -61,23 +61,23 @@ def chains_of(requests: Requests, params: SamplingParams) -> list[Chain]:
             bottom_p=float(rows["bottom_p"][i]),
             bottom_p_frequency=float(rows["bottom_p_frequency"][i]) if coin else 1.0,
             bottom_p_per_sequence=per_sequence if coin else 0,
-            temperatures=tuple(requests.curves[int(rows["curve"][i])]) if requests.curves else own,
+            temperatures=tuple(requests.curves[int(rows["curve"][i])]) if requests.curves else constant,
             key=int(keys[i]) if coin else None,
         )
         chains.append(chain)
     return chains
 
 
-def options_of(
+def request_options(
     requests: Requests, params: SamplingParams, chains: Sequence[Chain], allowed: Sequence[Any], biases: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Arguments of vLLM's `SamplingParams` for each request.
+    """Return the arguments of vLLM's `SamplingParams` for each request.
 
-    Where `SamplingParams.seed` is set, vLLM draws each request by a stream of its own, and the same call gives the same
-    tokens; where it is None, vLLM draws by its own stream, which is faster.
+    If `SamplingParams.seed` is set, vLLM samples each request with its own stream of random numbers, and the same call
+    gives the same tokens. If it is None, vLLM uses one stream for all, which is faster.
     """
     rows, keys = requests.rows, rng.request_keys(requests.seed, range(len(requests)))
-    found = []
+    arguments = []
     for i, chain in enumerate(chains):
         options: dict[str, Any] = {
             "n": 1,
@@ -90,7 +90,7 @@ def options_of(
             "stop": list(requests.stops[i]),
             "include_stop_str_in_output": True,
             "stop_token_ids": list(requests.stop_sets[int(requests.stop_set[i])]),
-            "ignore_eos": True,  # the stop tokens say it all
+            "ignore_eos": True,  # stop_token_ids contains it if needed
             "logprobs": 0,
             "detokenize": bool(requests.stops[i]),
         }
@@ -102,5 +102,5 @@ def options_of(
             options["logit_bias"] = dict(biases[i])
         if extra := chain.extra_args():
             options["extra_args"] = extra
-        found.append(options)
-    return found
+        arguments.append(options)
+    return arguments

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from explorl.rollout.memory.slots import NOWHERE, LayerShape, PromptCache, SlotCache
-from explorl.rollout.state import OFFSET, State
+from explorl.rollout.state import OFFSET, SlotState
 
 SHORT_PROMPT = 32
 """Prompt tokens up to which a copy in every row is faster than reading the prompt once for all rows that share it:
@@ -25,7 +25,7 @@ class JoinedCache(SlotCache):
     """
 
     def __init__(
-        self, layers: Sequence[LayerShape], slots: int, length: int, state: State, prompts: PromptCache
+        self, layers: Sequence[LayerShape], slots: int, length: int, state: SlotState, prompts: PromptCache
     ) -> None:
         super().__init__(layers, slots, length, state, prompts, prefix=SHORT_PROMPT)
         self.visible_prompt = SHORT_PROMPT

@@ -15,7 +15,7 @@ import numpy as np
 
 from explorl.rollout.memory.pages import BLANK, RESERVED_PAGES, pages_for
 from explorl.rollout.memory.sharing import Layout
-from explorl.rollout.sequences import PromptTokens, Sample
+from explorl.rollout.sequences import PromptTokens, SequenceState
 
 
 class RetainedPages:
@@ -54,8 +54,8 @@ class PageMemory:
         self._reset(slots)
         self.prompts: dict[PromptTokens, np.ndarray] = {}
         """Pages of prompts, least recently used first."""
-        self.resting: dict[int, Sample] = {}
-        self.waiting: Sequence[Sample] = ()
+        self.resting: dict[int, SequenceState] = {}
+        self.waiting: Sequence[SequenceState] = ()
         self.spoiled: set[int] = set()
         """Pages that may hold NaN; they are zeroed when they become free."""
 
@@ -121,15 +121,15 @@ class PageMemory:
         self.page_counts[slots] += counts
         self._stale = True
 
-    def _make_room(self, count: int, protected: Sequence[Sample] = ()) -> bool:
+    def _make_room(self, count: int, protected: Sequence[SequenceState] = ()) -> bool:
         """Reclaim pages until ``count`` are free, sparing ``protected`` samples; return whether there are enough."""
         while self.free_count < count and self._reclaim(protected):
             pass
         return self.free_count >= count
 
-    def _reclaim(self, protected: Sequence[Sample]) -> bool:
+    def _reclaim(self, protected: Sequence[SequenceState]) -> bool:
         """Drop the pages of one prompt or sample that is not being decoded; return False if there is none."""
-        needed = {sample.prompt for sample in protected if sample.kept is None}
+        needed = {sample.prompt for sample in protected if sample.saved_kv is None}
         for prompt, pages in self.prompts.items():
             if prompt not in needed:
                 del self.prompts[prompt]
@@ -137,30 +137,30 @@ class PageMemory:
                 return True
         for index, sample in self.resting.items():
             del self.resting[index]
-            sample.forget()
+            sample.discard_kv()
             return True
         for sample in reversed(self.waiting):
-            if sample.kept is not None and sample not in protected:
-                sample.forget()
+            if sample.saved_kv is not None and sample not in protected:
+                sample.discard_kv()
                 return True
         return False
 
     # Slots
 
-    def admit(self, waiting: Sequence[Sample], most: int) -> list[Sample]:
+    def admit(self, waiting: Sequence[SequenceState], most: int) -> list[SequenceState]:
         """Return the first waiting samples that fit into memory now, with their prompts computed.
 
         One page per running sequence stays free. Otherwise the next page that one needs would evict another.
         """
         self.waiting = waiting
         busy = int((self.page_counts > 0).sum())
-        admitted: list[Sample] = []
+        admitted: list[SequenceState] = []
         total = 0
         new_prompts: dict[PromptTokens, None] = {}
         for sample in waiting[:most]:
-            stored = sample.prompt.stored if sample.kept is None else sample.kept.length
+            stored = sample.prompt.stored if sample.saved_kv is None else sample.saved_kv.length
             needed = pages_for(sample.prompt.stored + len(sample.tokens) + 1, self.page) - stored // self.page
-            from_prompt = sample.kept is None and sample.prompt not in new_prompts
+            from_prompt = sample.saved_kv is None and sample.prompt not in new_prompts
             if from_prompt and sample.prompt not in self.prompts:
                 needed += pages_for(sample.prompt.stored, self.page)
             spare = busy + len(admitted)
@@ -173,7 +173,7 @@ class PageMemory:
         self._prefill(list(new_prompts))
         return admitted
 
-    def _fits(self, sample: Sample, admitted: Sequence[Sample], needed: int, spare: int) -> bool:
+    def _fits(self, sample: SequenceState, admitted: Sequence[SequenceState], needed: int, spare: int) -> bool:
         """Reclaim pages until a sample fits beside the admitted ones; return whether it does."""
         return self._make_room(needed + spare, [*admitted, sample]) or (
             spare == 0 and self._make_room(needed, [sample])
@@ -187,7 +187,7 @@ class PageMemory:
         if new:
             self.runner.prefill([self.prompts[prompt] for prompt in new], [prompt.tokens for prompt in new])
 
-    def start(self, slots: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
+    def start(self, slots: np.ndarray, samples: Sequence[SequenceState]) -> np.ndarray:
         """Put samples that `admit` returned into slots."""
         stored = np.zeros(len(slots), dtype=np.int64)
         self.page_counts[slots] = 0
@@ -211,7 +211,7 @@ class PageMemory:
         if len(copies):
             self.cache.copy(copied[copies], self.tables[slots[copies], full_pages[copies]])
         for sample in samples:
-            sample.forget()
+            sample.discard_kv()
         incomplete = np.flatnonzero(stored < lengths)
         if len(incomplete):
             ids = [samples[i].ids[stored[i] : lengths[i]] for i in incomplete.tolist()]
@@ -222,7 +222,7 @@ class PageMemory:
         """Return the pages of a slot."""
         return self.tables[slot, : self.page_counts[slot]]
 
-    def keep(self, slot: int, sample: Sample, tokens: int) -> RetainedPages:
+    def keep(self, slot: int, sample: SequenceState, tokens: int) -> RetainedPages:
         """Return the retained keys and values of a slot's first ``tokens`` completion tokens."""
         length = sample.prompt.stored + tokens
         return RetainedPages(self, self.tables[slot, : pages_for(length, self.page)], length)
@@ -288,13 +288,13 @@ class PageMemory:
 
 
 def _stored_beginnings(
-    samples: Sequence[Sample], prompts: Mapping[PromptTokens, np.ndarray]
+    samples: Sequence[SequenceState], prompts: Mapping[PromptTokens, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Yield indices of samples, the pages they begin with (retained or of their prompt), and the tokens in these."""
     by_prompt: dict[PromptTokens, list[int]] = {}
     for i, sample in enumerate(samples):
-        if sample.kept is not None:
-            yield np.array([i]), sample.kept.pages, sample.kept.length
+        if sample.saved_kv is not None:
+            yield np.array([i]), sample.saved_kv.pages, sample.saved_kv.length
         else:
             by_prompt.setdefault(sample.prompt, []).append(i)
     for prompt, members in by_prompt.items():

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from explorl.rollout.memory.cached_attention import causal_attention, masked_attention
 from explorl.rollout.memory.slots import LayerShape, _allocate, _Base
-from explorl.rollout.state import POSITION, RUNNING, STATUS, State
-from explorl.rollout.transfer import upload
+from explorl.rollout.state import POSITION, RUNNING, STATUS, SlotState, upload
 
 PAGE = {"cuda": 64, "cpu": 16}
 """Tokens per page: a multiple of the attention kernel's tile, so that no tile crosses a page."""
@@ -41,7 +40,9 @@ class PageCache(_Base):
         row_pages: Most pages of a row.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], slots: int, pages: int, row_pages: int, page: int, state: State):
+    def __init__(
+        self, layers: Sequence[LayerShape], slots: int, pages: int, row_pages: int, page: int, state: SlotState
+    ):
         super().__init__()
         self.page, self.pages, self.state = page, pages, state
         self.blocks, self.keys, self.values = _allocate(layers, pages, page)
@@ -59,7 +60,7 @@ class PageCache(_Base):
         return int(self.table.shape[1]) * self.page
 
     def begin_step(self, ints: Tensor, length: int, even: bool = False) -> None:
-        """Prepare a step of rows with these `State.ints` and up to ``length`` tokens, including the new one."""
+        """Prepare a step of rows with these `SlotState.ints` and up to ``length`` tokens, including the new one."""
         self.ints, self.rows, self.length = ints, ints.shape[1], min(length, self.capacity)
         self._step.clear()
 

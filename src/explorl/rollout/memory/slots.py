@@ -19,7 +19,7 @@ from transformers import Cache
 
 from explorl.modeling.attention import attending, sampling_mode
 from explorl.rollout.memory.cached_attention import Grouping, causal_attention, masked_attention, shared_attention
-from explorl.rollout.state import OFFSET, POSITION, PROMPT, State
+from explorl.rollout.state import OFFSET, POSITION, PROMPT, SlotState
 
 NOWHERE = 1 << 40
 """A position after every token, so that none attends to it."""
@@ -222,7 +222,7 @@ class SlotCache(_Slots):
         layers: Sequence[LayerShape],
         slots: int,
         length: int,
-        state: State,
+        state: SlotState,
         prompts: PromptCache,
         prefix: int = 0,
     ) -> None:
@@ -267,7 +267,7 @@ class SlotCache(_Slots):
         return SlotExtension(self, slots, entries, offsets, begin - offsets, count)
 
     def begin_step(self, ints: Tensor, length: int, even: bool = False) -> None:
-        """Prepare a step of rows with these `State.ints` and ``length`` columns; ``even``: all rows fill them."""
+        """Prepare a step of rows with these `SlotState.ints` and ``length`` columns; ``even``: all rows fill them."""
         self.ints, self.rows, self.length, self.even = ints, ints.shape[1], length, even
         self._step.clear()
 

@@ -14,7 +14,7 @@ import torch
 from explorl.rollout.memory.sharing import Layout, SharedRows
 from explorl.rollout.memory.slots import PromptCache, SlotCache, Span
 from explorl.rollout.runner import Runner
-from explorl.rollout.sequences import PromptTokens, Sample
+from explorl.rollout.sequences import PromptTokens, SequenceState
 from explorl.rollout.state import TOKEN
 
 
@@ -24,7 +24,7 @@ class SpanMemory:
     def __init__(self, runner: Runner, slots: int) -> None:
         self.stored: dict[PromptTokens, int] = {}
         """Entry of each stored prompt."""
-        self.resting: dict[int, Sample] = {}
+        self.resting: dict[int, SequenceState] = {}
         self._reset(runner, slots)
 
     def _reset(self, runner: Runner, slots: int) -> None:
@@ -60,7 +60,7 @@ class SpanMemory:
 
     # Slots
 
-    def admit(self, waiting: Iterable[Sample], most: int) -> list[Sample]:
+    def admit(self, waiting: Iterable[SequenceState], most: int) -> list[SequenceState]:
         """Return the first waiting samples that can start now, with their prompts computed."""
         waiting = list(waiting)
         if waiting[0].prompt not in self.stored and not self._prefill(waiting):
@@ -72,7 +72,7 @@ class SpanMemory:
             admitted.append(sample)
         return admitted
 
-    def _prefill(self, waiting: Sequence[Sample]) -> bool:
+    def _prefill(self, waiting: Sequence[SequenceState]) -> bool:
         """Compute as many of the next prompts as there are free entries; return False if there is none."""
         used = set(self.rows.entry[self.rows.entry >= 0].tolist())
         idle = {prompt: None for prompt, entry in self.stored.items() if entry not in used}
@@ -98,7 +98,7 @@ class SpanMemory:
         self.runner.prefill(entries, [prompt.tokens for prompt in prompts])
         return True
 
-    def start(self, slots: np.ndarray, samples: Sequence[Sample]) -> np.ndarray:
+    def start(self, slots: np.ndarray, samples: Sequence[SequenceState]) -> np.ndarray:
         """Put samples that `admit` returned into slots; return the prompt entry of each."""
         for prompt in dict.fromkeys(sample.prompt for sample in samples):  # moves the prompts in use to the end
             self.stored[prompt] = self.stored.pop(prompt)
@@ -116,14 +116,14 @@ class SpanMemory:
             self._resume(*zip(*resumed, strict=True))
         return entries
 
-    def _resume(self, rows: Sequence[int], samples: Sequence[Sample]) -> None:
+    def _resume(self, rows: Sequence[int], samples: Sequence[SequenceState]) -> None:
         """Copy the saved spans of samples back and compute the rest, up to but without their last tokens."""
         starts, missing = [], []
         for row, sample in zip(rows, samples, strict=True):
             restored = 0
-            if isinstance(sample.kept, Span):
-                restored = min(sample.kept.length, len(sample.tokens))
-                self.cache.copy_in(row, sample.kept, restored)
+            if isinstance(sample.saved_kv, Span):
+                restored = min(sample.saved_kv.length, len(sample.tokens))
+                self.cache.copy_in(row, sample.saved_kv, restored)
             starts.append(restored)
             missing.append([sample.prompt.tokens[-1], *sample.tokens][restored : len(sample.tokens)])
         incomplete = [i for i, tokens in enumerate(missing) if tokens]
@@ -132,7 +132,7 @@ class SpanMemory:
             begin = [samples[i].prompt.stored + starts[i] for i in incomplete]
             self.runner.extend(targets, begin, [missing[i] for i in incomplete])
 
-    def keep(self, slot: int, sample: Sample, tokens: int) -> Span:
+    def keep(self, slot: int, sample: SequenceState, tokens: int) -> Span:
         """Return a copy of the keys and values of a slot's first ``tokens`` completion tokens."""
         return self.cache.copy_out(int(self.rows.row[slot]), tokens)
 

@@ -241,7 +241,7 @@ def decode_attention(
     """Attend with one query per row, (rows, heads, 1, size) → (rows, 1, heads, size); store its key and value too.
 
     ``keys`` and ``values`` (pages, page, kv heads, size) are all pages of a layer, ``table`` (slots, pages of a row)
-    lists those of each row; ``ints`` is `State.ints`, with the position of each row. ``rotary`` is the cosine and sine
+    lists those of each row; ``ints`` is `SlotState.ints`, with each row's position. ``rotary`` has the cosine and sine
     by which query and key are rotated first, for each row (rows, 1, size) or for all positions (positions, size); None
     does not rotate.
     """

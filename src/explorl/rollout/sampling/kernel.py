@@ -21,7 +21,7 @@ from explorl.modeling.triton_order import SHIFTS, key_of, value_of
 from explorl.rollout import state as fields
 from explorl.rollout.sampling import Active, ranking, rng
 from explorl.rollout.sampling.sample import FLOOR as LEAST_SCORE
-from explorl.rollout.state import State
+from explorl.rollout.state import SlotState
 
 TOKEN, POSITION, STEP, LIMIT = (tl.constexpr(i) for i in (fields.TOKEN, fields.POSITION, fields.STEP, fields.LIMIT))
 STATUS, KEY, TOP_K = (tl.constexpr(i) for i in (fields.STATUS, fields.KEY, fields.TOP_K))
@@ -483,7 +483,7 @@ def _sample_kernel(
     tl.store(ints + POSITION * slots + row, tl.load(ints + POSITION * slots + row) + 1, mask=onward)
 
 
-def sample_step_kernel(logits: Tensor, state: State, active: Active, row_of: Tensor | None = None) -> None:
+def sample_step_kernel(logits: Tensor, state: SlotState, active: Active, row_of: Tensor | None = None) -> None:
     """Run `sample.sample_step` as one kernel."""
     if row_of is not None:
         logits = logits[row_of]

@@ -46,7 +46,7 @@ from explorl.rollout.state import (
     TOKEN,
     TOP_K,
     TOP_P,
-    State,
+    SlotState,
 )
 
 BLOCK = 256
@@ -158,7 +158,7 @@ def _invert(ends: Tensor, u: Tensor, row_of: Tensor | None = None) -> Tensor:
 
 def draw(
     logits: Float[Tensor, "rows vocab"],
-    state: State,
+    state: SlotState,
     active: Active,
     row_of: Int[Tensor, " slots"] | None = None,
     scratch: Scratch | None = None,
@@ -234,7 +234,7 @@ def _cuts(weights: Tensor, p: Tensor, row_of: Tensor | None) -> bool:
     return not bool((top > (1.0 - p) * (1 + 2 * SLACK)).all())
 
 
-def _with_penalties(scores: Tensor, state: State, rows: int, active: Active) -> Tensor:
+def _with_penalties(scores: Tensor, state: SlotState, rows: int, active: Active) -> Tensor:
     """Apply bias, bans and the repetition penalty, which also affect the greedy choice, to scores."""
     if active.bias:
         assert state.bias is not None
@@ -246,7 +246,7 @@ def _with_penalties(scores: Tensor, state: State, rows: int, active: Active) -> 
 
 
 def _apply_warpers(
-    scores: Tensor, policy: Tensor, state: State, rows: int, active: Active
+    scores: Tensor, policy: Tensor, state: SlotState, rows: int, active: Active
 ) -> tuple[Tensor, Coin | None]:
     """Apply all warpers to scores; also return the coin if one is tossed for this token."""
     ints, reals = state.ints[:, :rows], state.reals[:, :rows]
@@ -277,7 +277,7 @@ def _apply_warpers(
 
 
 def alternatives(
-    logits: Float[Tensor, "rows vocab"], state: State, active: Active, row_of: Int[Tensor, " slots"] | None = None
+    logits: Float[Tensor, "rows vocab"], state: SlotState, active: Active, row_of: Int[Tensor, " slots"] | None = None
 ) -> tuple[Int[Tensor, "slots k"], Float[Tensor, "slots k"]]:
     """Return the k most likely tokens of each slot and their log π, as in `SampledToken.logp`."""
     scores = logits.float().clamp(min=FLOOR)
@@ -291,7 +291,7 @@ def alternatives(
 
 def sample_step(
     logits: Float[Tensor, "rows vocab"],
-    state: State,
+    state: SlotState,
     active: Active,
     row_of: Int[Tensor, " slots"] | None = None,
     scratch: Scratch | None = None,
@@ -321,7 +321,9 @@ def sample_step(
     (_advance_on_host if ints.device.type == "cpu" else _advance)(state, ints, result, active, running, good)
 
 
-def _advance(state: State, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor) -> None:
+def _advance(
+    state: SlotState, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
+) -> None:
     """Count the sampled tokens, and set the status of the slots that end with them."""
     ints[STEP] += good
     status = torch.where(ints[STEP] >= ints[LIMIT], LENGTH, RUNNING)
@@ -335,7 +337,7 @@ def _advance(state: State, ints: Tensor, result: SampledToken, active: Active, r
 
 
 def _advance_on_host(
-    state: State, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
+    state: SlotState, ints: Tensor, result: SampledToken, active: Active, running: Tensor, good: Tensor
 ) -> None:
     """Compute `_advance` on a CPU, where NumPy's calls cost less."""
     fields, token, stops = ints.numpy(), result.token.numpy(), state.stops.numpy()

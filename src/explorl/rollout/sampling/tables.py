@@ -37,7 +37,7 @@ class Tables:
         return 0 if self.bias is None else self.bias.nbytes
 
     def add(self, requests: Requests) -> Mapping[str, np.ndarray]:
-        """Add the entries of these requests; return the index of each request in every table, by field of `Sample`."""
+        """Add the entries of these requests; return the index of each request in every table, by field."""
         self.stops += [ids for ids in requests.stop_sets if ids not in self.stops]
         stop_set = np.array([self.stops.index(ids) for ids in requests.stop_sets])[requests.stop_set]
         curve = np.zeros(len(requests), dtype=np.int64)
@@ -79,12 +79,12 @@ class Tables:
             return
         bias = None if self.bias is None else torch.from_numpy(self.bias)
         moved = [state.set_stops(self.stops), state.set_bias(bias), state.set_curves(self.curves)]
-        if any([*moved, state.keep_tops(active.logprobs)]):
+        if any([*moved, state.allocate_tops(active.logprobs)]):
             runner.drop_graphs()
         if active.min_p_mass:
-            state.keep_mass()
+            state.allocate_mass()
         if active.repetition:
-            state.keep_seen()
+            state.allocate_seen()
         self._published = current
 
 

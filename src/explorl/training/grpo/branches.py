@@ -35,8 +35,8 @@ BranchRecord = tuple[int, list[tuple[Branch, float]]]
 
 def branch_record(rollouts: BranchedRollouts) -> BranchRecord:
     """Return what the metrics need to know of the branches of a call."""
-    branches = [(branch, branch.place / max(len(rollouts[branch.parent]), 1)) for branch in rollouts.branches]
-    return rollouts.places, branches
+    branches = [(branch, branch.position / max(len(rollouts[branch.parent]), 1)) for branch in rollouts.branches]
+    return rollouts.decisions, branches
 
 
 def branch_metrics(calls: Sequence[BranchRecord]) -> dict[str, float]:

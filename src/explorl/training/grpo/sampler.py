@@ -295,7 +295,7 @@ class SamplingTrainer(GRPOAdapter):
             first = self.accelerator.process_index * len(prompt_ids)
             group = [(first + row) // self.num_generations for row in range(len(prompt_ids))]
             branched = branch_rows(engine, prompt_ids, plan.params, plan.branching, group=group, tools=tools, uses=uses)
-            plan.reorder(branched.settings)
+            plan.reorder(branched.params_of)
             numbers = branch_metrics(gather_object([branch_record(branched)]))
             self.activity.branching(numbers)
             for name, value in numbers.items():
@@ -346,7 +346,7 @@ class SamplingTrainer(GRPOAdapter):
     def _store_rollouts(self, rollouts: Rollouts, plan: SamplingPlan) -> None:
         """Store the token statistics of this process's rollouts and the temperatures of its rows."""
         if self._engine is not None:
-            self._engine.rest()  # the backward pass needs memory too
+            self._engine.release_if_large()  # the backward pass needs memory too
         records = rollouts.padded(self.tokenizer.pad_token_id, self.accelerator.device)
 
         def rows(values: Sequence[Any] | None) -> Tensor | None:

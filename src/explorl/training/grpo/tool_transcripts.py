@@ -34,7 +34,7 @@ class ToolTranscript(NamedTuple):
         """Return the transcript of a rollout."""
         names = ("source", "status", "text", "begin", "end")
         calls = tuple({name: getattr(call, name) for name in names} for call in rollout.calls)
-        return cls(rollout.text, rollout.own_text + rollout.behind_stop, rollout.sampled_text, calls)
+        return cls(rollout.text, rollout.own_text + rollout.text_after_stop, rollout.sampled_text, calls)
 
 
 def check_tool_conflicts(tool: ToolUse | None, arguments: Mapping[str, Any]) -> None:

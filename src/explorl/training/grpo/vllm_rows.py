@@ -9,9 +9,9 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from explorl.rollout import Rollouts, SamplingParams
-from explorl.rollout.backends.token_stats import RecordPass
-from explorl.rollout.backends.vllm import Colocated, Served, VllmEngine
-from explorl.rollout.backends.vllm_requests import Drawn
+from explorl.rollout.backends.token_stats import StatsPass
+from explorl.rollout.backends.vllm import ColocatedVllm, VllmEngine, VllmServer
+from explorl.rollout.backends.vllm_requests import VllmCompletion
 from explorl.strategies import Strategy
 from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
@@ -35,30 +35,30 @@ class TrlVllmSampler:
     def context(self) -> int | None:
         """The context length of the engine; with a server, the main process broadcasts it."""
         if self.generation.mode == "colocate":
-            return Colocated(self.generation.llm).context
+            return ColocatedVllm(self.generation.llm).context
         if self._context is None:
             main = self.generation.accelerator.is_main_process
-            context = [Served(self.generation.vllm_client).context if main else None]
+            context = [VllmServer(self.generation.vllm_client).context if main else None]
             broadcast_object_list(context, from_process=0)
             self._context = context[0] or 0
         return self._context or None
 
-    def draw(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[Drawn]:
+    def sample(self, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]) -> list[VllmCompletion]:
         """Sample each prompt with its options."""
         rows = list(zip(prompts, options, strict=True))
         return self._served(rows) if self.generation.mode == "server" else self._colocated(rows)
 
-    def _served(self, rows: list[Any]) -> list[Drawn]:
+    def _served(self, rows: list[Any]) -> list[VllmCompletion]:
         accelerator = self.generation.accelerator
         all_rows = gather_object(rows)
         completions: list[Any] = [None]
         if accelerator.is_main_process:
-            completions = [Served(self.generation.vllm_client).draw(*zip(*all_rows, strict=True))]
+            completions = [VllmServer(self.generation.vllm_client).sample(*zip(*all_rows, strict=True))]
         broadcast_object_list(completions, from_process=0)
         first = accelerator.process_index * len(rows)
-        return [Drawn(*completion) for completion in completions[0][first : first + len(rows)]]
+        return [VllmCompletion(*completion) for completion in completions[0][first : first + len(rows)]]
 
-    def _colocated(self, rows: list[Any]) -> list[Drawn]:
+    def _colocated(self, rows: list[Any]) -> list[VllmCompletion]:
         generation, first, count = self.generation, 0, len(rows)
         if generation.enable_sleep_mode:
             if generation._llm_weights_sleeping:  # a sleeping engine has dropped its weights
@@ -70,7 +70,7 @@ class TrlVllmSampler:
             first = torch.distributed.get_rank(group=generation.tp_group) * count
             rows = [row for group in groups for row in group]
             torch.distributed.barrier(device_ids=[generation.accelerator.local_process_index])  # as TRL does
-        completions = Colocated(generation.llm).draw(*zip(*rows, strict=True))
+        completions = ColocatedVllm(generation.llm).sample(*zip(*rows, strict=True))
         if generation.enable_sleep_mode:
             generation.llm.sleep(level=2)
             generation._llm_weights_sleeping = True
@@ -139,11 +139,11 @@ class VllmRows:
 
     def __init__(self, trainer: Any) -> None:
         rows, autocast = trainer.args.per_device_train_batch_size, trainer.accelerator.autocast
-        records = RecordPass(trainer.model, rows=rows, autocast=autocast)
+        stats_pass = StatsPass(trainer.model, rows=rows, autocast=autocast)
         self.engine = VllmEngine(
-            trainer.model, trainer.tokenizer, TrlVllmSampler(trainer.vllm_generation), records=records
+            trainer.model, trainer.tokenizer, TrlVllmSampler(trainer.vllm_generation), stats_pass=stats_pass
         )
 
     def sample(self, prompt_ids: list[list[int]], params: SamplingParams) -> tuple[Rollouts, list[list[float]]]:
         """Return one completion of each prompt, and vLLM's log q of its tokens."""
-        return self.engine.drawn(prompt_ids, 1, params)
+        return self.engine.generate_with_logps(prompt_ids, 1, params)

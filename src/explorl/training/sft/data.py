@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.rollout.tool_spans import opened_by, output_mask, output_spans
+from explorl.rollout.tool_spans import open_call_in_prompt, output_mask, output_spans
 from explorl.rollout.tools import ToolSpec
 from explorl.training.sft.packed_rows import IGNORED
 
@@ -140,7 +140,7 @@ def _tool_outputs(
             )
         differ = (index for index, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b)
         begin = len(prompt) if text.startswith(prompt) else next(differ, 0)
-        opened = opened_by(pair[0][row].tolist(), tokenizer, tool) if text.startswith(prompt) else ""
+        opened = open_call_in_prompt(pair[0][row].tolist(), tokenizer, tool) if text.startswith(prompt) else ""
         spans, begin = output_spans(opened + text[begin:], tool), begin - len(opened)
         masks.append(output_mask(text, offsets, [(begin + first, begin + last) for first, last in spans]))
     return masks
