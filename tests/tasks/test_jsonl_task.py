@@ -691,9 +691,7 @@ def test_examples_of_gsm8k_and_of_messages(tmp_path: Path) -> None:
 
 def test_examples_that_state_no_answer_are_refused(tmp_path: Path) -> None:
     rows = [{**row, "completion": f"#### {row['answer']}"} for row in ROWS]
-    message = (
-        r"no completion .* is correct by its row's answer \(no \\boxed.*\); set task\.style to where they state it"
-    )
+    message = r"no completion of 'rows' is .* row's answer \(no \\boxed.*\); set task\.style to where they state it"
     with pytest.raises(ValueError, match=message):
         list(task_of(tmp_path, *rows).examples(3))
     assert len(list(task_of(tmp_path, *rows, style="hash").examples(3))) == 3
