@@ -108,7 +108,7 @@ def parse(text: str, *, units: bool = False, vectors: bool = False) -> Node:
     products.
     """
     text = _NUMPY.sub("", translate_unicode(text).replace("{,}", ","))
-    return _Parser(tokenize(_without_full_stop(text)), units, vectors).whole()
+    return _Parser(tokenize(_without_full_stop(text)), units, vectors).parse_all()
 
 
 def _without_full_stop(text: str) -> str:
@@ -132,7 +132,7 @@ class _Parser:
         self._unit = ""  # of the current operand, from a sign such as $ or °
         self._pending: Node | None = None
 
-    def whole(self) -> Node:
+    def parse_all(self) -> Node:
         self._position += self._peek() in ("=", "\\approx")  # "= 5" continues a sentence before the answer
         items = self._items()
         if self._position < len(self._tokens):
