@@ -124,7 +124,7 @@ def test_json_in_a_folder(name: str, kind: str, tmp_path: Path, capsys: pytest.C
         ('{"prompt": "?", "answer": 1, "extra": ' + '{"a":' * 300 + "1" + "}" * 301, "line 2 is nested over 64 levels"),
         ('{"prompt": "?", "answer": ' + "9" * 5_000 + "}", "line 2: not a JSON object"),
         ('{"prompt": "?", "answer": NaN}', "line 2: answer is nan"),
-        ('{"prompt": "?", "answer": 1, "answer": 2}', "line 2: the key 'answer'"),
+        ('{"prompt": "?", "answer": 1, "answer": 2}', "line 2: duplicate key 'answer'"),
         ("[" * 100_000, "line 2"),
         ("\0", "line 2: not a JSON object"),
         ('{"prompt": "?", "answer": "(a+)+$' + "(" * 5_000 + '", "verifier": "regex"}', "line 2: answer is"),

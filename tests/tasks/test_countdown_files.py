@@ -43,7 +43,7 @@ def test_reads_lines_and_skips_blank_ones(tmp_path: Path) -> None:
         ("[" * 100_000, "not a JSON object"),
         ("9" * 5_000, "not a JSON object"),
         (b'{"nums": [3], "target": "\xff"}', "not a JSON object"),
-        ('{"nums": [3], "target": 33, "target": 34}', "the key 'target' stands twice"),
+        ('{"nums": [3], "target": 33, "target": 34}', "duplicate key 'target'"),
         ('{"target": 33}', "no field 'nums'"),
         ('{"nums": [3]}', "no field 'target'"),
         ('{"nums": [3], "target": "33"}', "target is '33'; give a positive integer, like 33"),

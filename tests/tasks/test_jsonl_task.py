@@ -87,7 +87,7 @@ def test_rows_that_people_bring(
     ("line", "message"),
     [
         (b"{", "not a JSON object: '{'; give a line like"),
-        (b'[{"prompt": "a", "answer": 1}]', "an array must be a line per object"),
+        (b'[{"prompt": "a", "answer": 1}]', "one object per line instead of an array"),
         (b'"text"', "not a JSON object"),
         (b'{"prompt": "caf\xe9", "answer": 1}', 'byte 0xe9 after \'{"prompt": "caf\' is not UTF-8'),
         (b'{"answer": 1}', "no field 'prompt'; give a line like"),
@@ -110,17 +110,17 @@ def test_rows_that_people_bring(
         (b'{"prompt": "a", "solution": "none"}', r"no \\boxed in solution"),
         (b'{"prompt": "a", "answer": "b", "verifier": "numbr"}', "unknown verifier 'numbr'; did you mean 'number'"),
         (b'{"prompt": "a", "answer": "blue", "verifier": "number"}', "answer is 'blue', which is not one number"),
-        (b'{"prompt": "a", "answer": "(", "verifier": "regex"}', "no regular expression: missing"),
-        (b'{"prompt": "a", "answer": "b*", "verifier": "regex"}', "is found in any text"),
+        (b'{"prompt": "a", "answer": "(", "verifier": "regex"}', "an invalid pattern: missing"),
+        (b'{"prompt": "a", "answer": "b*", "verifier": "regex"}', "matches any text"),
         (b'{"prompt": "a", "answer": "Z", "verifier": "choice"}', "give a letter like 'C', or a list 'choices'"),
         (b'{"prompt": "a", "answer": 2, "choices": ["b", "c"]}', "answer is 2; give one of the choices, its letter"),
         (b'{"prompt": "a", "answer": 0, "choices": ["b", "b"]}', "give 2 to 10 that differ"),
         (b'{"prompt": "a", "answer": 0, "choices": "bc"}', "choices is 'bc'"),
         (b'{"prompt": "a", "test": ["assert f(1)"]}', "entry_point is None"),
         (b'{"prompt": "a", "test": ["assert g(1)"], "entry_point": "f"}', "no test calls 'f'"),
-        (b'{"prompt": "a", "test": ["assert f(1"], "entry_point": "f"}', "test is no Python"),
+        (b'{"prompt": "a", "test": ["assert f(1"], "entry_point": "f"}', "test is not valid Python"),
         (b'{"prompt": "a", "answer": 1, "completion": 7}', "completion is 7; give text"),
-        (b'{"prompt": "What is 0  plus 3?", "answer": 4}', r"the same prompt as in .*line 1, with another answer"),
+        (b'{"prompt": "What is 0  plus 3?", "answer": 4}', r"the same prompt as in .*line 1, but another answer"),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
@@ -201,7 +201,7 @@ def test_no_question_of_the_holdout_is_in_another_split(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", ROWS[15:30])
     write(tmp_path / "sft.jsonl", [{"prompt": row["prompt"], "completion": "Well."} for row in ROWS[25:40]])
     task = Jsonl(data_dir=tmp_path)
-    with pytest.warns(UserWarning, match="5 of the 20 prompts in 'train' are in the holdout too") as warned:
+    with pytest.warns(UserWarning, match="5 of the 20 prompts in 'train' are also in the holdout") as warned:
         train = task.problems("train")
     assert any("5 of the 15 prompts in 'sft'" in str(one.message) for one in warned)
     held = {problem.id for problem in task.problems("holdout")}
@@ -215,12 +215,12 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
         Jsonl(path=rows).problems("sft")
     with pytest.raises(ValueError, match="no 'holdout' split: none is held out"):
         Jsonl(path=rows, holdout=0).problems("holdout")
-    with pytest.raises(ValueError, match="holdout=40 would hold out all of the 40 rows"):
+    with pytest.raises(ValueError, match="holdout=40 would hold out all 40 rows"):
         Jsonl(path=rows, holdout=40).problems("train")
     with pytest.raises(ValueError, match="unknown split 'tran'; did you mean 'train'"):
         Jsonl(path=rows).problems("tran")
     write(rows, [{**ROWS[0], "split": "test"}, ROWS[1]])
-    with pytest.raises(ValueError, match="line 2: no split, which other lines have"):
+    with pytest.raises(ValueError, match="line 2: no split, but other lines have one"):
         Jsonl(path=rows).problems("train")
     write(rows, [{**ROWS[0], "split": "tset"}])
     with pytest.raises(ValueError, match="line 1: split is 'tset'; give train, sft or test"):
@@ -242,7 +242,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         Jsonl(data_dir=tmp_path)
     for name in ("a", "b"):
         write(tmp_path / f"{name}.jsonl", ROWS)
-    with pytest.raises(ValueError, match=r"has 2 files \(a\.jsonl, b\.jsonl\); give one with path"):
+    with pytest.raises(ValueError, match=r"has 2 files \(a\.jsonl, b\.jsonl\); choose one with path"):
         Jsonl(data_dir=tmp_path)
     assert Jsonl(data_dir=tmp_path, path="b.jsonl").dataset == "b"
     assert Jsonl(data_dir=tmp_path / "a.jsonl").problems("train") == Jsonl(path=tmp_path / "b.jsonl").problems("train")
@@ -698,9 +698,7 @@ def test_examples_of_gsm8k_and_of_messages(tmp_path: Path) -> None:
 
 def test_examples_that_state_no_answer_are_refused(tmp_path: Path) -> None:
     rows = [{**row, "completion": f"#### {row['answer']}"} for row in ROWS]
-    message = (
-        r"no completion of 'rows' is right by its own answer \(no \\boxed.*\); set task\.style to where they state it"
-    )
+    message = r"no completion of 'rows' is .* row's answer \(no \\boxed.*\); set task\.style to where they state it"
     with pytest.raises(ValueError, match=message):
         list(task_of(tmp_path, *rows).examples(3))
     assert len(list(task_of(tmp_path, *rows, style="hash").examples(3))) == 3

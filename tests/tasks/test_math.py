@@ -138,7 +138,7 @@ def test_an_answer_that_would_hang_is_wrong(folder: Path) -> None:
     problem = task.problems("holdout")[0]
     verdict = task.verify(r"\boxed{9^{9^{9^{9}}}}", problem)
     assert (verdict.correct, verdict.answer) == (False, "9^{9^{9^9}}")
-    assert verdict.error == "the answer is not taken: a power of numbers, which the right answer does not have"
+    assert verdict.error == "the answer is not accepted: a power of numbers, which the right answer does not have"
     assert task.verify(r"\boxed{42}", problem).correct
 
 
@@ -174,7 +174,7 @@ def test_prompts(folder: Path) -> None:
     hashed = Math(data_dir=folder, style="hash")
     assert "#### 42" in hashed.prompt(problem)
     assert "#### 42" in hashed.prompt(problem, "chat")[0]["content"]  # type: ignore[index]
-    with pytest.raises(ValueError, match="template 'hash' asks for another form than style='boxed' reads"):
+    with pytest.raises(ValueError, match="template 'hash' needs style='hash', not style='boxed'"):
         task.prompt(problem, "hash")
     with pytest.raises(ValueError, match="unknown template 'box'; did you mean 'boxed'"):
         task.prompt(problem, "box")

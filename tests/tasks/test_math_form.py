@@ -191,26 +191,26 @@ def test_what_the_switch_allows() -> None:
 
 def test_reasons_say_what_is_wrong() -> None:
     for gold, answer, reason in [
-        ("5050", r"\sum_{i=1}^{100} i", r"the answer is not taken: \sum is no part of an answer"),
+        ("5050", r"\sum_{i=1}^{100} i", r"the answer is not accepted: \sum is not allowed in an answer"),
         (
             "56088",
             r"123\times456",
-            "the answer is not taken: a product of numbers, which the right answer does not have",
+            "the answer is not accepted: a product of numbers, which the right answer does not have",
         ),
-        ("5", "7=5", "the answer is not taken: a relation that is not a name and its value"),
-        ("5", "5, 7", "the answer is not taken: 2 where there is 1 answer"),
-        ("5", "5\f", "the answer is not taken: it holds '\\x0c', which does not print"),
-        ("5", r"\bm{x(y)}", "the answer is not taken: symbols that the right answer does not have"),
-        ("(1,2)", "[1,2]", "the answer is not taken: [] of 2 where there must be () of 2"),
-        (r"5 \text{ km}", r"5 \text{ m}", "the answer is not taken: another unit, 'm'"),
+        ("5", "7=5", "the answer is not accepted: a relation that is not a name and its value"),
+        ("5", "5, 7", "the answer is not accepted: it states 2 where 1 answer is expected"),
+        ("5", "5\f", "the answer is not accepted: it has '\\x0c', which is not printable"),
+        ("5", r"\bm{x(y)}", "the answer is not accepted: symbols that the right answer does not have"),
+        ("(1,2)", "[1,2]", "the answer is not accepted: [] of 2 where () of 2 is expected"),
+        (r"5 \text{ km}", r"5 \text{ m}", "the answer is not accepted: another unit, 'm'"),
         ("5", "6", "another answer than the right one"),
         (r"\text{east}", "seat", "another answer than the right one"),
-        ("x=3", "2x+1=7", "the answer is not taken: an equation that is not solved"),
-        ("x", "y", "the answer is not taken: symbols that the right answer does not have"),
-        ("x<3", "x-3<0", "the answer is not taken: a relation that is not solved"),
-        ("(8,-2)", r"\emptyset", "the answer is not taken: set where there must be () of 2"),
-        ("A and B", "A or B", "the answer is not taken: 'or' where the right answer says 'and'"),
-        ("5", r"5 \text{ tens}", "the answer is not taken: words that are no unit, 'tens'"),
+        ("x=3", "2x+1=7", "the answer is not accepted: an equation that is not solved"),
+        ("x", "y", "the answer is not accepted: symbols that the right answer does not have"),
+        ("x<3", "x-3<0", "the answer is not accepted: a relation that is not solved"),
+        ("(8,-2)", r"\emptyset", "the answer is not accepted: set where () of 2 is expected"),
+        ("A and B", "A or B", "the answer is not accepted: 'or' where the right answer has 'and'"),
+        ("5", r"5 \text{ tens}", "the answer is not accepted: words that are not a unit, 'tens'"),
     ]:
         assert refusal_reason(gold, answer) == reason
 
@@ -220,7 +220,9 @@ def test_a_right_answer_beyond_the_language() -> None:
     assert refusal_reason(gold, gold) is None
     assert worker_texts(gold, gold) == (repair_latex(gold),) * 2
     assert refusal_reason(gold, r"\sum_{j=1}^{n} \lfloor n/j \rfloor") is None
-    assert refusal_reason(gold, r"\int_1^n k") == r"the answer is not taken: \int, which the right answer does not have"
+    assert (
+        refusal_reason(gold, r"\int_1^n k") == r"the answer is not accepted: \int, which the right answer does not have"
+    )
     assert refusal_reason(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{v(1)}_k") is not None
     assert refusal_reason(r"\sum_{k=1}^n \bm{v}_k", r"\sum_{k=1}^n \bm{w}_k") is None
 

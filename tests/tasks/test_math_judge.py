@@ -196,11 +196,11 @@ def test_many_pairs_come_back_in_order(judge: Judge) -> None:
 
 
 def test_memory_of_judgements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_judge, "_REMEMBERED", 10)
+    monkeypatch.setattr(math_judge, "_MAX_CACHED", 10)
     with Judge() as judge:
         for number in range(25):
             assert judge.judge("5", str(number)).same is (number == 5)
-            assert len(judge._known) <= 10
+            assert len(judge._cache) <= 10
 
 
 def test_math_verify_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

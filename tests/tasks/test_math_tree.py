@@ -74,7 +74,7 @@ def test_the_form_alone_stops_code_in_a_name() -> None:
 
 def test_a_name_that_is_not_plain_is_refused_where_the_right_answer_is_a_sum_too() -> None:
     gold = r"\sum_{k=0}^{\infty} \frac{x^{k}}{k!}"
-    assert reason(gold, ATTACK) == "the answer is not compared: it holds a name that is not plain"
+    assert reason(gold, ATTACK) == "the answer is not compared: it has a name that is not plain"
     assert reason(gold, gold) is None
 
 
@@ -99,13 +99,13 @@ def test_a_name_that_is_not_plain_is_refused_where_the_right_answer_is_a_sum_too
         ("5", "x<5", "StrictLessThan"),
         ("(0,5)", "0<x<5", "And"),
         ("[2,9]", r"[2,5]\cup[5,9]", "Union"),
-        ("6", r"\gcd(12,18)", "what is left unevaluated"),
+        ("6", r"\gcd(12,18)", "an unevaluated part"),
     ],
 )
 def test_what_the_right_answer_lacks(gold: str, answer: str, found: str) -> None:
     why = reason(gold, answer)
     assert why is not None
-    assert why.startswith(f"the answer is not compared: it holds {found}")
+    assert why.startswith(f"the answer is not compared: it has {found}")
     assert reason(answer, answer) is None
 
 

@@ -10,6 +10,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from explorl import ExplorationTrainer
 from explorl import strategies as xs
+from explorl.rollout.backends.vllm_requests import VllmCompletion
 from explorl.training.grpo import vllm_rows
 
 

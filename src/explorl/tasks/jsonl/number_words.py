@@ -1,7 +1,7 @@
-"""Words around a number: those that leave it as it is, and those that make another value of it.
+"""Words around a number: those that keep its value, and those that change it.
 
-What stands before a number is a closed list, since words there tend to change it ("about 42", "log 42"). After it
-stands a noun more often than not, so there every word is allowed that is not listed here.
+Words before a number tend to change it ("about 42", "log 42"), so only those on a list are allowed. A number is mostly
+followed by a noun, so after it all words are allowed except those on a list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEADS = re.compile(
     r"(?:\b(?:is|are|was|were|be|been|being|equals?|has|have|had|gives?|gave|yields|becomes|became|remains?|remained"
     r"|leaves?|left|gets?|got|makes?|made|contains?|contained|holds?|held|totals?|totaling|answer|result|value|sum|number"
     r"|count|amount"
-    # what people do in word problems
+    # verbs of word problems
     r"|costs?|needs?|needed|earns?|earned|spends?|spent|pays?|paid|sells?|sold|buys?|bought|purchased?|uses?|used|takes?"
     r"|took|reads?|runs?|ran|walks?|walked|drives?|drove|scores?|scored|loses?|lost|receives?|received|eats?|ate|drinks?"
     r"|drank|weighs?|weighed|climbs?|climbed|sleeps?|slept|sends?|sent|delivers?|delivered|works?|worked|picks?|picked"
@@ -23,7 +23,7 @@ LEADS = re.compile(
     r"|hikes?|hiked|finds?|found|saves?|saved|owes?|owed|charges?|charged|collects?|collected|travels?|traveled|wants?"
     r"|bakes?|baked|catch|catches|caught|sees?|saw|writes?|wrote|produces?|produced|owns?|owned|wins?|won|raises?|raised"
     r"|plants?|planted|fills?|filled|completes?|completed|finish|finishes|finished"
-    # what leaves a number as it is
+    # words that keep a number's value
     r"|the|these|those|all|exactly|precisely|only|just|so|thus|therefore|hence|then|finally|additional|extra|another|in"
     r"|at|for|with|on|into|us|usd|eur|gbp|jpy|inr|cny|rmb|aud|cad|chf|rs"
     r"|(?:total|sum|amount|value|cost|price|average|speed|rate|length|width|height|area|volume|perimeter|weight|distance"
@@ -33,7 +33,7 @@ LEADS = re.compile(
     # other languages
     r"|ist|lautet|es|est|vale|è|é|равен|ответ|答案是|答案为|答案|答えは|一共|总共|等于)|['’](?:s|re))\Z"
 )
-"""What may stand directly before a number."""
+"""Words that may come directly before a number."""
 
 DOUBTS = re.compile(
     r"\b(?:not|no|never|none|nor|neither|nothing|nobody|cannot|hardly|barely|wrong|incorrect|false|untrue|mistaken"
@@ -46,7 +46,7 @@ DOUBTS = re.compile(
     r"|(?:square|cube) root|successor|predecessor"
     r"|(?:square|cube|root|third|quarter|fifth|tenth|multiple|divisor|factor|complement|logarithm) of)\b|n['’]t\b"
 )
-"""What may stand nowhere before a number, nor in the name that is said to equal it."""
+"""Words that may not come anywhere before a number, nor in the name of what equals it."""
 
 CHANGES = re.compile(
     r"(?:or|and|not|no|nor|than|under|above|below|mod|modulo|base|plus|minus|multiplied|divided|choose|permute|st|nd|rd|th"
@@ -57,7 +57,7 @@ CHANGES = re.compile(
     r"|percentile|about|around|almost|nearly|max|maximum|minimum|sin|cos|tan|log|ln|lg|exp|sqrt|root|lim"
     r"|det|pi|tau|phi|bce?|ad|mille|mio|mrd|mln|tsd|тыс|млн|млрд)\b|[万亿千百十億萬兆만억천십]"
 )
-"""How the first word after a number may not begin."""
+"""Beginnings that the first word after a number may not have."""
 
 UNDOES = re.compile(
     r"\b(?:squared|cubed|factorial|minus|reciprocal|inverted|negated|doubled|tripled|trebled|quadrupled|quintupled|halved"
@@ -76,7 +76,7 @@ UNDOES = re.compile(
     r"|(?:is|are|was|were|be|seems) (?:\w+ )?(?:wrong|incorrect|false|untrue)"
     r"|(?:not|n['’]t|no|wrong|incorrect|false|untrue)(?=\W*\Z))\b"
 )
-"""What may stand nowhere after a number."""
+"""Words that may not come anywhere after a number."""
 
 _SCALED = {
     "k": "k K thou", "Ki": "Ki ki", "M": "M MM mn Mn mil", "B": "B bn Bn bil bln", "T": "T tn",
@@ -89,7 +89,7 @@ _SCALED = {
     "basis point": "basis bps",
 }  # fmt: skip
 SCALED = {word: name for name, words in _SCALED.items() for word in words.split()}
-"""Units that are numbers themselves, by the words for them."""
+"""Maps words to units that are numbers themselves, like "dozen"."""
 
 _MEASURES = {
     "dollar": "$ usd dollar buck", "cent": "¢ cent", "euro": "€ eur euro", "pound": "£ gbp", "yen": "¥ jpy yen",
@@ -103,14 +103,14 @@ MEASURES = {
     **_UNITS,
     **{word: name for name, words in _MEASURES.items() for word in words.split()},
 }
-"""What is measured, by the words and signs for it: "min" and "minute" are one measure."""
+"""Maps words and signs to what they measure: "min" and "minute" are one measure."""
 
 SIGNS = frozenset("msghLlNJWVFC")
-"""Units of one letter that cannot be taken for a variable or a scale."""
+"""Units of one letter that cannot be confused with a variable or a scale."""
 
 SHORT = re.compile(
     "in|of|on|at|as|we|us|my|me|he|up|go|so|it|is|be|am|pm|an|by|do|if|no|or|to|cm|mm|km|dm|nm|kg|mg|ml|dl|cl|cc|lb|oz|ft"
     "|yd|mi|hr|qt|pt|sq|cu|ha|ms|ns|hz|db|kb|mb|gb|tb|kw|mw|kj|kv|kn|mv|ev|px|rs|tv|pc|cd|id|uk|le|la|de|du|en|au|un",
     re.IGNORECASE,
 )
-"""Words of two letters; others are products of variables."""
+"""Words of two letters; any other two letters are a product of variables."""

@@ -1,10 +1,9 @@
 r"""Numbers as people and models write them: ``42``, ``1,000``, ``$5``, ``-7.50``, ``1e3``, ``3/4``, ``\frac{3}{4}``.
 
-A text states a number if nothing in it could make another value of the number: around it may stand a name or a
-calculation that equals it (``x = 42``), words that introduce it (``The answer is 42``), a currency, a unit, or what is
-counted (``42 apples``). ``3 1/2`` is 3.5, ``5 million`` is 5,000,000 and ``-(42)`` is -42; ``42!``, ``5²``, ``not 42``
-and ``more than 42`` state none. Nothing here raises, whatever the text, and nothing takes longer than a few passes
-over it.
+A text states a number if nothing in it could change the number's value: it may have a name or a calculation that equals
+the number (``x = 42``), words that introduce it (``The answer is 42``), a currency, a unit, or a noun that is counted
+(``42 apples``). ``3 1/2`` is 3.5, ``5 million`` is 5,000,000 and ``-(42)`` is -42; ``42!``, ``5²``, ``not 42`` and
+``more than 42`` state none. No text raises an error, and the time is a few passes over it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import NamedTuple
 from explorl.tasks.jsonl.number_words import CHANGES, DOUBTS, LEADS, MEASURES, SCALED, SHORT, SIGNS, UNDOES
 
 MAX_LENGTH = 1_000
-"""No number needs more characters; what is longer states none."""
+"""A longer text states no number."""
 _DIGITS = 2 * MAX_LENGTH
-"""Digits that are worked with: no number that is read is rounded."""
+"""Number of digits of the arithmetic, which rounds no number that is read."""
 _CLOSE = Decimal("1e-9")
-"""Numbers that are not whole may differ by this share: 0.1 + 0.2 is 0.30000000000000004 to a computer."""
+"""Relative tolerance for numbers that are not whole: in floating point, 0.1 + 0.2 is 0.30000000000000004."""
 
 
 class Number(NamedTuple):
@@ -29,15 +28,15 @@ class Number(NamedTuple):
 
     value: Decimal
     unit: str = ""
-    """What is measured, such as "dollar", or a unit that is a number, such as "dozen"; else empty."""
+    """A unit, such as "dollar", or a unit that is itself a number, such as "dozen"; empty if there is none."""
     is_rounded: bool = False
-    """Whether the text says that the value is only about this."""
+    """Whether the text says that the value is approximate."""
 
 
 # ---------------------------------------------------------------------------- numerals
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = rf"(?:[ -]?(?i:{'|'.join(_SCALES)})\b)"
-# What stands next to a number makes another one of it: 5², √5, 5½, 5π, 1_000, 0x10.
+# These characters next to a number change it: 5², √5, 5½, 5π, 1_000, 0x10.
 _NUMBER = re.compile(
     r"(?<![\w.√])(?<![A-Za-z]\^)[-+]?(?:[0-9]{1,9} (?=[0-9]{1,9}/[0-9]))?"
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4}(?!\w))?"
@@ -52,7 +51,7 @@ _MIXED = re.compile(r"(?<=[0-9])\s?(?=\\[dtc]?frac\s*\{)")
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is nothing but a number, and not a code with zeros in front."""
+    """Return whether a text is just a number, and not a code with leading zeros."""
     if text.isascii() and text.isdecimal():
         return text == "0" or text[0] != "0"
     return _PLAIN.fullmatch(text.strip()) is not None and parse_number(text) is not None
@@ -62,7 +61,7 @@ def same_number(stated: Number, right: Number, tolerance: float = 0.0) -> bool:
     """Return whether a stated number is the right one.
 
     They may differ by ``tolerance``; if it is 0, numbers that are not whole must agree to nine digits. A rounded
-    number cannot be right where the right one is whole, nor one whose unit contradicts that of the right one.
+    number is wrong if the right one is whole, and so is a number whose unit contradicts the right one's.
     """
     is_whole = right.value == right.value.to_integral_value()
     if stated.is_rounded and is_whole and not (right.is_rounded or tolerance):
@@ -76,12 +75,12 @@ def same_number(stated: Number, right: Number, tolerance: float = 0.0) -> bool:
 
 
 def asks_for_unit(question: str, unit: str) -> bool:
-    """Return whether a question asks how many there are of a unit, as in "How many dozen eggs?"."""
+    """Return whether a question asks for a number of a unit, as in "How many dozen eggs?"."""
     return bool(unit) and re.search(rf"how many (?:\w+ ){{0,3}}{re.escape(unit)}(?:e?s)?\b", question, re.I) is not None
 
 
 def format_number(stated: Number) -> str:
-    """Return a number in one way of writing: 42 for 42.0 and 4.2e1."""
+    """Return a number in its canonical notation: 42 for 42.0 and 4.2e1."""
     unit = f" {stated.unit}" if stated.unit in SCALED.values() else ""
     with localcontext() as context:
         context.prec = 30
@@ -157,9 +156,9 @@ _ENDS = re.compile(r"\A[\s#*_•·:,;]+|[\s*_.,;:?]+\Z")
 
 
 def _plain(text: str) -> tuple[str, str]:
-    """Return a text without its layout, and the sign of the currency in it."""
+    """Return a text without its layout, and its currency sign."""
     text = text.translate(_CHARACTERS)
-    # Two dollar signs are those of mathematics.
+    # Two dollar signs delimit mathematics.
     signs = [*(sign for sign in _CURRENCIES if sign in text), *("$" if r"\$" in text or text.count("$") % 2 else "")]
     text = _FRACTION.sub(r"\1/\2", _MIXED.sub(" ", text.replace("{,}", ",")))
     for _ in range(3):
@@ -199,15 +198,15 @@ _SECOND = re.compile(r"(?:[,;] ?|\b(?:or|and) ){1,2}[^\s0-9]{1,20}\Z")
 
 
 def parse_number(text: str) -> Number | None:
-    """Return the number that a text states; None if it states none, or several."""
+    """Return the number that a text states; None if it states no number, or several."""
     if len(text) > MAX_LENGTH:
         return None
     plain, currency = _plain(text)
     *equals, claim = re.split("[=≈]", plain.rpartition("→")[2])
     equals = [part.strip() for part in equals if part.strip()]
     numbers = list(_NUMBER.finditer(claim))
-    is_said_before = any(_SECOND.search(part) for part in equals[1:])  # "x = 41, x = 42"
-    if "≠" in plain or len(numbers) != 1 or is_said_before or (equals and not _can_equal(equals[-1])):
+    has_two_claims = any(_SECOND.search(part) for part in equals[1:])  # "x = 41, x = 42"
+    if "≠" in plain or len(numbers) != 1 or has_two_claims or (equals and not _can_equal(equals[-1])):
         return None
     digits = numbers[0][0].lstrip("-+")
     value = _value(digits)
@@ -226,7 +225,7 @@ def parse_number(text: str) -> Number | None:
 
 
 def _signed(head: str, tail: str) -> tuple[int, str, str] | None:
-    """Take signs and brackets that are around a number off the text before and after it; None: another calculation."""
+    """Remove signs and brackets around a number from the text before and after it; None if it is a calculation."""
     sign = 1
     while head := head.rstrip():
         mark = head[-1]
@@ -240,7 +239,7 @@ def _signed(head: str, tail: str) -> tuple[int, str, str] | None:
 
 
 def _introduces(head: str) -> bool:
-    """Return whether the text before a number leaves it as it is."""
+    """Return whether the text before a number keeps its value."""
     if not head or _OPTION.fullmatch(head):
         return True
     text = head.casefold().removesuffix(" (").rstrip(" ,")
@@ -252,7 +251,7 @@ def _introduces(head: str) -> bool:
 
 
 def _unit(tail: str, currency: str) -> str | None:
-    """Return the unit that follows a number, empty if it is none that is known; None: the number is another one."""
+    """Return the unit after a number, empty if it is unknown; None if the text after the number changes its value."""
     unit = MEASURES.get(currency, "")
     for sign in ("%", "°", "‰"):
         if tail.lstrip().startswith(sign):
@@ -280,20 +279,20 @@ def _unit(tail: str, currency: str) -> str | None:
 
 
 def _measure(word: str) -> str:
-    """Return what a word measures, in singular or plural; empty if it is no unit that is known."""
+    """Return what a word in singular or plural measures; empty if it is not a known unit."""
     word = word.casefold()
     return MEASURES.get(word) or MEASURES.get(word.removesuffix("s") if len(word) > 2 else "") or ""
 
 
 def _is_word(word: str) -> bool:
-    """Return whether letters are a word, and not a variable or a product of variables."""
+    """Return whether letters are a word and not a variable or a product of variables."""
     if len(word) > 2 or not word.isascii() or word[0].isupper():
         return True
     return word in SIGNS or word == "a" or bool(SHORT.fullmatch(word))
 
 
 def _can_equal(left: str) -> bool:
-    """Return whether what is said to equal a number is a name or a calculation, and no equation to be solved."""
+    """Return whether the left side of an = is a name or a calculation, and not an equation to be solved."""
     if any(map(str.isdigit, left)) and not any(map(str.isalpha, _FUNCTION.sub("", left))):
         return True
     name = _NAME.sub("", _CLAUSE.split(left)[-1]).strip()
@@ -309,7 +308,7 @@ _MARKS = re.compile(
     r"\\[$%!,]|\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)(?![A-Za-z])|[$€£¥₹{}]|[\u00a0\u202f](?=[0-9]{3})"
 )
 _NEGATIVE = re.compile(r"\b(?:minus|negative) (?=[0-9.(])", re.IGNORECASE)
-# A dash is a minus sign unless it follows a word: "10 - 42" and "so - 42" state 42, and "= - 42" does not.
+# A dash after a word or number is not a minus sign: "10 - 42" and "so - 42" state 42, but "= - 42" states -42.
 _BEFORE = re.compile(
     r"(?P<mark>[\w)]?[-–—‒―‐‑﹣－⁻](?=[(\[]*\Z)|\\textminus ?|(?<=[=:(]) ?[-–—] |[0-9][/:]|[√^~≈<>≤≥≠±/]"
     r"|(?:\\?\b(?:log|ln|lg|exp|sqrt|(?:a|arc)?(?:sin|cos|tan)h?)(?:_\w{1,2}|[0-9]{1,2})?|\\sqrt) ?"
@@ -323,7 +322,7 @@ _AFTER = re.compile(
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of a text, with what makes another one of it, such as the "k" of 42k."""
+    """Return the last number of a text, with adjacent signs and letters that change its value, like the "k" of 42k."""
     text = _FRACTION.sub(r"\1/\2", _MIXED.sub(" ", text.replace("−", "-").replace("{,}", ",")))
     text = _NEGATIVE.sub("-", _MARKS.sub("", text))
     numerals, numbers = (deque(pattern.finditer(text), maxlen=1) for pattern in (_NUMERAL, _NUMBER))

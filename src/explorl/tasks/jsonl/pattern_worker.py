@@ -1,6 +1,6 @@
-"""What looks for a pattern in a text, in a sealed process (`explorl.sandbox.isolated_call`): some searches never end.
+"""Search texts for patterns in an isolated process (`explorl.sandbox.isolated_call`): some searches never end.
 
-It imports nothing of Explorl, so it holds no torch and starts at once.
+This module imports nothing of Explorl, so the process has no torch and starts at once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 
 def given(patterns: list[str]) -> list[re.Pattern[str]]:
-    """The patterns, compiled."""
+    """Compile the patterns."""
     return [re.compile(pattern) for pattern in patterns]
 
 
 def matches(message: dict[str, Any], patterns: list[re.Pattern[str]] | None) -> bool:
-    """Whether one of the patterns of a message, which may have been compiled already, is in its text."""
+    """Return whether a message's text matches one of its patterns; ``patterns`` are compiled ones or None."""
     compiled = given(message["patterns"]) if patterns is None else patterns
     return any(pattern.search(message["text"]) for pattern in compiled)

@@ -9,8 +9,8 @@ last_number    the last number in it
 whole          all of it
 =============  ============================================================
 
-Of a completion with ``</think>`` only what follows the last one is read. Nothing here raises, whatever the text, and
-nothing takes longer than a few passes over it.
+If a completion has ``</think>``, only the text after the last one is read. No text raises an error, and the time is a
+few passes over it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from explorl.tasks.tags import last_answer, read
 
 
 class Style(NamedTuple):
-    """How a style is asked for, and what is missing without it."""
+    """The sentence that asks for a style, and the error of a completion without it."""
 
     request: str
     missing: str
@@ -44,23 +44,23 @@ STYLES: Mapping[str, Style] = {
 
 
 class StatedAnswer(NamedTuple):
-    """The answer that a completion states, None if there is none; and whether it states one, and one only."""
+    """The answer that a completion states, or None; and whether it states exactly one."""
 
     answer: str | None
     well_formed: bool
 
 
 def extract_answer(completion: str | bytes, style: str, *, opened: bool = False) -> StatedAnswer:
-    """What a completion states. ``opened``: the prompt has already opened ``<think>``, which must then be closed."""
-    text, whole = read(completion)
-    _, closed, visible = text.rpartition("</think>")
-    answer, count = _found(visible, style)
+    """Return the answer of a completion. ``opened``: the prompt opened ``<think>``, so the completion must close it."""
+    text, is_whole = read(completion)
+    _, closing_tag, visible = text.rpartition("</think>")
+    answer, count = _answer_and_count(visible, style)
     if answer is None or not answer.strip():
         return StatedAnswer(None, False)
-    return StatedAnswer(answer.strip(), whole and count == 1 and bool(closed or not opened))
+    return StatedAnswer(answer.strip(), is_whole and count == 1 and bool(closing_tag or not opened))
 
 
-def _found(text: str, style: str) -> tuple[str | None, int]:
+def _answer_and_count(text: str, style: str) -> tuple[str | None, int]:
     if style == "boxed":
         return last_boxed(text)
     if style == "tags":

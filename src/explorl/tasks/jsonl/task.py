@@ -1,13 +1,13 @@
-"""Rows of one's own as a task, without code: prompts and answers in JSONL files, and a verifier by name.
+"""A task made of your own rows, without code: prompts and answers in JSONL files, and a verifier by name.
 
-correctness = 1 if the verifier takes the answer that the completion states for a right one
-format      = 1 if it states one, and one only
+correctness = 1 if the verifier accepts the answer that the completion states
+format      = 1 if the completion states exactly one answer
 
     task: {name: jsonl, data_dir: words, verifier: number, style: tags}
 
-A folder has ``train.jsonl`` and ``test.jsonl`` (or ``holdout.jsonl``), and perhaps ``sft.jsonl``; or one file, of which
-a column ``split`` says which row is what; or else a tenth of it is held out. `jsonl_rows` says what a row has,
-`jsonl_verifiers` how an answer is judged, `jsonl_styles` where a completion states it.
+A folder has ``train.jsonl`` and ``test.jsonl`` (or ``holdout.jsonl``), and optionally ``sft.jsonl``. Of a single file,
+the column ``split`` gives each row's split; without it, a tenth is held out. The module `rows` describes a row,
+`verifiers` how an answer is judged, and `styles` where a completion states it.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ class Jsonl(Task):
     data_dir: str | Path | None = None
     """A folder with the files, or a file."""
     path: str | Path | None = None
-    """One file; in ``data_dir``, if that is given too."""
+    """One file; relative to ``data_dir`` if both are given."""
     verifier: Literal["auto", "exact", "number", "math", "choice", "code", "regex"] = "auto"
-    """How answers are judged, in rows that name none. "auto", row by row: ``code`` with a column ``test``, ``choice``
-    with ``choices``, ``number`` where the answer is one, else ``exact``."""
+    """How to judge the answers of rows that name no verifier. "auto" decides row by row: ``code`` with a column
+    ``test``, ``choice`` with ``choices``, ``number`` if the answer is one, else ``exact``."""
     style: Literal["boxed", "tags", "hash", "last_line", "last_number", "whole"] | None = None
     """Where a completion states its answer; None: boxed, and whole for ``regex``. Letters and programs are found
-    wherever they are."""
+    anywhere."""
     instruction: str | None = None
-    """What is said after the question; None: the sentence that asks for the style. Empty: nothing."""
+    """Text after the prompt; None: the sentence that asks for the style. Empty: nothing."""
     holdout: float = 0.1
-    """How much of one file is held out: a share below 1, or a number of rows."""
+    """How much of a single file to hold out: a share below 1, or a number of rows."""
     tolerance: float = 0.0
-    """How far a number may be from the right one."""
+    """The largest allowed distance of a number from the right one."""
     ignore_case: bool = True
-    """Whether ``exact`` takes "paris" for "Paris"."""
+    """Whether ``exact`` accepts "paris" for "Paris"."""
     seed: int = 0
-    """Which rows are held out of one file."""
+    """Seed that selects the rows to hold out of a single file."""
     seconds: float = 5.0
-    """Time for judging one completion by ``math``, ``regex`` or ``code``; beyond, it is wrong."""
+    """Time limit for judging one completion by ``math``, ``regex`` or ``code``; beyond it, the completion is wrong."""
     workers: int | None = None
-    """Processes that judge; None: one per core."""
+    """Number of judging processes; None: one per core."""
 
     templates: ClassVar[tuple[str, ...]] = ("instructed", "plain", "chat", "text")
     answer_mark: ClassVar[None] = None
-    """Each row has its own form, with a mark or without; its verdict says whether a completion keeps to it."""
+    """Each row has its own style, with a mark or without; the verdict says whether a completion follows it."""
 
     def __post_init__(self) -> None:
         if self.verifier not in ("auto", *VERIFIERS):
@@ -96,57 +96,57 @@ class Jsonl(Task):
 
     @property
     def dataset(self) -> str:
-        """What its problems are called in tables and folders: the file, or the folder."""
-        given = Path(str(self.path if self.path is not None else self.data_dir)).absolute()
-        return given.stem if given.is_file() or self.path is not None else given.name
+        """The name of the file or folder, for tables and result folders."""
+        source = Path(str(self.path if self.path is not None else self.data_dir)).absolute()
+        return source.stem if source.is_file() or self.path is not None else source.name
 
     # ------------------------------------------------------------------ problems
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
-        given = read_splits(find_files(self.data_dir, self.path), self.verifier, self.holdout, self.seed)
-        if not given.get(split):
-            why = {
+        splits = read_splits(find_files(self.data_dir, self.path), self.verifier, self.holdout, self.seed)
+        if not splits.get(split):
+            reason = {
                 "train": "all are held out",
                 "holdout": "none is held out",
-                "sft": "none has a completion; add a column 'completion', with what a model should write",
+                "sft": "none has a completion; add a column 'completion' with the text that a model should write",
             }
-            raise ValueError(f"the rows of {self.dataset!r} have no {split!r} split: {why[split]}")
-        return given[split][:limit]
+            raise ValueError(f"the rows of {self.dataset!r} have no {split!r} split: {reason[split]}")
+        return splits[split][:limit]
 
     def examples(self, count: int, *, template: str | None = None, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """At most ``count`` of the rows that have a completion, in an order drawn by seed."""
+        """Yield at most ``count`` of the rows that have a completion, shuffled by seed."""
         problems = [problem for problem in self.problems("sft") if "completion" in problem.data]
         first = [problem for problem in problems if problem.data.get("answer") != []][:_CHECKED_EXAMPLES]
         verdicts = self.verify_many([str(problem.data["completion"]) for problem in first], first)
         if verdicts and not any(verdict.correct for verdict in verdicts):
             raise ValueError(
-                f"no completion of {self.dataset!r} is right by its own answer ({verdicts[0].error}); set task.style "
-                f"to where they state it: {', '.join(STYLES)}"
+                f"no completion of {self.dataset!r} is correct by its row's answer ({verdicts[0].error}); set "
+                f"task.style to where they state it: {', '.join(STYLES)}"
             )
         for chosen in islice(shuffled(Random(seed), problems), count):
             yield {"prompt": self.prompt(chosen, template), "completion": chosen.data["completion"]}
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ prompts
     def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
-        """``plain`` is the prompt as given; the others say after it how the answer shall be stated.
+        """Return the prompt in a template: ``plain`` is the row's prompt; the others add how to state the answer.
 
-        ``instructed`` keeps text text and messages messages; ``chat`` asks in messages, ``text`` in text.
+        ``instructed`` keeps text text and messages messages; ``chat`` gives messages, ``text`` gives text.
         """
         template = template or self.templates[0]
         if template not in self.templates:
             raise unknown("template", template, self.templates)
-        given = problem.data["prompt"]
+        prompt = problem.data["prompt"]
         if template == "plain":
-            return given
+            return prompt
         request = self._request(problem)
-        if isinstance(given, str) and template != "chat":
-            return f"{given}\n{request}\n" if request else given
-        *before, last = as_messages(given)
+        if isinstance(prompt, str) and template != "chat":
+            return f"{prompt}\n{request}\n" if request else prompt
+        *before, last = as_messages(prompt)
         turns = [*before, {**last, "content": f"{last['content']}\n{request}" if request else last["content"]}]
         return turns if template != "text" else _as_text(turns)
 
     def _request(self, problem: Problem) -> str:
-        """What is said after the question."""
+        """Return the text after the question: its options, and how to state the answer."""
         data = problem.data
         options = [f"{letter}) {choice}" for letter, choice in zip(LETTERS, data.get("choices") or (), strict=False)]
         sentence = self.instruction
@@ -161,47 +161,50 @@ class Jsonl(Task):
     def _style(self, verifier: str) -> str:
         return self.style or ("whole" if verifier == "regex" else "boxed")
 
-    # ------------------------------------------------------------------ judging
+    # ------------------------------------------------------------------ verdicts
     def verify(self, completion: str | bytes, problem: Problem, *, opened: bool = False) -> Verdict:
         return self.verify_many([completion], [problem], opened=[opened])[0]
 
     def verify_many(
         self, completions: Sequence[str | bytes], problems: Sequence[Problem], *, opened: Sequence[bool] | None = None
     ) -> list[Verdict]:
-        """Judge completions, those with the same verifier together."""
+        """Return the verdicts on completions; those with the same verifier are judged together."""
         flags = [False] * len(completions) if opened is None else opened
         verdicts: dict[int, Verdict] = {}
-        asked = list(zip(completions, problems, flags, strict=True))
+        cases = list(zip(completions, problems, flags, strict=True))
         for verifier in dict.fromkeys(problem.data["verifier"] for problem in problems):
-            places = [place for place, (_, problem, _) in enumerate(asked) if problem.data["verifier"] == verifier]
-            verdicts |= zip(places, self._judged(verifier, [asked[place] for place in places]), strict=True)
-        return [verdicts[place] for place in range(len(asked))]
+            indices = [index for index, (_, problem, _) in enumerate(cases) if problem.data["verifier"] == verifier]
+            verdicts |= zip(indices, self._verify_with(verifier, [cases[index] for index in indices]), strict=True)
+        return [verdicts[index] for index in range(len(cases))]
 
-    def _judged(self, verifier: str, asked: list[tuple[str | bytes, Problem, bool]]) -> list[Verdict]:
+    def _verify_with(self, verifier: str, cases: list[tuple[str | bytes, Problem, bool]]) -> list[Verdict]:
         if verifier == "choice":
             return [
                 verify_choice(completion, problem.data.get("choices") or list(LETTERS), problem.data["answer"])
-                for completion, problem, _ in asked
+                for completion, problem, _ in cases
             ]
         if verifier == "code":
-            completions, problems, flags = zip(*asked, strict=True)
-            return self._code().verify_many(completions, [_code_problem(one) for one in problems], opened=flags)
+            completions, problems, flags = zip(*cases, strict=True)
+            code_problems = [_code_problem(problem) for problem in problems]
+            return self._code().verify_many(completions, code_problems, opened=flags)
         style = self._style(verifier)
-        found = [extract_answer(completion, style, opened=flag) for completion, _, flag in asked]
+        stated = [extract_answer(completion, style, opened=flag) for completion, _, flag in cases]
         answers = [
-            (one.answer, problem) for one, (_, problem, _) in zip(found, asked, strict=True) if one.answer is not None
+            (extracted.answer, problem)
+            for extracted, (_, problem, _) in zip(stated, cases, strict=True)
+            if extracted.answer is not None
         ]
-        judged = iter(self._compared(verifier, answers))
+        checked_answers = iter(self._check_answers(verifier, answers))
         verdicts = []
-        for one in found:
-            if one.answer is None:
+        for extracted in stated:
+            if extracted.answer is None:
                 verdicts.append(Verdict(False, False, error=STYLES[style].missing))
             else:
-                verdict = next(judged)
-                verdicts.append(Verdict(verdict.correct, one.well_formed, verdict.answer, verdict.error))
+                checked = next(checked_answers)
+                verdicts.append(Verdict(checked.correct, extracted.well_formed, checked.answer, checked.error))
         return verdicts
 
-    def _compared(self, verifier: str, answers: Sequence[tuple[str, Problem]]) -> list[CheckedAnswer]:
+    def _check_answers(self, verifier: str, answers: Sequence[tuple[str, Problem]]) -> list[CheckedAnswer]:
         if not answers:
             return []
         texts, right = [text for text, _ in answers], [problem.data["answer"] for _, problem in answers]
@@ -233,15 +236,15 @@ def _is_number(value: object) -> bool:
 
 
 def _as_text(turns: Sequence[Message]) -> str:
-    """Messages as text for a model without a chat template."""
+    """Return messages as text, for a model without a chat template."""
     if all(turn["role"] != "assistant" for turn in turns):
         return "\n\n".join(turn["content"] for turn in turns) + "\n"
     return "\n\n".join(f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns) + "\n\nAssistant:"
 
 
 def _code_problem(problem: Problem) -> Problem:
-    """As `Code` takes it: its prompt is the head of the function, if it is that."""
-    given = problem.data["prompt"]
+    """Return the problem as `Code` expects it: the prompt is the function's head, or empty if it is not one."""
+    prompt = problem.data["prompt"]
     name = problem.data["entry_point"]
-    head = given if isinstance(given, str) and defines(given, name) else ""
+    head = prompt if isinstance(prompt, str) and defines(prompt, name) else ""
     return Problem(problem.id, {"prompt": head, "entry_point": name, "test": problem.data["test"]})

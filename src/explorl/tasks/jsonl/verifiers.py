@@ -1,11 +1,11 @@
-"""How the task ``jsonl`` tells whether a stated answer is right: by one of the verifiers that a row may name.
+"""The verifiers of the task ``jsonl``: each tells whether a stated answer is right.
 
-exact     the same text; case, white space, and marks on both sides of it do not count
+exact     the same text; case, white space, and surrounding quotes and emphasis are ignored
 number    the same number
-math      the same to math-verify
+math      the same according to math-verify
 regex     the pattern is found in it
 choice    the letter of the right option, read from the whole completion
-code      its tests pass, read from the whole completion
+code      the program in the completion passes its tests
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ VERIFIERS = ("exact", "number", "math", "choice", "code", "regex")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _MARKS = (*((mark, mark) for mark in ("**", "*", "```", "`", '"', "'", "$$", "$")), ("“", "”"), ("‘", "’"))
 _LAYERS = 4
-"""Most marks around an answer, within one another."""
-_ANOTHER = "another answer than the right one"
+"""How many nested marks around an answer are removed."""
+_WRONG_ANSWER = "another answer than the right one"
 
 
 class CheckedAnswer(NamedTuple):
-    """Whether a stated answer is right; the answer in a normal form; and what is wrong with it."""
+    """Whether a stated answer is right; its normal form; and an error if it is wrong."""
 
     correct: bool
     answer: str | None
@@ -40,8 +40,8 @@ class CheckedAnswer(NamedTuple):
 
 
 def strip_marks(text: str, *, ignore_case: bool = True, marks: Sequence[tuple[str, str]] = _MARKS) -> str:
-    """Return a text without what `exact` ignores: case, spaces, marks on both sides of it, and a full stop."""
-    whole = bare = " ".join(normalized(text, "NFC").split())
+    """Return a text without what `exact` ignores: case, spaces, surrounding marks and a full stop."""
+    collapsed = bare = " ".join(normalized(text, "NFC").split())
     has_stop = True
     for _ in range(_LAYERS):
         for opening, closing in marks:
@@ -51,66 +51,71 @@ def strip_marks(text: str, *, ignore_case: bool = True, marks: Sequence[tuple[st
             bare = match[1].strip()
         if has_stop and bare.endswith("."):
             bare, has_stop = bare[:-1].rstrip(), False
-    bare = bare or whole
+    bare = bare or collapsed
     return bare.casefold() if ignore_case else bare
 
 
-def check_exact(said: str, right: Sequence[str], *, ignore_case: bool) -> CheckedAnswer:
+def check_exact(text: str, right: Sequence[str], *, ignore_case: bool) -> CheckedAnswer:
     """Return whether a text is one of the right ones.
 
-    Underscores and an emphasis that is only closed are ignored around the answer, not around a right text, to which
-    they may belong: ``__init__``, ``A*``.
+    Underscores and an emphasis that is only closed are ignored around the answer but not around a right text, which
+    they may be part of: ``__init__``, ``A*``.
     """
-    answer = strip_marks(said, ignore_case=ignore_case)
+    answer = strip_marks(text, ignore_case=ignore_case)
     forms = {
         answer,
-        strip_marks(said.removesuffix("**"), ignore_case=ignore_case, marks=(*_MARKS, ("__", "__"), ("_", "_"))),
+        strip_marks(text.removesuffix("**"), ignore_case=ignore_case, marks=(*_MARKS, ("__", "__"), ("_", "_"))),
     }
-    correct = not forms.isdisjoint(strip_marks(text, ignore_case=ignore_case) for text in right)
-    return CheckedAnswer(correct, answer, None if correct else _ANOTHER)
+    correct = not forms.isdisjoint(strip_marks(gold, ignore_case=ignore_case) for gold in right)
+    return CheckedAnswer(correct, answer, None if correct else _WRONG_ANSWER)
 
 
-def check_number(said: str, right: Sequence[str], *, tolerance: float, question: str = "") -> CheckedAnswer:
-    """Return whether a text states one of the right numbers; ``question`` may name the unit that is asked for."""
-    answer = parse_number(said)
+def check_number(text: str, right: Sequence[str], *, tolerance: float, question: str = "") -> CheckedAnswer:
+    """Return whether a text states one of the right numbers; ``question`` may ask for a unit, like "how many dozen"."""
+    answer = parse_number(text)
     if answer is None:
         return CheckedAnswer(False, None, "not one number")
-    golds = [gold for text in right if (gold := parse_number(text)) is not None]
+    golds = [gold for right_text in right if (gold := parse_number(right_text)) is not None]
     if asks_for_unit(question, answer.unit):
         golds = [gold._replace(unit=gold.unit or answer.unit) for gold in golds]
     correct = any(same_number(answer, gold, tolerance) for gold in golds)
-    return CheckedAnswer(correct, format_number(answer), None if correct else _ANOTHER)
+    return CheckedAnswer(correct, format_number(answer), None if correct else _WRONG_ANSWER)
 
 
 def check_math(
-    said: Sequence[str],
+    texts: Sequence[str],
     right: Sequence[Sequence[str]],
     prompts: Sequence[str],
     *,
     workers: int | None,
     seconds: float,
 ) -> list[CheckedAnswer]:
-    """Return for each text whether it is one of its right answers, and no mere repetition of its prompt."""
-    cases = [((gold, text), prompt) for text, golds, prompt in zip(said, right, prompts, strict=True) for gold in golds]
-    pairs, asked = [pair for pair, _ in cases], [prompt for _, prompt in cases]
-    judgements = iter(shared_judge(workers, seconds).judge_many(pairs, asked))
+    """Return for each text whether it equals one of its right answers and does not just repeat its prompt."""
+    cases = [
+        ((gold, text), prompt) for text, golds, prompt in zip(texts, right, prompts, strict=True) for gold in golds
+    ]
+    judgements = iter(
+        shared_judge(workers, seconds).judge_many([pair for pair, _ in cases], [prompt for _, prompt in cases])
+    )
     results = []
-    for text, golds in zip(said, right, strict=True):
-        each = [next(judgements) for _ in golds]
-        correct = any(judgement.same for judgement in each)
+    for text, golds in zip(texts, right, strict=True):
+        per_gold = [next(judgements) for _ in golds]
+        correct = any(judgement.same for judgement in per_gold)
         answer = normalize(text) if len(text) <= MAX_LENGTH else ""
-        results.append(CheckedAnswer(correct, answer or None, None if correct else each[0].error or _ANOTHER))
+        results.append(CheckedAnswer(correct, answer or None, None if correct else per_gold[0].error or _WRONG_ANSWER))
     return results
 
 
 def check_patterns(
-    said: Sequence[str], patterns: Sequence[Sequence[str]], *, workers: int | None, seconds: float
+    texts: Sequence[str], patterns: Sequence[Sequence[str]], *, workers: int | None, seconds: float
 ) -> list[CheckedAnswer]:
-    """Whether one of its patterns is found in each text."""
-    messages = [{"patterns": list(some), "text": text} for text, some in zip(said, patterns, strict=True)]
+    """Return for each text whether one of its patterns is found in it."""
+    messages = [
+        {"patterns": list(text_patterns), "text": text} for text, text_patterns in zip(texts, patterns, strict=True)
+    ]
     replies = _matchers(workers, seconds).call_many(messages, [message["patterns"] for message in messages])
     results = []
-    for text, reply in zip(said, replies, strict=True):
+    for text, reply in zip(texts, replies, strict=True):
         error = f"the pattern {reply.error}" if reply.error else "the pattern is not in it"
         results.append(
             CheckedAnswer(reply.value is True, " ".join(text.split()), None if reply.value is True else error)
@@ -120,7 +125,7 @@ def check_patterns(
 
 @lru_cache
 def _matchers(workers: int | None, seconds: float) -> Sealed:
-    """One pool per process for all that ask with the same numbers; ended when Python ends."""
+    """Return this process's pool of workers with these limits; it is closed when Python exits."""
     sealed = Sealed("explorl.tasks.jsonl.pattern_worker:matches", workers=workers, limits=SealedLimits(seconds=seconds))
     atexit.register(sealed.close)
     return sealed

@@ -1,4 +1,4 @@
-"""Problems of the mathematics benchmarks, from JSONL files and from the Hugging Face hub."""
+"""Read problems of mathematics benchmarks from JSONL files and from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from explorl.tasks.stable_random import shuffled
 
 
 class BenchmarkProblem(NamedTuple):
-    """A question and its right answer."""
+    """A problem's text and its right answer."""
 
     text: str
     answer: str
@@ -25,7 +25,7 @@ Splits = dict[str, list[BenchmarkProblem]]
 
 @dataclass(frozen=True)
 class Source:
-    """Where the hub keeps a benchmark, and which of its splits is which of ours."""
+    """A benchmark's id on the hub, and the hub's name of each of our splits."""
 
     hub_id: str
     splits: Mapping[str, str]
@@ -46,11 +46,11 @@ _EXAMPLE = r'{"question": "What is 6 · 7?", "answer": "42"}'
 
 
 def read_folder(folder: str | Path, dataset: str, *, seed: int = 0) -> Splits:
-    """The splits of a benchmark from a folder with ``<dataset>.jsonl``.
+    """Return the splits of a benchmark from a folder with ``<dataset>.jsonl``.
 
-    What is for training lies in ``<dataset>-train.jsonl`` or, where there is a ``<dataset>-test.jsonl``, in the first;
-    or a column ``split`` says it; or there are ``train.jsonl`` and ``test.jsonl`` instead. Where nothing says what is
-    held out, it is all of a benchmark for evaluation, and else a tenth, drawn by seed.
+    Problems for training are in ``<dataset>-train.jsonl`` or, if there is a ``<dataset>-test.jsonl``, in
+    ``<dataset>.jsonl``; or a column ``split`` says it; or there are ``train.jsonl`` and ``test.jsonl`` instead.
+    Otherwise all problems of an evaluation benchmark are held out, and a tenth of the others, drawn by seed.
     """
     trains = "train" in SOURCES[dataset].splits
     files = split_files(Path(folder), dataset, plain=trains)
@@ -59,27 +59,27 @@ def read_folder(folder: str | Path, dataset: str, *, seed: int = 0) -> Splits:
             f"no file {dataset}.jsonl in {str(folder)!r}; give a folder with lines like {_EXAMPLE} in it"
         )
     if list(files) == ["all"]:
-        splits = {split: _questions(rows) for split, rows in group_by_split(_filled(files["all"])).items()}
+        splits = {split: _problems(rows) for split, rows in group_by_split(_nonempty(files["all"])).items()}
     else:
         splits = {split: read_jsonl(path) for split, path in files.items()}
     if "all" in splits:
         splits["train" if trains else "holdout"] = splits.pop("all")
     if "holdout" not in splits:
-        questions = shuffled(Random(seed), splits["train"])
-        held_out = -(-len(questions) // 10)
-        splits |= {"train": questions[held_out:], "holdout": questions[:held_out]}
+        problems = shuffled(Random(seed), splits["train"])
+        held_out = -(-len(problems) // 10)
+        splits |= {"train": problems[held_out:], "holdout": problems[:held_out]}
     return splits
 
 
 def read_hub(dataset: str) -> Splits:
-    """The splits of a benchmark from the hub."""
-    import datasets  # here, because it takes seconds and nothing else needs it
+    """Return the splits of a benchmark from the hub."""
+    import datasets  # imported here because it takes seconds and nothing else needs it
 
     source = SOURCES[dataset]
     try:
         loaded = {
-            split: datasets.load_dataset(source.hub_id, source.config, split=theirs)
-            for split, theirs in source.splits.items()
+            split: datasets.load_dataset(source.hub_id, source.config, split=hub_split)
+            for split, hub_split in source.splits.items()
         }
     except OSError as error:
         raise FileNotFoundError(
@@ -87,53 +87,53 @@ def read_hub(dataset: str) -> Splits:
             f"with {dataset}.jsonl in it"
         ) from error
     return {
-        split: [_question(row, f"{source.hub_id}, row {number}") for number, row in enumerate(rows, start=1)]
+        split: [_problem(row, f"{source.hub_id}, row {number}") for number, row in enumerate(rows, start=1)]
         for split, rows in loaded.items()
     }
 
 
 def read_jsonl(path: str | Path) -> list[BenchmarkProblem]:
-    r"""Questions from a file with one JSON object a line.
+    r"""Return the problems of a file with one JSON object per line.
 
-    The right answer is ``answer``, of which only what follows ``####`` counts if it has that, or else what the last
-    ``\boxed`` of ``solution`` holds.
+    The right answer is ``answer``, or only the part after ``####`` if it has one; without ``answer`` it is the content
+    of the last ``\boxed`` of ``solution``.
     """
-    return _questions(_filled(Path(path)))
+    return _problems(_nonempty(Path(path)))
 
 
-def _filled(path: Path) -> list[Record]:
+def _nonempty(path: Path) -> list[Record]:
     rows = list(read_records(path, _EXAMPLE))
     if not rows:
         raise ValueError(f"{path}: no problems; give a file with lines like {_EXAMPLE}")
     return rows
 
 
-def _questions(rows: list[Record]) -> list[BenchmarkProblem]:
-    return [_question(record, place) for record, place in rows]
+def _problems(rows: list[Record]) -> list[BenchmarkProblem]:
+    return [_problem(record, location) for record, location in rows]
 
 
-def _question(record: Mapping[str, Any], place: str) -> BenchmarkProblem:
+def _problem(record: Mapping[str, Any], location: str) -> BenchmarkProblem:
     text = record.get("question", record.get("problem"))
     if text is None:
-        raise ValueError(f"{place}: no field 'question'; give a line like {_EXAMPLE}")
+        raise ValueError(f"{location}: no field 'question'; give a line like {_EXAMPLE}")
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{place}: question is {short_repr(text)}; give a text like 'What is 6 · 7?'")
-    return BenchmarkProblem(text.strip(), _answer(record, place))
+        raise ValueError(f"{location}: question is {short_repr(text)}; give a text like 'What is 6 · 7?'")
+    return BenchmarkProblem(text.strip(), _answer(record, location))
 
 
-def _answer(record: Mapping[str, Any], place: str) -> str:
+def _answer(record: Mapping[str, Any], location: str) -> str:
     answer, solution = record.get("answer"), record.get("solution")
     if answer is None and isinstance(solution, str):
         boxed = last_boxed(solution)[0]
         if not boxed:
-            raise ValueError(f"{place}: no \\boxed in solution {short_repr(solution)}; end it like \\boxed{{42}}")
+            raise ValueError(f"{location}: no \\boxed in solution {short_repr(solution)}; end it like \\boxed{{42}}")
         return boxed
     if answer is None:
-        raise ValueError(f"{place}: no field 'answer' or 'solution'; give a line like {_EXAMPLE}")
-    # bool is an int to Python, but true is no number to whoever wrote the file.
+        raise ValueError(f"{location}: no field 'answer' or 'solution'; give a line like {_EXAMPLE}")
+    # bool is an int in Python, but true in a file is not a number.
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         return str(answer)
     text = (last_hash(answer)[0] or answer).strip() if isinstance(answer, str) else ""
     if not text:
-        raise ValueError(f"{place}: answer is {short_repr(answer)}; give a text like '42'")
+        raise ValueError(f"{location}: answer is {short_repr(answer)}; give a text like '42'")
     return text

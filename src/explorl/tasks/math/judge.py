@@ -1,10 +1,10 @@
-"""Judge: whether two mathematical answers say the same, in bounded time, whatever they are.
+"""Judge whether two mathematical answers are equal, in bounded time for any text.
 
-An answer passes four gates. Its text must have the form of an answer to this problem (`math_form`); what it is parsed
-to may hold nothing that sympy would have to work out and the right answer does not hold (`math_tree`); math-verify
-(Hugging Face, 2024) compares the two in a sealed process, of which nothing is left for the next pair; and an answer of
+An answer passes four gates. Its text must have the form of an answer to this problem (`form`); its parsed tree may
+contain no operation that sympy would have to evaluate and the right answer does not have (`tree`); math-verify (Hugging
+Face, 2024) compares the two in an isolated process, which leaves nothing behind for the next pair; and an answer with
 the right value must not be a formula copied from the prompt, nor a product of vectors or matrices in another order
-(`math_prompt`).
+(`prompt`).
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ from explorl.tasks.math import prompt as math_prompt
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral
 
 Pair = tuple[str, str]
-"""The right answer, and the one to judge."""
+"""The right answer, and the answer to judge."""
 
 _WORKER = "explorl.tasks.math.sympy_worker:compare"
-_REMEMBERED = 1 << 16
+_MAX_CACHED = 1 << 16
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether an answer says the same as the right one; if it could not be told, why."""
+    """Whether an answer equals the right one, and an error if it could not be compared."""
 
     same: bool
     error: str | None = None
     seconds: float = 0.0
-    """Processor time that a worker took over it."""
+    """Processor time of the comparison in a worker."""
 
 
 class Judge:
-    """Answers judged by sealed workers, started when first needed. Usable from several threads and forks."""
+    """Judges answers in isolated workers, started when first needed. Usable from several threads and forks."""
 
     def __init__(self, workers: int | None = None, limit: float = 5.0, *, arithmetic: bool = False) -> None:
-        """``limit``: seconds of processor time per pair, whatever the other pairs of its batch take. ``arithmetic``:
-        answers may leave to the judge what the right answer has worked out."""
+        """Set up the workers without starting them.
+
+        ``limit``: seconds of processor time per pair, independent of the other pairs of its batch. ``arithmetic``:
+        accept answers with calculations that the right answer does not have.
+        """
         if not limit > 0:
-            raise ValueError(f"limit={limit}: give the seconds that a pair of answers may take, like 5.0")
+            raise ValueError(f"limit={limit}: give the seconds that comparing two answers may take, like 5.0")
         self.arithmetic = arithmetic
         self._sealed = Sealed(_WORKER, workers=workers, limits=SealedLimits(seconds=limit))
-        self._known: dict[Pair, Judgement] = {}
+        self._cache: dict[Pair, Judgement] = {}
         self._lock = Lock()
 
     @property
@@ -60,23 +63,23 @@ class Judge:
         return self.judge_many([(gold, answer)], [prompt])[0]
 
     def judge_many(self, pairs: Iterable[Pair], prompts: Iterable[str] | None = None) -> list[Judgement]:
-        """Judge answers with all workers at once. The same pair is judged once, and remembered.
+        """Judge answers with all workers in parallel. The same pair is judged once, and remembered.
 
-        ``prompts`` are the texts of the problems: an answer that repeats a formula of its prompt is refused where the
-        right answer has another form (`math_prompt`).
+        ``prompts`` are the texts of the problems: an answer that repeats a formula of its prompt is refused if the
+        right answer has another form (`prompt`).
         """
         pairs = list(pairs)
         prompts = [""] * len(pairs) if prompts is None else prompts
-        judged = {
-            pair: self._known.get(pair) or judge_locally(*pair, arithmetic=self.arithmetic)
+        results = {
+            pair: self._cache.get(pair) or judge_locally(*pair, arithmetic=self.arithmetic)
             for pair in dict.fromkeys(pairs)
         }
-        judged |= self._compare([pair for pair, judgement in judged.items() if judgement is None])
-        known = {pair: judgement for pair, judgement in judged.items() if judgement is not None}
-        if len(self._known) + len(known) > _REMEMBERED:
-            self._known = {}
-        self._known |= known
-        return [_unless_refused(known[pair], *pair, prompt) for pair, prompt in zip(pairs, prompts, strict=True)]
+        results |= self._compare([pair for pair, judgement in results.items() if judgement is None])
+        judgements = {pair: judgement for pair, judgement in results.items() if judgement is not None}
+        if len(self._cache) + len(judgements) > _MAX_CACHED:
+            self._cache = {}
+        self._cache |= judgements
+        return [_unless_refused(judgements[pair], *pair, prompt) for pair, prompt in zip(pairs, prompts, strict=True)]
 
     def close(self) -> None:
         """End the workers; the next pair starts new ones."""
@@ -100,14 +103,14 @@ class Judge:
 
 
 def _unless_refused(judgement: Judgement, gold: str, answer: str, prompt: str) -> Judgement:
-    """The judgement, or a refusal of an answer that has the right value but not the form that the prompt asks for."""
+    """Return the judgement, or a refusal of a right value without the form that the prompt asks for."""
     reason = math_prompt.refusal_reason(prompt, gold, answer) if judgement.same and answer != gold else None
     return judgement if reason is None else Judgement(False, reason, judgement.seconds)
 
 
 def _message(gold: str, answer: str, arithmetic: bool) -> dict[str, object]:
-    right, said = form.worker_texts(gold, answer, arithmetic=arithmetic)
-    return {"gold": right, "answer": said}
+    gold_text, answer_text = form.worker_texts(gold, answer, arithmetic=arithmetic)
+    return {"gold": gold_text, "answer": answer_text}
 
 
 def _judgement(reply: Reply) -> Judgement:
@@ -118,11 +121,11 @@ def _judgement(reply: Reply) -> Judgement:
 
 
 def judge_locally(gold: str, answer: str, *, arithmetic: bool = False) -> Judgement | None:
-    """The judgement on a pair that needs no comparison: equal normal forms, two numbers, no answer, a bad form."""
+    """Judge a pair without a worker: equal normal forms, two numbers, no answer, a bad form. Else return None."""
     if len(answer) > MAX_LENGTH:
         return Judgement(False, f"the answer is longer than {MAX_LENGTH:,} characters")
-    said = normalize(answer)
-    if not said:
+    normal_form = normalize(answer)
+    if not normal_form:
         return Judgement(False, "the answer is empty")
     if answer == gold:
         return Judgement(True)
@@ -131,13 +134,13 @@ def judge_locally(gold: str, answer: str, *, arithmetic: bool = False) -> Judgem
         return Judgement(numbers[0] == numbers[1])
     if (reason := form.refusal_reason(gold, answer, arithmetic=arithmetic)) is not None:
         return Judgement(False, reason)
-    right, stated = form.worker_texts(gold, answer, arithmetic=arithmetic)
-    return Judgement(True) if right == stated or said == normalize(gold) else None
+    gold_text, answer_text = form.worker_texts(gold, answer, arithmetic=arithmetic)
+    return Judgement(True) if gold_text == answer_text or normal_form == normalize(gold) else None
 
 
 @lru_cache
 def shared_judge(workers: int | None, limit: float, arithmetic: bool = False) -> Judge:
-    """One judge per process for all that ask with the same numbers; ended when Python ends."""
+    """Return this process's judge with these settings; it is closed when Python exits."""
     judge = Judge(workers, limit, arithmetic=arithmetic)
     atexit.register(judge.close)
     return judge

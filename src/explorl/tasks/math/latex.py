@@ -1,8 +1,8 @@
-r"""Reads the LaTeX of an answer into a tree.
+r"""Parse the LaTeX of an answer into a tree.
 
-This is a language of its own rather than all of LaTeX: numbers, symbols, sums, products, quotients, powers, roots,
-functions by name, brackets, relations, unions of intervals, matrices, units. `Unreadable` says why something is not in
-it. Nothing is evaluated, depth is bounded, and the time is about linear in the length of the text.
+The grammar is a small part of LaTeX: numbers, symbols, sums, products, quotients, powers, roots, functions by name,
+brackets, relations, unions of intervals, matrices, units. `Unreadable` says why a text is not part of it. Nothing is
+evaluated, depth is bounded, and the time is about linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from explorl.tasks.math.latex_tokens import ALIASES, FUNCTIONS, Token, Unreadabl
 from explorl.tasks.math.units import is_abbreviation
 
 MAX_DEPTH = 20
-"""How deep brackets, fractions and exponents may be nested; no answer of the benchmarks has half of it."""
+"""How deep brackets, fractions and exponents may be nested; no answer of the benchmarks has half this depth."""
 
 MAX_CHAIN = 40
-"""How many divisions by a slash, unions and factorials there may be."""
+"""How many divisions by a slash, unions and factorials an answer may have."""
 
 MAX_EXPONENT = 999
-"""The largest power of ten that a number may be written with."""
+"""The largest power of ten in a number's notation."""
 
 
 class Node(NamedTuple):
@@ -34,7 +34,7 @@ class Node(NamedTuple):
     ========== ======================================== =======================================================
     number     its digits, like ``12.5`` or ``1e-7``
     repeating  ``0.1|6`` for 0.1666…
-    based      ``52_8``; ``52_10`` is one, too
+    based      ``52_8``; also ``52_10``
     symbol     its name, like ``x``, ``\\alpha_{1}'``
     constant   ``π``, ``e``, ``i`` or ``∞``
     text       words
@@ -42,19 +42,19 @@ class Node(NamedTuple):
     minus                                               what is subtracted
     choice     ``±`` or ``∓``                           what is added or subtracted
     product                                             factors
-    quotient   ``mixed`` if written like 2 1/3          above and below; 2:3 is one, too
+    quotient   ``mixed`` if written like 2 1/3          numerator and denominator; also of 2:3
     time       ``3:05``                                 hours and minutes
     ratio                                               three or more, like those of 1:2:3
     power                                               base and exponent
     root                                                radicand and index
-    call       the function, like ``sin``, or a sign    arguments; the signs × and · only where vectors are read
+    call       the function, like ``sin``, or a sign    arguments; the signs × and · only with ``vectors``
     percent                                             the number before the sign
     unit       the unit, like ``cm^2``                  what it measures
-    bracket    its signs, like ``(]``, ``{}`` or ``<>`` elements; one with a single element in () or [] is no node
+    bracket    its signs, like ``(]``, ``{}`` or ``<>`` elements; a single element in () or [] has no bracket node
     sets       ``∪``, ``∩`` or ``∖``                    two sets
     set        ``∅``, ``R``, ``Z``, …
     matrix                                              rows, each of kind ``row``
-    relation   its signs, like ``=`` or ``< ≤``         what stands between them
+    relation   its signs, like ``=`` or ``< ≤``         its sides
     list       ``and`` or ``or`` if it has that word    elements
     ========== ======================================== =======================================================
     """
@@ -102,10 +102,13 @@ _NUMPY = re.compile(r"(?<![A-Za-z0-9\\])np\.(?=[a-z])")
 
 @lru_cache(maxsize=8_192)
 def parse(text: str, *, units: bool = False, vectors: bool = False) -> Node:
-    """The tree of an answer. ``units``: a bare letter or word at its end, as in ``5 m``, may be a unit. ``vectors``:
-    products with × and with · are two things."""
+    """Parse an answer into a tree; raise `Unreadable` if it is not in the grammar.
+
+    ``units``: a bare letter or word at its end, as in ``5 m``, may be a unit. ``vectors``: × and · are different
+    products.
+    """
     text = _NUMPY.sub("", translate_unicode(text).replace("{,}", ","))
-    return _Reader(tokenize(_without_full_stop(text)), units, vectors).whole()
+    return _Parser(tokenize(_without_full_stop(text)), units, vectors).parse_all()
 
 
 def _without_full_stop(text: str) -> str:
@@ -113,55 +116,55 @@ def _without_full_stop(text: str) -> str:
     return end[:-1] if end.endswith(".") and not end.endswith(("..", "\\.")) else text
 
 
-class _Reader:
-    """One text, read from left to right; each token is looked at a bounded number of times."""
+class _Parser:
+    """Parses one text from left to right; each token is read a bounded number of times."""
 
     def __init__(self, tokens: list[Token], units: bool, vectors: bool) -> None:
         self._tokens = tokens
-        self._at = 0
+        self._position = 0
         self._depth = 0
-        self._chained = 0
-        self._listing = 0  # brackets around this place in which a comma stands between elements
+        self._chain_length = 0
+        self._list_depth = 0  # enclosing brackets in which a comma separates elements
         self._bars: list[str] = []
-        self._between: set[str] = set()  # the words between the items of a list, and its commas
+        self._separators: set[str] = set()  # words and commas between the items of a list
         self._units = units
         self._vectors = vectors
-        self._unit = ""  # of the operand that is being read, from a sign such as $ or °
+        self._unit = ""  # of the current operand, from a sign such as $ or °
         self._pending: Node | None = None
 
-    def whole(self) -> Node:
-        self._at += self._peek() in ("=", "\\approx")  # what is equal to it stands outside
+    def parse_all(self) -> Node:
+        self._position += self._peek() in ("=", "\\approx")  # "= 5" continues a sentence before the answer
         items = self._items()
-        if self._at < len(self._tokens):
-            raise Unreadable(f"{self._tokens[self._at].text!r} stands where nothing can stand")
-        words = self._between - {","}
+        if self._position < len(self._tokens):
+            raise Unreadable(f"unexpected {self._tokens[self._position].text!r} after its end")
+        words = self._separators - {","}
         return items[0] if len(items) == 1 else Node("list", words.pop() if len(words) == 1 else "", tuple(items))
 
     def _peek(self, ahead: int = 0) -> str:
-        """The sign, command or word at a place ahead; empty at the end, and for numbers and text."""
-        at = self._at + ahead
+        """Return the sign, command or word ``ahead`` tokens further; empty at the end, and for numbers and text."""
+        at = self._position + ahead
         if at >= len(self._tokens) or self._tokens[at].kind in ("number", "text"):
             return ""
         return self._tokens[at].text
 
     def _kind(self, ahead: int = 0) -> str:
-        at = self._at + ahead
+        at = self._position + ahead
         return self._tokens[at].kind if at < len(self._tokens) else ""
 
-    def _take(self) -> Token:
-        if self._at >= len(self._tokens):
+    def _next_token(self) -> Token:
+        if self._position >= len(self._tokens):
             raise Unreadable("it ends too early")
-        self._at += 1
-        return self._tokens[self._at - 1]
+        self._position += 1
+        return self._tokens[self._position - 1]
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:
-            raise Unreadable(f"no {sign} where there must be one")
-        self._at += 1
+            raise Unreadable(f"{sign} is missing")
+        self._position += 1
 
-    def _chain(self) -> None:
-        self._chained += 1
-        if self._chained > MAX_CHAIN:
+    def _count_chained(self) -> None:
+        self._chain_length += 1
+        if self._chain_length > MAX_CHAIN:
             raise Unreadable(f"more than {MAX_CHAIN} divisions, unions or factorials")
 
     def _items(self) -> list[Node]:
@@ -171,93 +174,93 @@ class _Reader:
         return items
 
     def _separator(self) -> bool:
-        before = self._at
+        before = self._position
         if self._peek() in (",", ";"):
-            self._between.add(",")
-            self._at += 1
-        if self._at < len(self._tokens) and self._tokens[self._at].kind in ("word", "text"):
-            words = self._tokens[self._at].text.strip(" ,").casefold()
+            self._separators.add(",")
+            self._position += 1
+        if self._position < len(self._tokens) and self._tokens[self._position].kind in ("word", "text"):
+            words = self._tokens[self._position].text.strip(" ,").casefold()
             if words in ("and", "or", "and/or"):
-                self._between |= set(words.split("/"))
-                self._at += 1
-        return self._at > before
+                self._separators |= set(words.split("/"))
+                self._position += 1
+        return self._position > before
 
     def _relation(self) -> Node:
         parts, signs = [self._union()], []
         while self._peek() in _RELATIONS:
-            signs.append(_RELATIONS[self._take().text])
+            signs.append(_RELATIONS[self._next_token().text])
             parts.append(self._union())
         return Node("relation", " ".join(signs), tuple(parts)) if signs else parts[0]
 
     def _union(self) -> Node:
         node = self._operand()
         while self._peek() in _SETS or self._is_union():
-            self._chain()
-            node = Node("sets", _SETS.get(self._take().text, "∪"), (node, self._operand()))
+            self._count_chained()
+            node = Node("sets", _SETS.get(self._next_token().text, "∪"), (node, self._operand()))
         return node
 
     def _is_union(self) -> bool:
-        """Whether a letter U stands here for ∪, between two brackets."""
-        before = self._tokens[self._at - 1].text if self._at else ""
+        """Return whether the next token is a letter U that means ∪, between two brackets."""
+        before = self._tokens[self._position - 1].text if self._position else ""
         return self._peek() == "U" and before in (")", "]", "\\}") and self._peek(1) in ("(", "[", "\\{")
 
     def _operand(self) -> Node:
-        """A sum with its unit or percent sign."""
+        """Parse a sum with its unit or percent sign."""
         outer, self._unit = self._unit, ""
         node = self._ratio()
-        if self._peek() in ("%", "\\%") or self._word_here() in ("percent", "pct"):
-            self._at += 1
-            node = Node("percent", parts=(_expression(node),))
-        unit = self._unit_here() or self._unit
+        if self._peek() in ("%", "\\%") or self._peek_word() in ("percent", "pct"):
+            self._position += 1
+            node = Node("percent", parts=(_as_expression(node),))
+        unit = self._read_unit() or self._unit
         self._unit = outer
         return Node("unit", unit, (node,)) if unit else node
 
     def _ratio(self) -> Node:
-        """Sums with colons between them. Two are a quotient, or a time where a ratio would have been reduced."""
-        first = self._at
+        """Parse sums separated by colons. Two are a quotient, or a time if a ratio would have been reduced."""
+        first = self._position
         parts = [self._sum()]
         while self._peek() == ":":
-            self._chain()
-            self._at += 1
+            self._count_chained()
+            self._position += 1
             parts.append(self._sum())
         if len(parts) == 1:
             return parts[0]
         if len(parts) > 2:
-            return Node("ratio", parts=tuple(_expression(part) for part in parts))
-        digits = [token.text for token in self._tokens[first : self._at] if token.text != ":"]
+            return Node("ratio", parts=tuple(_as_expression(part) for part in parts))
+        digits = [token.text for token in self._tokens[first : self._position] if token.text != ":"]
         quotient = _quotient(*parts)
-        is_time = self._at == first + 3 and _is_time(*digits)
+        is_time = self._position == first + 3 and _is_time(*digits)
         return quotient._replace(kind="time", text=":".join(digits)) if is_time else quotient
 
-    def _word_here(self) -> str:
-        token = self._tokens[self._at] if self._at < len(self._tokens) else None
+    def _peek_word(self) -> str:
+        token = self._tokens[self._position] if self._position < len(self._tokens) else None
         return token.text.strip(" .").casefold() if token and token.kind in ("word", "text") else ""
 
-    def _unit_here(self) -> str:
-        """The unit that stands here: words in ``\\text{…}``, with powers and a slash between them."""
+    def _read_unit(self) -> str:
+        """Read the unit at this position: words in ``\\text{…}``, with powers and a slash between them."""
         if self._peek() in _CURRENCIES:
-            return _CURRENCIES[self._take().text]
+            return _CURRENCIES[self._next_token().text]
         words: list[str] = []
-        while self._word_here() not in ("and", "or", "") and not self._is_union():
+        while self._peek_word() not in ("and", "or", "") and not self._is_union():
             if self._kind() != "text" and not self._units:
                 break
-            words.append(self._take().text)
+            words.append(self._next_token().text)
             if self._peek() in ("^", "**"):
-                self._at += 1
+                self._position += 1
                 words[-1] += f"^{self._digits()}"
             if self._peek() in ("/", "\\cdot") and self._kind(1) in ("text", "word"):
-                words.append("/" if self._take().text == "/" else "")
+                words.append("/" if self._next_token().text == "/" else "")
         return " ".join(" ".join(words).split())
 
     def _digits(self) -> str:
-        """The digits of an exponent or index, with or without braces."""
+        """Read the digits of an exponent or index, with or without braces."""
         braced = self._peek() == "{"
-        self._at += braced
+        self._position += braced
         sign = "-" if self._peek() == "-" else ""
-        self._at += bool(sign)
-        token = self._take()
+        self._position += bool(sign)
+        token = self._next_token()
         if token.kind != "number" or not token.text.isdigit():
-            raise Unreadable(f"{token.text!r} where a whole number must stand")
+            raise Unreadable(f"{token.text!r} where a whole number is expected")
         if braced:
             self._expect("}")
         return sign + token.text
@@ -265,10 +268,10 @@ class _Reader:
     def _sum(self) -> Node:
         terms: list[Node] = []
         while not terms or self._peek() in ("+", "-", "\\pm", "\\mp"):
-            sign = self._take().text if self._peek() in ("+", "-", "\\pm", "\\mp") else "+"
+            sign = self._next_token().text if self._peek() in ("+", "-", "\\pm", "\\mp") else "+"
             term = self._term()
             if sign in ("-", "\\pm", "\\mp") or terms:
-                term = _expression(term)
+                term = _as_expression(term)
             if sign == "-":
                 term = Node("minus", parts=(term,))
             elif sign != "+":
@@ -276,45 +279,45 @@ class _Reader:
             terms.append(term)
         if len(terms) == 1:
             return terms[0]
-        return Node("sum", parts=tuple(_expression(term) for term in terms))
+        return Node("sum", parts=tuple(_as_expression(term) for term in terms))
 
     def _term(self) -> Node:
-        """Factors, with or without signs between them: ``1/2x`` is 1/(2x)."""
+        """Parse factors with or without signs between them: ``1/2x`` is 1/(2x)."""
         node = self._run()
         while True:
             sign = self._peek()
             if sign in _TIMES:
-                self._at += 1
+                self._position += 1
                 node = self._multiplied(node, sign)
             elif sign in _OVER:
-                self._chain()
-                self._at += 1
+                self._count_chained()
+                self._position += 1
                 node = _quotient(node, self._signed_run())
             elif sign in _MOD:
-                self._chain()
-                self._at += 1
-                node = Node("call", "mod", (_expression(node), _expression(self._run())))
+                self._count_chained()
+                self._position += 1
+                node = Node("call", "mod", (_as_expression(node), _as_expression(self._run())))
             else:
                 return node
 
     def _multiplied(self, left: Node, sign: str) -> Node:
-        """A product with a sign; where vectors are read, × binds more tightly than ·."""
+        """Parse the right side of a product with a sign; with ``vectors``, × binds more tightly than ·."""
         right = self._signed_run()
         if not self._vectors:
             return _product(left, right)
         while sign != "\\times" and self._peek() == "\\times":
-            self._at += 1
-            right = Node("call", "×", (_expression(right), _expression(self._signed_run())))
-        return Node("call", "×" if sign == "\\times" else "·", (_expression(left), _expression(right)))
+            self._position += 1
+            right = Node("call", "×", (_as_expression(right), _as_expression(self._signed_run())))
+        return Node("call", "×" if sign == "\\times" else "·", (_as_expression(left), _as_expression(right)))
 
     def _signed_run(self) -> Node:
         if self._peek() == "-":
-            self._at += 1
-            return Node("minus", parts=(_expression(self._run()),))
+            self._position += 1
+            return Node("minus", parts=(_as_expression(self._run()),))
         return self._run()
 
     def _run(self) -> Node:
-        """Factors side by side."""
+        """Parse factors side by side."""
         factors = [self._factor()]
         while self._starts_factor():
             mixed = self._mixed(factors)
@@ -322,28 +325,28 @@ class _Reader:
                 factors[-1] = mixed
                 continue
             if self._kind() == "number" and self._pending is None:
-                raise Unreadable("a number stands right after something else; there must be a sign between them")
+                raise Unreadable("a number directly after another factor; put a sign between them")
             factors.append(self._factor())
         return factors[0] if len(factors) == 1 else _product(*factors)
 
     def _mixed(self, factors: list[Node]) -> Node | None:
-        r"""The mixed number, ``2\frac{1}{3}`` or ``2 1/3``, of a whole number before and a fraction here."""
-        if len(factors) > 1 or not _is_whole(factors[0]) or self._pending is not None:
+        r"""Read the fraction of a mixed number like ``2\frac{1}{3}`` or ``2 1/3``; return None if there is none."""
+        if len(factors) > 1 or not _is_whole_number(factors[0]) or self._pending is not None:
             return None
         if self._peek() in ("\\frac", "\\dfrac", "\\tfrac"):
             fraction = self._factor()
-            if fraction.kind != "quotient" or not all(_is_whole(part) for part in fraction.parts):
+            if fraction.kind != "quotient" or not all(_is_whole_number(part) for part in fraction.parts):
                 return _product(factors[0], fraction)
         elif self._kind() == "number" and self._peek(1) == "/" and self._kind(2) == "number":
-            fraction = _quotient(*(Node("number", self._tokens[self._at + ahead].text) for ahead in (0, 2)))
-            if self._tokens[self._at].spaced != 1 or not all(_is_whole(part) for part in fraction.parts):
+            fraction = _quotient(*(Node("number", self._tokens[self._position + ahead].text) for ahead in (0, 2)))
+            if self._tokens[self._position].spaced != 1 or not all(_is_whole_number(part) for part in fraction.parts):
                 return None
-            self._at += 3
+            self._position += 3
         else:
             return None
         whole, above, below = (int(part.text) for part in (factors[0], *fraction.parts))
         if above >= below:
-            raise Unreadable("a mixed number whose fraction is not below 1")
+            raise Unreadable("a mixed number whose fraction is not less than 1")
         fraction = _quotient(Node("number", str(whole * below + above)), Node("number", str(below)))
         return fraction._replace(text="mixed")
 
@@ -367,8 +370,8 @@ class _Reader:
         return sign in ("(", "[", "{")
 
     def _is_unit_word(self) -> bool:
-        """Whether the word here can be a unit: one by name, or a longer word, at the end of its part."""
-        word = self._word_here()
+        """Return whether the next word can be a unit: a known one or a longer word, at the end of its part."""
+        word = self._peek_word()
         if not self._units or word in FUNCTIONS or word in _GREEK or word in ("sqrt", "pi", "infinity", "infty"):
             return False
         is_noun = len(word) > 3 and bool(set(word) & set("aeiouy"))
@@ -377,7 +380,7 @@ class _Reader:
         return self._peek(1) in ("", ",", ";", "^", "/", ".", "and", "or") or self._kind(1) in ("word", "text")
 
     def _factor(self) -> Node:
-        """What cannot be torn apart, with its exponent and what else stands after it."""
+        """Parse a factor with its exponent, index, primes, factorial or arguments."""
         node = self._base()
         powered = False
         while True:
@@ -385,34 +388,34 @@ class _Reader:
             if sign in ("^", "**") and self._is_degree():
                 self._degree()
             elif sign in ("^", "**") and self._is_prime(1):
-                self._at += 1
-                node = _primed(node, self._primes())
+                self._position += 1
+                node = _with_primes(node, self._primes())
             elif sign in ("^", "**"):
                 if powered:
-                    raise Unreadable("two exponents, one after the other")
-                self._at += 1
-                node, powered = Node("power", parts=(_expression(node), _expression(self._exponent()))), True
+                    raise Unreadable("two exponents in a row")
+                self._position += 1
+                node, powered = Node("power", parts=(_as_expression(node), _as_expression(self._exponent()))), True
             elif sign == "_":
-                self._at += 1
-                node = _indexed(node, self._index())
+                self._position += 1
+                node = _with_index(node, self._index())
             elif sign in ("'", "\\prime"):
-                node = _primed(node, self._primes())
+                node = _with_primes(node, self._primes())
             elif sign == "!":
-                self._chain()
-                self._at += 1
-                node = Node("call", "factorial", (_expression(node),))
+                self._count_chained()
+                self._position += 1
+                node = Node("call", "factorial", (_as_expression(node),))
             elif sign == "\\degree":
-                self._at -= 1  # as if a ^ stood before it
+                self._position -= 1  # as if it came after a ^
                 self._degree()
             elif sign == "(" and node.kind == "symbol" and not powered:
-                node = self._applied(node)
+                node = self._function_or_factor(node)
                 if self._pending is not None:
                     return node
             else:
                 return node
 
-    def _applied(self, name: Node) -> Node:
-        """f(x), or a symbol whose product with a bracket follows; the bracket then is the next factor."""
+    def _function_or_factor(self, name: Node) -> Node:
+        """Parse f(x), or a symbol that is multiplied by a bracket; the bracket is then the next factor."""
         bracket = self._base()
         arguments = bracket.parts if bracket.kind == "bracket" else (bracket,)
         is_function = name.text[0] in "fghFGHP" or bracket.kind == "bracket"
@@ -426,12 +429,12 @@ class _Reader:
         return inner in ("\\circ", "\\degree")
 
     def _degree(self) -> None:
-        self._at += 1
+        self._position += 1
         braced = self._peek() == "{"
-        self._at += 3 if braced else 1
-        scale = self._word_here()
+        self._position += 3 if braced else 1
+        scale = self._peek_word()
         if scale in ("c", "f") and self._kind() in ("word", "text") and self._kind(1) == "":
-            self._at += 1
+            self._position += 1
             self._unit = f"degree {scale}"
         else:
             self._unit = "degree"
@@ -442,10 +445,10 @@ class _Reader:
 
     def _primes(self) -> int:
         braced = self._peek() == "{"
-        self._at += braced
+        self._position += braced
         count = 0
         while self._peek() in ("'", "\\prime"):
-            self._at += 1
+            self._position += 1
             count += 1
         if braced:
             self._expect("}")
@@ -453,25 +456,25 @@ class _Reader:
 
     def _exponent(self) -> Node:
         if self._peek() in ("-", "+"):
-            minus = self._take().text == "-"
+            minus = self._next_token().text == "-"
             node = self._base()
-            return Node("minus", parts=(_expression(node),)) if minus else node
+            return Node("minus", parts=(_as_expression(node),)) if minus else node
         return self._base()
 
     def _index(self) -> str:
-        """What stands in a subscript, as text."""
+        """Read a subscript as text."""
         if self._peek() != "{":
-            token = self._take()
+            token = self._next_token()
             if token.kind in ("word", "letters"):
-                return self._first(token)
+                return self._split_first(token)
             if token.kind in ("number", "text") or token.text in _IN_SUBSCRIPTS - {"{", "}"}:
                 return token.text
             raise Unreadable(f"{token.text!r} in a subscript")
-        self._at += 1
+        self._position += 1
         words: list[str] = []
         depth = 1
         while True:
-            token = self._take()
+            token = self._next_token()
             if token.kind in ("command", "sign") and token.text not in _IN_SUBSCRIPTS:
                 raise Unreadable(f"{token.text!r} in a subscript")
             depth += {"{": 1, "}": -1}.get(token.text, 0) if token.kind == "sign" else 0
@@ -481,7 +484,7 @@ class _Reader:
                 words.append(token.text)
 
     def _base(self) -> Node:
-        """What a factor begins with. Whatever is nested comes through here."""
+        """Parse the start of a factor. All nesting passes through here, so this bounds the depth."""
         if self._pending is not None:
             node, self._pending = self._pending, None
             return node
@@ -489,12 +492,12 @@ class _Reader:
         if self._depth > MAX_DEPTH:
             raise Unreadable(f"it is nested deeper than {MAX_DEPTH} levels")
         if self._peek() in _CURRENCIES:
-            self._unit = _CURRENCIES[self._take().text]
-        node = self._begun(self._take())
+            self._unit = _CURRENCIES[self._next_token().text]
+        node = self._primary(self._next_token())
         self._depth -= 1
         return node
 
-    def _begun(self, token: Token) -> Node:
+    def _primary(self, token: Token) -> Node:
         if token.kind == "number":
             return self._number(token)
         if token.kind == "text":
@@ -509,75 +512,75 @@ class _Reader:
             return self._bar(token.text)
         if token.kind == "command":
             return self._command(token.text[1:])
-        raise Unreadable(f"{token.text!r} stands where a number or a symbol must stand")
+        raise Unreadable(f"{token.text!r} where a number or a symbol is expected")
 
     def _number(self, token: Token) -> Node:
         digits = token.text
         if re.fullmatch(r"[1-9][0-9]{0,2}", digits):
             while "." not in digits and self._thousands():
-                self._at += self._peek() == ","
-                digits += self._take().text
+                self._position += self._peek() == ","
+                digits += self._next_token().text
         if self._peek() in ("\\overline", "\\bar", "\\dot") and re.fullmatch(r"[0-9]*\.[0-9]*", digits):
-            self._at += 1
+            self._position += 1
             return Node("repeating", f"{digits}|{self._digits()}")
         if self._peek() == "_":
-            self._at += 1
+            self._position += 1
             base = self._index()
             return Node("based", f"{digits}_{base}")
-        return Node("number", _canonical(digits))
+        return Node("number", _canonical_digits(digits))
 
     def _thousands(self) -> bool:
-        """Whether three more digits of a number follow, after a comma or a space."""
+        """Return whether three more digits of a number follow, after a comma or a space."""
         comma = self._peek() == ","
-        if self._kind(comma) != "number" or (comma and (self._listing or self._tokens[self._at].spaced)):
+        if self._kind(comma) != "number" or (comma and (self._list_depth or self._tokens[self._position].spaced)):
             return False
-        group = self._tokens[self._at + comma]
+        group = self._tokens[self._position + comma]
         if group.spaced != 1 - comma or (not comma and self._peek(1) == "/"):
             return False
         return bool(re.fullmatch(r"[0-9]{3}(?:\.[0-9]*)?", group.text))
 
     def _word(self, token: Token) -> Node:
-        """A word without a command before it: a function, a Greek letter, or letters side by side."""
+        """Parse a word that is not a command: a function, a Greek letter, or letters side by side."""
         name = token.text
         if name == "sqrt":
-            return Node("root", parts=(_expression(self._base()), Node("number", "2")))
+            return Node("root", parts=(_as_expression(self._base()), Node("number", "2")))
         if name in FUNCTIONS or name in ALIASES or name in _GREEK or name in ("pi", "infty"):
             return self._command(name)
         if name in ("infinity", "Infinity"):
             return Node("constant", "∞")
-        return _letter(self._first(token))
+        return _letter(self._split_first(token))
 
-    def _first(self, token: Token) -> str:
-        """The first letter or digit of the token that was taken; the others are read next."""
+    def _split_first(self, token: Token) -> str:
+        """Return the first letter or digit of the current token, and put the others back as the next token."""
         if len(token.text) > 1:
             rest = token.text[1:]
-            self._at -= 1
-            self._tokens[self._at : self._at + 1] = (
+            self._position -= 1
+            self._tokens[self._position : self._position + 1] = (
                 [Token("letters", rest, 0)] if token.text.isalpha() else tokenize(rest)
             )
         return token.text[0]
 
     def _group(self) -> Node:
-        outer, self._listing = self._listing, 0
+        outer, self._list_depth = self._list_depth, 0
         items = self._items()
-        self._listing = outer
+        self._list_depth = outer
         self._expect("}")
         return items[0] if len(items) == 1 else Node("list", parts=tuple(items))
 
     def _bracket(self, opening: str) -> Node:
         bars, self._bars = self._bars, []
-        self._listing += 1
+        self._list_depth += 1
         element = self._element() if opening == "{" else None
         items = [] if self._peek() in _CLOSES else self._items()
-        self._listing -= 1
+        self._list_depth -= 1
         self._bars = bars
-        sign = self._take().text
+        sign = self._next_token().text
         signs = opening + _CLOSES.get(sign, "?")
         if signs not in _PAIRS:
             raise Unreadable(f"a bracket {opening} closed by {sign}")
         if element is not None:
             if signs != "{}" or len(items) != 1 or items[0].kind != "relation" or element not in items[0].parts:
-                raise Unreadable("a set by something else than the bounds of its elements")
+                raise Unreadable("a set defined by something other than the bounds of its elements")
             return items[0]
         if not items and signs == "{}":
             return Node("set", "∅")
@@ -586,18 +589,18 @@ class _Reader:
         return items[0] if len(items) == 1 and signs in ("()", "[]") else Node("bracket", signs, tuple(items))
 
     def _element(self) -> Node | None:
-        r"""The x of ``\{x : x > 3\}``, which says the same as x > 3; None if the set does not begin so."""
+        r"""Return the x of ``\{x : x > 3\}``, which means x > 3; None if the set does not begin like this."""
         name, ahead = self._peek(), 1
-        if [self._peek(place) for place in range(1, 6)] == ["\\in", "\\mathbb", "{", "R", "}"]:
+        if [self._peek(offset) for offset in range(1, 6)] == ["\\in", "\\mathbb", "{", "R", "}"]:
             ahead = 6
         if not (len(name) == 1 and name.isalpha()) or self._peek(ahead) not in _SUCH_THAT:
             return None
-        self._at += ahead + 1
+        self._position += ahead + 1
         return _letter(name)
 
     def _bar(self, sign: str) -> Node:
         self._bars.append(_BAR_ENDS[sign])
-        inner = _expression(self._sum())
+        inner = _as_expression(self._sum())
         self._bars.pop()
         self._expect(_BAR_ENDS[sign])
         return Node("call", _BARS[sign], (inner,))
@@ -612,7 +615,7 @@ class _Reader:
             return Node("symbol", f"\\{name}{{{self._index()}}}")
         reader = _COMMANDS.get(name)
         if reader is None:
-            raise Unreadable(f"\\{name} is no part of an answer")
+            raise Unreadable(f"\\{name} is not allowed in an answer")
         return reader(self)
 
     def _fraction(self) -> Node:
@@ -620,34 +623,34 @@ class _Reader:
         return _derivative(above, below) or _quotient(above, below)
 
     def _binomial(self) -> Node:
-        return Node("call", "binomial", (_expression(self._argument()), _expression(self._argument())))
+        return Node("call", "binomial", (_as_expression(self._argument()), _as_expression(self._argument())))
 
     def _argument(self) -> Node:
-        r"""The argument of a command: a group or, as in ``\frac12``, one sign."""
+        r"""Parse the argument of a command: a group or, as in ``\frac12``, one sign."""
         if self._kind() == "number":
-            return Node("number", _canonical(self._first(self._take())))
+            return Node("number", _canonical_digits(self._split_first(self._next_token())))
         if self._kind() in ("word", "letters"):
-            return _letter(self._first(self._take()))
+            return _letter(self._split_first(self._next_token()))
         return self._base()
 
     def _root(self) -> Node:
         index = Node("number", "2")
         if self._peek() == "[":
-            self._at += 1
-            index = _expression(self._sum())
+            self._position += 1
+            index = _as_expression(self._sum())
             self._expect("]")
-        return Node("root", parts=(_expression(self._argument()), index))
+        return Node("root", parts=(_as_expression(self._argument()), index))
 
     def _surd(self) -> Node:
-        return Node("root", parts=(_expression(self._base()), Node("number", "2")))
+        return Node("root", parts=(_as_expression(self._base()), Node("number", "2")))
 
     def _function(self, name: str) -> Node:
         power, base = None, None
         while self._peek() in ("^", "**", "_"):
-            if self._take().text == "_":
-                base = _expression(self._exponent())
+            if self._next_token().text == "_":
+                base = _as_expression(self._exponent())
             else:
-                power = _expression(self._exponent())
+                power = _as_expression(self._exponent())
         arguments = self._function_arguments(name)
         if base is not None and name != "log":
             raise Unreadable(f"\\{name} with a subscript")
@@ -664,35 +667,35 @@ class _Reader:
         if self._peek() in ("(", "[", "{"):
             argument = self._base()
             parts = argument.parts if argument.kind in ("bracket", "list") else (argument,)
-            return tuple(_expression(part) for part in parts)
+            return tuple(_as_expression(part) for part in parts)
         if self._peek() == "-":
             raise Unreadable(f"\\{name} before a minus sign")
         factors = [self._factor()]
         while self._starts_factor() and self._peek()[1:] not in FUNCTIONS and self._kind() != "number":
             factors.append(self._factor())
-        return (_expression(factors[0]) if len(factors) == 1 else _product(*factors),)
+        return (_as_expression(factors[0]) if len(factors) == 1 else _product(*factors),)
 
     def _blackboard(self) -> Node:
         name = self._index()
         if name not in _LITERAL_SETS:
-            raise Unreadable("\\mathbb of a letter that is no set of numbers")
+            raise Unreadable("\\mathbb of a letter that is not a set of numbers")
         return Node("set", name)
 
     def _matrix(self) -> Node:
         self._expect("{")
-        environment = self._take().text
+        environment = self._next_token().text
         self._expect("}")
         if environment not in _MATRICES:
-            raise Unreadable(f"\\begin{{{environment}}} is no part of an answer")
+            raise Unreadable(f"\\begin{{{environment}}} is not allowed in an answer")
         if environment == "array":
             self._index()
-        listing, self._listing = self._listing, 1
+        listing, self._list_depth = self._list_depth, 1
         rows = [self._row()]
         while self._peek() == "\\\\":
-            self._at += 1
+            self._position += 1
             if self._peek() != "\\end":
                 rows.append(self._row())
-        self._listing = listing
+        self._list_depth = listing
         for sign in ("\\end", "{", environment, "}"):
             self._expect(sign)
         if len({len(row.parts) for row in rows}) > 1:
@@ -700,20 +703,20 @@ class _Reader:
         return Node("matrix", parts=tuple(rows))
 
     def _row(self) -> Node:
-        cells = [_expression(self._sum())]
+        cells = [_as_expression(self._sum())]
         while self._peek() == "&":
-            self._at += 1
-            cells.append(_expression(self._sum()))
+            self._position += 1
+            cells.append(_as_expression(self._sum()))
         return Node("row", parts=tuple(cells))
 
 
-_COMMANDS: dict[str, Callable[[_Reader], Node]] = {
-    **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _Reader._fraction),
-    **dict.fromkeys(("binom", "dbinom", "tbinom"), _Reader._binomial),
-    "sqrt": _Reader._root,
-    "surd": _Reader._surd,
-    "mathbb": _Reader._blackboard,
-    "begin": _Reader._matrix,
+_COMMANDS: dict[str, Callable[[_Parser], Node]] = {
+    **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _Parser._fraction),
+    **dict.fromkeys(("binom", "dbinom", "tbinom"), _Parser._binomial),
+    "sqrt": _Parser._root,
+    "surd": _Parser._surd,
+    "mathbb": _Parser._blackboard,
+    "begin": _Parser._matrix,
     "pi": lambda _: Node("constant", "π"),
     "infty": lambda _: Node("constant", "∞"),
     **dict.fromkeys(("emptyset", "varnothing"), lambda _: Node("set", "∅")),
@@ -726,33 +729,33 @@ _EXPRESSIONS = frozenset({
 })  # fmt: skip
 
 
-def _expression(node: Node) -> Node:
-    """The node, if it can be calculated with."""
+def _as_expression(node: Node) -> Node:
+    """Return the node if it can be part of a formula; raise `Unreadable` if not."""
     if node.kind not in _EXPRESSIONS:
-        raise Unreadable(f"a {node.kind} in the midst of a formula")
+        raise Unreadable(f"a {node.kind} inside a formula")
     return node
 
 
 def _product(*factors: Node) -> Node:
     parts: list[Node] = []
     for factor in factors:
-        parts += factor.parts if factor.kind == "product" else (_expression(factor),)
+        parts += factor.parts if factor.kind == "product" else (_as_expression(factor),)
     return Node("product", parts=tuple(parts))
 
 
 def _quotient(above: Node, below: Node) -> Node:
-    return Node("quotient", parts=(_expression(above), _expression(below)))
+    return Node("quotient", parts=(_as_expression(above), _as_expression(below)))
 
 
 def _is_time(hours: str, minutes: str) -> bool:
-    """Whether 6:00 or 4:30 is a time, and not a ratio that nobody has reduced."""
+    """Return whether digits like 6:00 or 4:30 are a time, and not a ratio, which would have been reduced."""
     if not (re.fullmatch("[0-9]{1,2}", hours) and re.fullmatch("[0-5][0-9]", minutes) and int(hours) <= 24):
         return False
     return minutes[0] == "0" or math.gcd(int(hours), int(minutes)) > 1
 
 
 def _derivative(above: Node, below: Node) -> Node | None:
-    """dx/dt as the one symbol that it is; None if it is another fraction."""
+    """Return dx/dt as one symbol; None if it is another fraction."""
     if below.kind != "product" or below.parts[0] != Node("symbol", "d") or len(below.parts) != 2:
         return None
     first = above.parts[0] if above.kind == "product" else above
@@ -766,26 +769,26 @@ def _letter(letter: str) -> Node:
     return Node("constant", letter) if letter in "ei" else Node("symbol", letter)
 
 
-def _indexed(node: Node, index: str) -> Node:
+def _with_index(node: Node, index: str) -> Node:
     if node.kind == "constant" and node.text in "ei":
         node = Node("symbol", node.text)
     if node.kind != "symbol" or "_" in node.text:
-        raise Unreadable("a subscript on what is no symbol")
+        raise Unreadable("a subscript on something other than a symbol")
     return Node("symbol", f"{node.text}_{{{index}}}")
 
 
-def _primed(node: Node, count: int) -> Node:
+def _with_primes(node: Node, count: int) -> Node:
     if node.kind != "symbol":
-        raise Unreadable("a prime on what is no symbol")
+        raise Unreadable("a prime on something other than a symbol")
     return Node("symbol", node.text + "'" * count)
 
 
-def _is_whole(node: Node) -> bool:
+def _is_whole_number(node: Node) -> bool:
     return node.kind == "number" and node.text.isdigit()
 
 
-def _canonical(digits: str) -> str:
-    """The digits of a number without zeros that say nothing."""
+def _canonical_digits(digits: str) -> str:
+    """Return the digits of a number without redundant zeros."""
     mantissa, mark, exponent = digits.replace("E", "e").partition("e")
     if mark and abs(int(exponent)) > MAX_EXPONENT:
         raise Unreadable(f"a number with an exponent beyond {MAX_EXPONENT}")
@@ -795,13 +798,13 @@ def _canonical(digits: str) -> str:
 
 
 def drop_base_ten(node: Node) -> Node:
-    """A tree whose numbers in base ten, like ``101_{10}``, are plain numbers."""
+    """Return a tree whose numbers in base ten, like ``101_{10}``, are plain numbers."""
     if node.kind == "based" and node.text.endswith("_10"):
-        return Node("number", _canonical(node.text.removesuffix("_10")))
+        return Node("number", _canonical_digits(node.text.removesuffix("_10")))
     return node._replace(parts=tuple(map(drop_base_ten, node.parts)))
 
 
 def serialize(node: Node) -> str:
-    """A text that only this tree has."""
+    """Return a text that identifies the tree."""
     inner = ",".join(serialize(part) for part in node.parts)
     return node.text if node.kind in ("number", "symbol", "constant") else f"{node.kind}[{node.text}]({inner})"

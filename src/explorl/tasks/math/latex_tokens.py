@@ -1,7 +1,7 @@
-r"""The signs that an answer's LaTeX consists of: numbers, words, texts, commands and single signs.
+r"""Split an answer's LaTeX into tokens: numbers, words, texts, commands and single signs.
 
-A policy writes answers, so nothing in them is taken on trust: what does not print is no sign, and what stands in
-``\text{…}`` and its like must be letters, digits and the marks between words.
+A policy writes answers, so they are not trusted: unprintable characters are refused, and ``\text{…}`` and similar
+commands may contain only letters, digits and punctuation.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from explorl.tasks.math.units import is_abbreviation
 
 
 class Unreadable(ValueError):
-    """The text is not in the language of answers."""
+    """Raised for a text that is not in the grammar of answers."""
 
 
 class Token(NamedTuple):
-    """One sign."""
+    """A token of LaTeX."""
 
     kind: str
     """``number``, ``word`` (letters), ``letters`` (the rest of a word), ``text``, ``command`` or ``sign``."""
     text: str
     spaced: int
-    """1: after a space; 2: after the end of a formula, or a bracket's \\left."""
+    """1: after a space; 2: after the end of a formula, or after a bracket's \\left."""
 
 
 FUNCTIONS = {
@@ -35,13 +35,13 @@ FUNCTIONS = {
     "exp": "exponential",
     **{name: name for name in ("gcd", "lcm", "max", "min")},
 }
-"""The functions that are read by name, and the family of each."""
+"""Maps names of functions to their families."""
 
 ALIASES = {
     "arsinh": "arcsinh", "arcosh": "arccosh", "artanh": "arctanh",
     "asin": "arcsin", "acos": "arccos", "atan": "arctan",
 }  # fmt: skip
-"""Other names of functions."""
+"""Maps other names of functions to their names."""
 
 _TEXTS = frozenset({
     "text", "textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "mbox", "hbox", "emph", "operatorname",
@@ -75,11 +75,11 @@ _UNICODE = {
     "Ω": "\\Omega ",
 }  # fmt: skip
 _WIDE = {chr(ord(sign) + 0xFEE0): sign for sign in "0123456789+-*/=<>()[],.:;%"}
-"""Signs as wide as ideographs, which policies write that think in Chinese."""
+"""Full-width signs, which policies write when they reason in Chinese."""
 _TRANSLATION = str.maketrans(_UNICODE | _WIDE)
 
 _RAISED = re.compile("[⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+|[₀₁₂₃₄₅₆₇₈₉]+")
-_LEVEL = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "-01234567890123456789")
+_PLAIN_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "-01234567890123456789")
 _BREAKS = frozenset("\f\v\x1c\x1d\x1e\x1f\x85\u2028\u2029")
 
 _BRACED = re.compile(r" *\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -100,65 +100,65 @@ _SCAN = re.compile(
 
 
 def translate_unicode(text: str) -> str:
-    """The text with mathematical signs of Unicode as LaTeX, and each space or line break as a plain space.
+    """Replace mathematical signs of Unicode by LaTeX, and each space or line break by a plain space.
 
-    Raises `Unreadable` for what does not print: control characters, form feeds, zero-width signs, lone surrogates.
+    Raises `Unreadable` for unprintable characters: control characters, form feeds, zero-width signs, lone surrogates.
     """
     if not text.isascii():
-        text = _RAISED.sub(_level, unicodedata.normalize("NFC", text)).translate(_TRANSLATION)
+        text = _RAISED.sub(_script, unicodedata.normalize("NFC", text)).translate(_TRANSLATION)
     text = "".join([" " if sign.isspace() and sign not in _BREAKS else sign for sign in text])
     if not text.isprintable():
         sign = next(sign for sign in text if not sign.isprintable())
-        raise Unreadable(f"it holds {sign!a}, which does not print")
+        raise Unreadable(f"it has {sign!a}, which is not printable")
     return text
 
 
-def _level(match: re.Match[str]) -> str:
-    return f"{'_' if match[0][0] in '₀₁₂₃₄₅₆₇₈₉' else '^'}{{{match[0].translate(_LEVEL)}}}"
+def _script(match: re.Match[str]) -> str:
+    return f"{'_' if match[0][0] in '₀₁₂₃₄₅₆₇₈₉' else '^'}{{{match[0].translate(_PLAIN_DIGITS)}}}"
 
 
 def tokenize(text: str) -> list[Token]:
-    """The signs of a text, without spaces, dollar signs and whatever else is there for its looks."""
-    found: list[Token] = []
-    spaced, at = 0, 0
-    while match := _SCAN.match(text, at):
-        kind, sign, at = match.lastgroup or "", match[0], match.end()
+    """Split a text into tokens, without spaces, dollar signs and other layout."""
+    result: list[Token] = []
+    spaced, position = 0, 0
+    while match := _SCAN.match(text, position):
+        kind, sign, position = match.lastgroup or "", match[0], match.end()
         name = sign[1:] if kind == "command" else ""
         if sign == "\\!":
-            while text.startswith(" ", at):
-                at += 1
+            while text.startswith(" ", position):
+                position += 1
         elif kind == "space" or sign in _SPACES:
             spaced = max(spaced, 1 if sign.strip("\\,;: ~") == "" else 2)
         elif name in _SIZES:
             spaced = 2
-            if invisible := _INVISIBLE.match(text, at):
-                at = invisible.end()
-        elif name == "mu" and (unit := _MICRO_UNIT.match(text, at)) and is_abbreviation(f"micro{unit[1]}"):
-            found.append(Token("text", f"micro{unit[1]}", spaced))
-            spaced, at = 0, unit.end()
-        elif kind == "word" and _is_measure(sign, text, at):
-            found.append(Token("text", sign, spaced))
+            if invisible := _INVISIBLE.match(text, position):
+                position = invisible.end()
+        elif name == "mu" and (unit := _MICRO_UNIT.match(text, position)) and is_abbreviation(f"micro{unit[1]}"):
+            result.append(Token("text", f"micro{unit[1]}", spaced))
+            spaced, position = 0, unit.end()
+        elif kind == "word" and _is_measure(sign, text, position):
+            result.append(Token("text", sign, spaced))
             spaced = 0
         elif name in _TEXTS:
-            added, at = _text_tokens(text, at, sign, spaced)
-            found += added
+            added, position = _text_tokens(text, position, sign, spaced)
+            result += added
             spaced = 0 if added else spaced
         else:
-            found.append(Token(kind, sign, spaced))
+            result.append(Token(kind, sign, spaced))
             spaced = 0
-    if at < len(text):
+    if position < len(text):
         raise Unreadable("it ends with a backslash")
-    return found
+    return result
 
 
-def _is_measure(name: str, text: str, at: int) -> bool:
-    """Whether min, sec or arcsec are minutes and seconds: nothing stands there that they could be a function of."""
-    return name in _MEASURES and _PART_END.match(text, at) is not None
+def _is_measure(name: str, text: str, position: int) -> bool:
+    """Return whether min, sec or arcsec are units: nothing follows that they could be a function of."""
+    return name in _MEASURES and _PART_END.match(text, position) is not None
 
 
-def _text_tokens(text: str, at: int, command: str, spaced: int) -> tuple[list[Token], int]:
-    r"""The tokens of ``\text{…}`` and its like, and where they end: words are text, a single letter is a symbol."""
-    braced = _BRACED.match(text, at)
+def _text_tokens(text: str, position: int, command: str, spaced: int) -> tuple[list[Token], int]:
+    r"""Return the tokens of ``\text{…}`` and similar, and their end: words are text, a single letter is a symbol."""
+    braced = _BRACED.match(text, position)
     content = braced[1] if braced else ""
     name = " ".join(re.sub(r"\\[ ,;:!]|[~$]", " ", content).replace("^{2}", "^2").replace("^{3}", "^3").split())
     unit = " ".join(_MICRO.sub("micro", _POWER.sub(r"^\1", name)).replace("\\cdot", " ").split())
@@ -173,5 +173,5 @@ def _text_tokens(text: str, at: int, command: str, spaced: int) -> tuple[list[To
         first, *others = tokenize(name)
         return [first._replace(spaced=spaced), *others], braced.end()
     if command[1:] not in _FONTS:
-        raise Unreadable(f"{command} holds other than letters, digits and .,'-")
-    return [], at  # letters in another type: what follows is read as if the command were not there
+        raise Unreadable(f"{command} contains something other than letters, digits and .,'-")
+    return [], position  # letters in another font: the command is ignored

@@ -1,6 +1,6 @@
-r"""The normal form of a mathematical answer, and the LaTeX that math-verify reads of it.
+r"""The normal form of a mathematical answer, and LaTeX that math-verify reads correctly.
 
-Answers with the same normal form say the same; answers that say the same often have it: ``\dfrac{1}{2}`` and ``1/2``,
+Answers with the same normal form are equal, and equal answers often have the same one: ``\dfrac{1}{2}`` and ``1/2``,
 ``27.0`` and ``27``, ``4.5e33`` and ``4.5 \times 10^{33}``, ``90^\circ`` and ``90``.
 """
 
@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 MAX_LENGTH = 1_000
-"""No answer of the benchmarks has a third of this; what is longer is no answer."""
+"""A longer text is not an answer; the benchmarks' answers have less than a third of this."""
 
 _NUMERAL = re.compile(
     r"(?P<sign>[+-]?)(?=\.?[0-9])(?P<whole>[0-9]{1,3}(?:[ ,][0-9]{3})+|[0-9]*)(?:\.(?P<part>[0-9]*))?"
@@ -19,13 +19,13 @@ _NUMERAL = re.compile(
 _POWER_OF_TEN = re.compile(r"(?P<sign>[+-]?)10\^(?P<power>[0-9]|\{[+-]?[0-9]{1,6}\})")
 _FRACTION = re.compile(r"(-?)\\frac\{(-?)([0-9]+)\}\{([0-9]+)\}")
 
-# In this order; each pattern takes time linear in the text.
+# The order matters; each pattern takes time linear in the text.
 _REWRITES = [
     (re.compile(pattern), by)
     for pattern, by in (
         (r"\\! *", ""),
         (r"\\(?:left|right) *\.|\\(?:left|right|displaystyle)(?![A-Za-z])", " "),
-        # Signs around a number, which say nothing; between two digits they are no part of one number.
+        # Signs around a number mean nothing, but between two digits they separate two numbers.
         (r"(?<![0-9])(?:\\[$()\[\]]|\$)|(?:\\[()\[\]]|\$)(?![0-9])", " "),
         (r"(?:\^ ?\\circ(?![A-Za-z])|\^ ?\{ ?\\circ ?\}|\\degree(?![A-Za-z])|°)(?! *[0-9])", ""),
         (r"\\%", "%"),
@@ -44,7 +44,7 @@ _REWRITES = [
     )
 ]
 
-_MENDS = [
+_REPAIRS = [
     (re.compile(pattern), by)
     for pattern, by in (
         (r"\\[()\[\]]|(?<!\\)\$", ""),
@@ -56,7 +56,7 @@ _MENDS = [
 
 
 class Numeral(NamedTuple):
-    """A number as written in digits, exactly: ``sign digits × 10^exponent``, without zeros at either end."""
+    """An exact number in digits: ``sign digits × 10^exponent``, without leading or trailing zeros."""
 
     sign: str
     digits: str
@@ -64,7 +64,7 @@ class Numeral(NamedTuple):
 
     @property
     def magnitude(self) -> int:
-        """The power of ten of its first digit."""
+        """Power of ten of the first digit."""
         return self.exponent + len(self.digits) - 1
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Numeral(NamedTuple):
 
 
 def parse_numeral(text: str) -> Numeral | None:
-    r"""The number that a text is: ``-27.0``, ``1,024``, ``4.5e33`` or ``4.5 \times 10^{33}``; None for all else."""
+    r"""Parse a number like ``-27.0``, ``1,024``, ``4.5e33`` or ``4.5 \times 10^{33}``; return None for other texts."""
     text = re.sub(r" (?=[^\w,])|(?<=[^\w,]) ", "", re.sub(r"\\! *", "", text.strip(" \t\r\n")).replace("−", "-"))
     if match := _POWER_OF_TEN.fullmatch(text):
         return Numeral(match["sign"].replace("+", ""), "1", int(match["power"].strip("{}")))
@@ -88,15 +88,15 @@ def parse_numeral(text: str) -> Numeral | None:
         return None
     whole, part = re.sub("[ ,]", "", match["whole"]), match["part"] or ""
     digits = (whole + part).lstrip("0")
-    kept = digits.rstrip("0")
-    if not kept:
+    significant = digits.rstrip("0")
+    if not significant:
         return Numeral("", "0", 0)
-    exponent = int((match["power"] or "0").strip("{}")) - len(part) + len(digits) - len(kept)
-    return Numeral(match["sign"].replace("+", ""), kept, exponent)
+    exponent = int((match["power"] or "0").strip("{}")) - len(part) + len(digits) - len(significant)
+    return Numeral(match["sign"].replace("+", ""), significant, exponent)
 
 
 def normalize(text: str) -> str:
-    """The normal form of an answer."""
+    """Return the normal form of an answer."""
     for pattern, by in _REWRITES:
         text = pattern.sub(by, text)
     text = text.strip().removesuffix(".").strip()
@@ -114,10 +114,10 @@ def normalize(text: str) -> str:
 
 
 def repair_latex(text: str) -> str:
-    """An answer with what math-verify misreads rewritten: 4.5e33 (to it 4.5·e·33), 1./3, np.arcsin."""
+    """Rewrite what math-verify misreads in an answer: 4.5e33 (which it reads as 4.5·e·33), 1./3, np.arcsin."""
     number = parse_numeral(text)
     if number is not None:
         text = str(number)
-    for pattern, by in _MENDS:
+    for pattern, by in _REPAIRS:
         text = pattern.sub(by, text)
     return text.strip()

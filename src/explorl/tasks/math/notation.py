@@ -1,10 +1,10 @@
-r"""The form of a formula: how it is written, without what says nothing.
+r"""The form of a formula: how it is written, without meaningless differences.
 
-`forms` gives three, each coarser than the one before:
+`forms` returns three, each coarser than the one before:
 
 0. without layout, names, units and the order of terms and factors: ``-9 + x^2`` is ``x^2 - 9``;
 1. with the numbers of a product multiplied, equal factors collected, zeros and ones left out: ``(x \cdot x - 9)/1``;
-2. with equal terms added up and numbers multiplied into a sum: ``-(9 - x^2)``.
+2. with equal terms added and numbers multiplied into a sum: ``-(9 - x^2)``.
 
 A number's notation is part of its form: whole, decimal, fraction, mixed, repeating or scientific.
 """
@@ -21,13 +21,13 @@ from explorl.tasks.math.value import MAX_BITS, Undefined, find_operations, is_po
 
 Forms = tuple[object, ...]
 Factors = tuple[tuple[object, Fraction], ...]
-"""Bases and their exponents, in one order."""
+"""Bases and their exponents, sorted."""
 Term = tuple[Fraction, Factors]
 
 _TIERS = (1, 2)
 _MAX_EXPONENT = 64
 _LARGEST_FACTOR = 1_000
-"""Up to which numbers a square factor of a radicand is looked for."""
+"""The largest number whose square is tried as a factor of a radicand."""
 _HALF = Fraction(1, 2)
 _CONTAINERS = frozenset({
     "bracket", "list", "relation", "matrix", "row", "sets", "set", "text", "ratio", "time", "interval",
@@ -35,7 +35,7 @@ _CONTAINERS = frozenset({
 
 
 def forms(node: Node) -> Forms | None:
-    """Return the forms of a formula, the finest first; None where a number in it cannot be worked out."""
+    """Return the forms of a formula, the finest first; None if a number in it cannot be computed."""
     try:
         bare = _bare(node)
         return _plain(bare), *(_tidy(bare, tier) for tier in _TIERS)
@@ -44,7 +44,7 @@ def forms(node: Node) -> Forms | None:
 
 
 def _bare(node: Node) -> Node:
-    """A formula without the names and units that say what it is of."""
+    """Return a formula without names and units."""
     node = named_value(node)
     if node.kind in ("unit", "percent"):
         return _bare(node.parts[0])
@@ -60,7 +60,7 @@ def _bare(node: Node) -> Node:
 
 
 def _literal(node: Node) -> tuple[str, Fraction] | None:
-    """The notation and value of a number that is written out; None if it is none, or to be worked out."""
+    """Return the notation and value of a number; None if the node is something else or a calculation."""
     if node.kind == "minus":
         inner = _literal(node.parts[0])
         return None if inner is None else (inner[0], -inner[1])
@@ -87,7 +87,7 @@ def _is_whole(node: Node) -> bool:
 
 
 def _is_scientific(node: Node) -> bool:
-    """Whether it is a power of ten, or a number times one."""
+    """Return whether a node is a power of ten, or a number times one."""
     *others, power = node.parts if node.kind == "product" and len(node.parts) == 2 else (node,)
     return is_power_of_ten(power) and all(other.kind in ("number", "minus") and _literal(other) for other in others)
 
@@ -96,12 +96,12 @@ def _is_scientific(node: Node) -> bool:
 
 
 def _plain(node: Node) -> object:
-    """The form without layout, and with terms and factors in one order."""
+    """Return the form without layout, with sorted terms and factors."""
     literal = _literal(node)
     if literal is not None and not literal[0].endswith("fraction"):
         return literal
     if node.kind == "sum":
-        return "sum", *_ordered(_plain(term) for term in _flat(node))
+        return "sum", *_ordered(_plain(term) for term in _flat_terms(node))
     if node.kind in ("product", "quotient", "minus", "power", "root"):
         sign, factors = _factors(node)
         if sign == 1 and len(factors) == 1 and not factors[0][1]:
@@ -111,13 +111,13 @@ def _plain(node: Node) -> object:
     return node.kind, _text(node), *(_ordered(parts) if _is_unordered(node) else parts)
 
 
-def _flat(node: Node) -> Iterator[Node]:
+def _flat_terms(node: Node) -> Iterator[Node]:
     for part in node.parts:
-        yield from _flat(part) if part.kind == "sum" else (part,)
+        yield from _flat_terms(part) if part.kind == "sum" else (part,)
 
 
 def _factors(node: Node) -> tuple[int, list[tuple[object, bool]]]:
-    """The sign of a product; the form of each factor, and whether it stands below a line."""
+    """Return the sign of a product, and for each factor its form and whether it is in the denominator."""
     literal = _literal(node)
     if literal is not None and not literal[0].endswith("fraction"):
         notation, value = literal
@@ -139,7 +139,7 @@ def _factors(node: Node) -> tuple[int, list[tuple[object, bool]]]:
 
 
 def _exponent(node: Node) -> Fraction | None:
-    """The exponent of a power or root that is a number; None if it is none."""
+    """Return the exponent of a power or root if it is a number, else None."""
     literal = _literal(node.parts[1]) if node.kind in ("power", "root") else None
     if literal is None or not literal[1]:
         return None
@@ -150,7 +150,7 @@ def _exponent(node: Node) -> Fraction | None:
 
 
 def _tidy(node: Node, tier: int) -> object:
-    """The form with numbers, factors and, at tier 2, terms collected."""
+    """Return the form with numbers, factors and, at tier 2, terms collected."""
     if (literal := _literal(node)) is not None:
         notation, value = literal
         return notation.removeprefix("unreduced ") if tier == 2 else notation, value
@@ -161,20 +161,20 @@ def _tidy(node: Node, tier: int) -> object:
         return node.kind, node.text, *(_ordered(parts) if _is_unordered(node) else parts)
     terms = _terms(node, tier)
     if len(terms) == 1 and not terms[0][1]:
-        worth = terms[0][0]
-        return "decimal" if find_operations(node).decimals else "whole" if worth.denominator == 1 else "fraction", worth
+        value = terms[0][0]
+        return "decimal" if find_operations(node).decimals else "whole" if value.denominator == 1 else "fraction", value
     return tuple(terms)
 
 
 def _scaled(sides: list[list[Term]], tier: int) -> list[object]:
-    """The sides of an equation, at tier 2 divided by the coefficient of one term of them."""
+    """Return the sides of an equation, at tier 2 divided by the coefficient of one of their terms."""
     terms = [term for side in sides for term in side if term[0]] if tier == 2 else []
     scale, _ = min(terms, key=lambda term: repr(term[1]), default=(Fraction(1), ()))
     return [tuple((factor / scale, factors) for factor, factors in side) for side in sides]
 
 
 def _terms(node: Node, tier: int) -> list[Term]:
-    """The terms of a sum, each with its coefficient, in one order."""
+    """Return the terms of a sum with their coefficients, sorted."""
     terms: list[Term]
     if (literal := _literal(node)) is not None:
         terms = [(literal[1], ())]
@@ -203,9 +203,9 @@ def _terms(node: Node, tier: int) -> list[Term]:
 
 
 def _multiplied(powers: list[tuple[list[Term], Fraction]], tier: int) -> list[Term]:
-    """The product of powers of sums, with the number before it.
+    """Return the product of powers of sums, with its coefficient.
 
-    At tier 2, a sum by which a number is multiplied is multiplied out; of several, the first terms have no coefficient.
+    At tier 2, a number times one sum is multiplied out; of several sums, the first terms get the coefficient 1.
     """
     scale, bases = Fraction(1), dict[object, Fraction]()
     sums: list[list[Term]] = []
@@ -235,14 +235,14 @@ def _multiplied(powers: list[tuple[list[Term], Fraction]], tier: int) -> list[Te
 
 def _raised(base: Fraction, exponent: int) -> Fraction:
     if abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > MAX_BITS:
-        raise Undefined("a number too large to work out")
+        raise Undefined("a number too large to compute")
     return base**exponent
 
 
 def _unsimplified(scale: Fraction, bases: dict[object, Fraction]) -> Fraction:
-    """Write a number before a square root into it if the radicand is a fraction or has a square factor: 2√60.5 is √242.
+    """Move a number before a square root into it if the radicand is a fraction or has a square factor: 2√60.5 is √242.
 
-    What is left of the number is its sign; a root that is simplified stays as it is.
+    Return the remaining factor, which is its sign; a simplified root is unchanged.
     """
     roots = [base for base in bases if isinstance(base, tuple) and base[0] == "number" and bases[base] == _HALF]
     if len(roots) != 1:
@@ -258,7 +258,7 @@ def _unsimplified(scale: Fraction, bases: dict[object, Fraction]) -> Fraction:
 
 
 def _text(node: Node) -> str:
-    """The text of a node; a symbol may be written with a capital, as in the answers that `math_form` takes."""
+    """Return the text of a node; a symbol in lower case, because `form` accepts capitals for small letters."""
     return lower_initial(node.text) if node.kind == "symbol" else node.text
 
 

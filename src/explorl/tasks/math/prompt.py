@@ -1,9 +1,9 @@
-r"""Whether an answer of the right value is what the problem asks for, and not a formula of the problem itself.
+r"""Refuse answers that have the right value but only repeat a formula of the problem.
 
-"Factor x² − 9", "Simplify √242" and "Write 3/20 as a decimal" ask for another form of a formula that they state.
-Copying it has the right value and solves nothing, so an answer is refused that has the form (`math_notation`) of a
-formula of the prompt where the right answer has another form. An answer that has the right answer's form is never
-refused, wherever else it stands: the prompt may offer it as one of several choices.
+"Factor x² − 9", "Simplify √242" and "Write 3/20 as a decimal" ask for another form of a formula that they state. A copy
+of it has the right value but solves nothing. So an answer is refused if it has the form (`notation`) of a formula of
+the prompt and the right answer has another form. An answer with the right answer's form is never refused, even if the
+prompt contains it, for example as one of several choices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from explorl.tasks.math.words import is_text, normalize_words, plain_name
 
 
 def refusal_reason(prompt: str, gold: str, answer: str) -> str | None:
-    """Return why an answer with the value of the right one is not what the prompt asks for; None if it is."""
+    """Return why an answer with the right value is refused; None if it is what the prompt asks for."""
     if are_reordered(prompt, gold, answer):
         return "a product of vectors or matrices in another order"
     if restates(prompt, gold, answer):
@@ -35,20 +35,20 @@ def restates(prompt: str, gold: str, answer: str) -> bool:
     if not prompt or plain_name(gold) is not None or (is_text(gold) and normalize_words(gold) is not None):
         return False
     units = _may_have_unit(gold)
-    right, stated = _forms(gold, units), _forms(answer, units)
-    if right is None or stated is None:
+    gold_forms, answer_forms = _forms(gold, units), _forms(answer, units)
+    if gold_forms is None or answer_forms is None:
         return normalize(answer) != normalize(gold) and normalize(answer) in _normal_texts(prompt)
-    if right == stated:
+    if gold_forms == answer_forms:
         return False
     return any(
-        form == copied != wanted
-        for formula in _forms_in(prompt, units)
-        for form, copied, wanted in zip(stated, formula, right, strict=True)
+        answer_form == prompt_form != gold_form
+        for prompt_forms in _forms_in(prompt, units)
+        for answer_form, prompt_form, gold_form in zip(answer_forms, prompt_forms, gold_forms, strict=True)
     )
 
 
 def _may_have_unit(gold: str) -> bool:
-    """Return whether a bare word at the end of an answer may be a unit, as `math_form` reads it."""
+    """Return whether a bare word at the end of an answer may be a unit, as `form` decides it."""
     try:
         return not find_operations(parse(gold)).symbols
     except Unreadable:
@@ -78,9 +78,9 @@ _LONGEST_RUN = 30
 
 @lru_cache(maxsize=1_024)
 def _texts(prompt: str) -> frozenset[str]:
-    """The formulas of a prompt, and what stands between the relations and commas of each.
+    """Return the formulas of a prompt, and the parts between their relations and commas.
 
-    What is no formula may be among them: that matters only if an answer of the right value has its form.
+    Some may not be formulas: that matters only if an answer with the right value has their form.
     """
     prompt = _BOX.sub(" ", _DRAWING.sub(" ", prompt)).replace("\\$", " ")
     formulas = [next(filter(None, match.groups()[:4]), match[6]) for match in _FORMULA.finditer(prompt)]
@@ -92,18 +92,18 @@ def _texts(prompt: str) -> frozenset[str]:
 
 
 def _sides(formula: str) -> Iterator[str]:
-    """What stands between relations and commas that are in no bracket."""
+    """Yield the parts of a formula between relations and commas that are not in brackets."""
     depth, start, cuts = 0, 0, {match.start(): match.end() for match in _RELATION.finditer(formula)}
-    for at, sign in enumerate(formula):
+    for position, sign in enumerate(formula):
         depth += (sign in "{[(") - (sign in "}])")
-        if depth <= 0 and at in cuts:
-            yield formula[start:at]
-            start = cuts[at]
+        if depth <= 0 and position in cuts:
+            yield formula[start:position]
+            start = cuts[position]
     yield formula[start:]
 
 
 def _in_prose(text: str) -> Iterator[str]:
-    """Runs of words that can be parts of a formula which no dollar signs mark, and what is in the shorter ones."""
+    """Yield runs of words that may be a formula without dollar signs, and all parts of the shorter runs."""
     run: list[str] = []
     for word in [*text.translate(_QUOTES).split(), "end"]:
         if _is_formula(word):
@@ -111,7 +111,7 @@ def _in_prose(text: str) -> Iterator[str]:
             if word[-1] not in ".?!;":
                 continue
         yield " ".join(run)
-        if len(run) <= _LONGEST_RUN:  # "a 3/4" and "b) x - 9": what stands beside a formula may look like a part of it
+        if len(run) <= _LONGEST_RUN:  # "a 3/4" and "b) x - 9": a word beside a formula may look like a part of it
             yield from (" ".join(run[first:last]) for first in range(len(run)) for last in range(first + 1, len(run)))
             yield from (" ".join(run[first:]) for first in range(1, len(run)))
         run = []
@@ -128,14 +128,14 @@ def _is_formula(word: str) -> bool:
 
 @lru_cache(maxsize=1_024)
 def _forms_in(prompt: str, units: bool) -> frozenset[Forms]:
-    """The forms of the formulas of a prompt, and of what stands beside their relations and commas."""
-    found = (forms(node) for text in _texts(prompt) for node in _nodes(text, units))
-    return frozenset(form for form in found if form is not None)
+    """Return the forms of a prompt's formulas and of the sides of their relations and commas."""
+    all_forms = (forms(node) for text in _texts(prompt) for node in _nodes(text, units))
+    return frozenset(form for form in all_forms if form is not None)
 
 
 @lru_cache(maxsize=1_024)
 def _normal_texts(prompt: str) -> frozenset[str]:
-    """The formulas of a prompt, for answers that `math_latex` does not read."""
+    """Return the normal forms of a prompt's formulas, for answers that `latex` cannot parse."""
     return frozenset(map(normalize, _texts(prompt)))
 
 
@@ -153,7 +153,7 @@ def _nodes(text: str, units: bool) -> Iterator[Node]:
 
 @lru_cache(maxsize=8_192)
 def _forms(text: str, units: bool) -> Forms | None:
-    """The forms of an answer; None if it is not read."""
+    """Return the forms of an answer; None if it cannot be parsed."""
     try:
         return forms(parse(text, units=units))
     except Unreadable:

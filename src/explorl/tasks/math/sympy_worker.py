@@ -1,6 +1,6 @@
-"""What compares two answers by math-verify, in a sealed process (`explorl.sandbox.isolated_call`).
+"""Compare two answers by math-verify, in an isolated process (`explorl.sandbox.isolated_call`).
 
-It imports nothing of Explorl but its own kind, so it holds no torch and starts in a second.
+This module imports only `tree` of Explorl, so the process has no torch and starts in a second.
 """
 
 from __future__ import annotations
@@ -9,52 +9,52 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from explorl.tasks.math import tree as math_tree
+from explorl.tasks.math import tree
 
 
 def prepare(_: Any) -> None:
-    """Build the parser and fill its caches and sympy's, which no pair can fill for the next."""
-    import math_verify  # noqa: F401 (says what is missing, if it is)
+    """Build the parser and fill its caches and sympy's: each pair is compared in a fork, whose caches are lost."""
+    import math_verify  # noqa: F401 (raises ImportError, which names it, if it is missing)
 
-    for library in ("math_verify", "latex2sympy2_extended"):  # both tell of every answer that they cannot read
+    for library in ("math_verify", "latex2sympy2_extended"):  # both log every answer that they cannot parse
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    answers = math_tree.EXAMPLES
+    answers = tree.EXAMPLES
     for index, answer in enumerate(answers):
-        with suppress(Exception):  # what fails here fails again where it matters
+        with suppress(Exception):  # an error that matters will occur again in a comparison
             same_answer(answer, answers[(7 * index + 3) % len(answers)])
 
 
 def given(gold: str) -> list[Any] | None:
-    """The right answer, parsed; None if that did not come to an end."""
+    """Parse the right answer; return None if it cannot be parsed."""
     return _parsed(gold) or None
 
 
 def compare(message: dict[str, Any], golds: list[Any] | None) -> bool:
-    """Whether the answer of a message says the same as the right one, which may have been parsed already."""
+    """Return whether a message's answer equals the right one; ``golds`` is the parsed right answer, if there is one."""
     return same_answer(str(message["gold"]), str(message["answer"]), golds)
 
 
 def same_answer(gold: str, answer: str, golds: list[Any] | None = None) -> bool:
-    """Whether two answers, as `math_form.texts` writes them, say the same.
+    """Return whether two answers, written by `form.worker_texts`, are equal.
 
-    Raises ValueError, with the reason, where the answer is not one that may be compared.
+    Raises ValueError, with the reason, if the answer must not be compared.
     """
     from math_verify import verify
 
     golds, answers = _parsed(gold) if golds is None else golds, _parsed(answer)
-    if (reason := math_tree.refusal_reason(golds, answers)) is not None:
+    if (reason := tree.refusal_reason(golds, answers)) is not None:
         raise ValueError(reason)
-    # No time limit of math-verify's own: it is an alarm, which neither threads nor one long C call will hear.
+    # math-verify's own time limit is an alarm, which works neither in threads nor during a long C call.
     return bool(verify(golds, answers, timeout_seconds=None))
 
 
 def _parsed(latex: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
-    tree = math_tree.build(latex)
-    if tree is not None:
-        return [tree]
-    # The box as a whole or nothing: a number somewhere in a sentence is not the answer.
+    built = tree.build(latex)
+    if built is not None:
+        return [built]
+    # Parse the whole box or nothing: a number somewhere in a sentence is not the answer.
     return parse(
         f"\\boxed{{{latex}}}",
         [LatexExtractionConfig(boxed_match_priority=0)],

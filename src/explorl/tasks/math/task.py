@@ -1,10 +1,10 @@
 r"""Mathematics: a question with one right answer, which the completion states in its last ``\boxed{…}``.
 
-    correctness = 1 if the stated answer has the form and value of the right one, and does not repeat the question
+    correctness = 1 if the stated answer has the form and value of the right one and does not repeat the question
     format      = 1 if the completion has exactly one \boxed
 
 The benchmarks are for evaluation: MATH-500, AIME 2024 and 2025, AMC 2023 and Minerva have a holdout only, unless a
-folder's files have more. GSM8K (Cobbe et al. 2021) and MATH (Hendrycks et al. 2021) have problems to train on.
+folder's files have more. GSM8K (Cobbe et al. 2021) and MATH (Hendrycks et al. 2021) have problems for training.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ STYLES: Mapping[str, str] = {
     "boxed": "Please reason step by step, and put your final answer within \\boxed{}.",
     "hash": 'Please reason step by step, and give your final answer in a last line of its own, like "#### 42".',
 }
-"""How a completion may state its answer, and how it is asked to."""
+"""Maps styles, which say how completions state their answers, to the sentences that ask for them."""
 
 
 def read_answer(completion: str | bytes, style: str = "boxed") -> tuple[str | None, bool]:
-    """The answer that a completion states, and whether it is well-formed: states one, and one only.
+    """Return the answer that a completion states, and whether the completion is well-formed: states exactly one.
 
-    Of a completion beyond a million characters only the end is read, and it is not well-formed.
+    Only the end of a completion beyond a million characters is read, and it is not well-formed.
     """
-    text, whole = read(completion)
+    text, is_whole = read(completion)
     answer, count = last_boxed(text) if style == "boxed" else last_hash(text)
     if not answer:
         return None, False
-    # A lone surrogate can be neither sent to a worker nor written to a table.
-    return answer.encode(errors="replace").decode(), whole and count == 1
+    # A lone surrogate can neither be sent to a worker nor written to a table.
+    return answer.encode(errors="replace").decode(), is_whole and count == 1
 
 
 @dataclass(frozen=True)
 class Math(Task):
-    """One benchmark of mathematics, from the hub or from a folder with a file like ``math500.jsonl`` (``data_dir``)."""
+    """A mathematics benchmark, from the hub or from a folder with a file like ``math500.jsonl`` (``data_dir``)."""
 
     name: str = "math"
     dataset: Literal["math500", "aime24", "aime25", "amc23", "minerva", "gsm8k", "hendrycks"] = "math500"
     data_dir: str | Path | None = None
     seed: int = 0
-    """Which problems are held out where a file holds them all."""
+    """Seed that selects the problems to hold out if one file has them all."""
     style: Literal["boxed", "hash"] = "boxed"
     r"""How completions state their answer: ``\boxed{42}``, or ``#### 42`` as in GSM8K's solutions."""
     limit: float = 5.0
-    """Seconds that comparing two answers may take; beyond, the answer is wrong."""
+    """Seconds that comparing two answers may take; beyond that, the answer is wrong."""
     workers: int | None = None
-    """Processes that compare; None: one per core, at most 8."""
+    """Number of comparing processes; None: one per core, at most 8."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "holdout")
     templates: ClassVar[tuple[str, ...]] = ("boxed", "chat", "hash")
@@ -68,29 +68,29 @@ class Math(Task):
             raise unknown("dataset", self.dataset, SOURCES)
         if self.style not in STYLES:
             raise unknown("style", self.style, STYLES)
-        shared_judge(self.workers, self.limit)  # names a bad number now, and starts nothing yet
+        shared_judge(self.workers, self.limit)  # raises for a bad number now, but starts no worker yet
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
         self.check(split, limit)
-        in_files = self.data_dir is not None and bool(self._given[split])
+        in_files = self.data_dir is not None and bool(self._problems_by_split[split])
         if split not in SOURCES[self.dataset].splits and not in_files:
             raise ValueError(
                 f"{self.dataset!r} is for evaluation and has no {split!r} split; ask for 'holdout', or use 'gsm8k'"
             )
-        return self._given[split][:limit]
+        return self._problems_by_split[split][:limit]
 
     def problem(self, question: str, answer: str) -> Problem:
-        """The problem with this question; its id does not depend on the answer or on white space."""
+        """Return the problem with this question; its id does not depend on the answer or on white space."""
         digest = hashlib.sha256(" ".join(question.split()).encode()).hexdigest()
         return Problem(f"{self.dataset}:{digest[:16]}", {"question": question, "answer": answer})
 
     def prompt(self, problem: Problem, template: str | None = None) -> Prompt:
-        """``chat`` asks in messages; ``boxed`` and ``hash`` ask in text, for the style of that name."""
+        """Return the prompt: ``chat`` gives messages; ``boxed`` and ``hash`` give text that asks for this style."""
         template = template or self.style
         if template not in self.templates:
             raise unknown("template", template, self.templates)
         if template not in ("chat", self.style):
-            raise ValueError(f"template {template!r} asks for another form than style={self.style!r} reads; give both")
+            raise ValueError(f"template {template!r} needs style={template!r}, not style={self.style!r}; give both")
         text = f"{problem.data['question']}\n{STYLES[self.style]}"
         return [{"role": "user", "content": text}] if template == "chat" else f"{text}\n"
 
@@ -104,30 +104,30 @@ class Math(Task):
         *,
         opened: Sequence[bool] | None = None,
     ) -> list[Verdict]:
-        """Judge completions with all workers at once. An open ``<think>`` changes nothing."""
-        stated = [read_answer(completion, self.style) for completion in completions]
+        """Return the verdicts on completions, judged by all workers in parallel. An open ``<think>`` has no effect."""
+        answers = [read_answer(completion, self.style) for completion in completions]
         cases = [
             ((str(problem.data["answer"]), answer), str(problem.data["question"]))
-            for (answer, _), problem in zip(stated, problems, strict=True)
+            for (answer, _), problem in zip(answers, problems, strict=True)
             if answer is not None
         ]
         pairs, prompts = [pair for pair, _ in cases], [prompt for _, prompt in cases]
         judgements = iter(shared_judge(self.workers, self.limit).judge_many(pairs, prompts))
         verdicts = []
-        for answer, well_formed in stated:
+        for answer, well_formed in answers:
             if answer is None:
                 mark = "\\boxed{…} with an answer in it" if self.style == "boxed" else "answer after ####"
                 verdicts.append(Verdict(False, well_formed, error=f"no {mark}"))
                 continue
             judgement = next(judgements)
-            said = normalize(answer) if len(answer) <= MAX_LENGTH else ""
+            normal_form = normalize(answer) if len(answer) <= MAX_LENGTH else ""
             error = None if judgement.same else judgement.error or "another answer than the right one"
-            verdicts.append(Verdict(judgement.same, well_formed, said or None, error))
+            verdicts.append(Verdict(judgement.same, well_formed, normal_form or None, error))
         return verdicts
 
     @cached_property
-    def _given(self) -> dict[str, list[Problem]]:
-        """Each split without repetitions, and train without what is held out."""
+    def _problems_by_split(self) -> dict[str, list[Problem]]:
+        """Each split without duplicates, and train without held-out problems."""
         splits = (
             read_hub(self.dataset)
             if self.data_dir is None

@@ -1,20 +1,20 @@
-r"""Whether what an answer was parsed to may be compared by sympy with the right answer. Runs in the judge's worker.
+r"""Check that sympy may compare a parsed answer with the right one. Runs in the judge's worker.
 
-sympy evaluates what it compares, and some of its evaluation goes a long way: a sum over names of a policy's choice
-becomes Python code that is run, ``9^{9^9}`` fills the memory, and any two equations without solutions are the same. So
+sympy evaluates what it compares, which can be dangerous: a sum over names that a policy chose becomes Python code that
+is run, ``9^{9^9}`` fills the memory, and any two equations without solutions are equal. So
 
-* an answer may hold numbers, symbols with plain names, sums, products, powers, tuples, intervals, finite sets and
-  matrices; functions, unions, relations, sums over indices, integrals, limits, derivatives and whatever else sympy has
-  only where the right answer holds them too;
+* an answer may contain numbers, symbols with plain names, sums, products, powers, tuples, intervals, finite sets and
+  matrices; functions, unions, relations, sums over indices, integrals, limits, derivatives and anything else that sympy
+  has only if the right answer contains them too;
 * numbers, exponents and the tree have bounded sizes, and nothing in it is undefined (1/0) or infinite, unless the right
   answer is;
 * relations must be the same side by side, up to a factor that is a number, whatever their solutions are;
-* formulas must be near each other, relative to their size, wherever they are tried. math-verify alone takes differences
-  below 1e-15 for none, so all small numbers would be the same.
+* formulas must be close to each other, relative to their size, at all points that are tried. math-verify alone ignores
+  differences below 1e-15, so all small numbers would be equal.
 
-`built` makes sympy's objects of the trees that `math_form` has read, so that no other parser reads an answer.
+`build` makes sympy objects of the trees that `form` has parsed, so no second parser reads the answer.
 
-It imports nothing but the standard library, and sympy when it is asked something.
+This module imports only the standard library, and sympy inside its functions.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 TREE = "tree:"
-"""How a text begins that `built` reads."""
+"""Prefix of the texts that `build` reads."""
 MAX_NODES = 2_000
-"""Parts of an answer's tree."""
+"""How many parts an answer's tree may have."""
 MAX_DEPTH = 100
 MAX_BITS = 8_192
-"""Size of a number, written out."""
+"""The largest size of a number."""
 MAX_EXPONENT = 99
-"""Exponent of what holds symbols, unless the right answer has a larger one."""
+"""The largest exponent of an expression with symbols, unless the right answer has a larger one."""
 
 _NAME = re.compile(r"[A-Za-z0-9 .,'_{}\\-]*|\+-?")  # + and +- are directions of a limit
 _CLOSE = 5e-6  # six digits
 
 
 def refusal_reason(golds: Sequence[Any], answers: Sequence[Any]) -> str | None:
-    """Why the parsed answer is refused; None if it may be compared. What could not be parsed is compared as text."""
+    """Return why the parsed answer is refused; None if it may be compared. Strings were not parsed, and are ignored."""
     trees = [gold for gold in golds if not isinstance(gold, str)]
     kinds = {kind for gold in trees for node in _nodes(gold) for kind in _kinds(node)}
     bits = max([MAX_BITS, *(2 * _bits(gold) for gold in trees)])
@@ -50,7 +50,7 @@ def refusal_reason(golds: Sequence[Any], answers: Sequence[Any]) -> str | None:
     for answer in answers:
         if isinstance(answer, str):
             continue
-        if (reason := _unbounded(answer, bits, exponent) or _foreign(answer, kinds)) is not None:
+        if (reason := _size_error(answer, bits, exponent) or _kind_error(answer, kinds)) is not None:
             return f"the answer is not compared: {reason}"
         if _is_another_relation(answer, trees) or (trees and all(_differ(gold, answer) for gold in trees)):
             return "another answer than the right one"
@@ -73,8 +73,8 @@ def _nodes(tree: Any) -> Iterator[Any]:
         waiting += _children(node)
 
 
-def _unbounded(tree: Any, bits: float, exponent: float) -> str | None:
-    """Why a tree is too large to be evaluated."""
+def _size_error(tree: Any, bits: float, exponent: float) -> str | None:
+    """Return why a tree is too large to be evaluated, or None."""
     level, count = [tree], 0
     for _ in range(MAX_DEPTH):
         count += len(level)
@@ -84,14 +84,14 @@ def _unbounded(tree: Any, bits: float, exponent: float) -> str | None:
     if level or count > MAX_NODES:
         return f"it has more than {MAX_NODES:,} parts or {MAX_DEPTH} levels"
     if _bits(tree) > bits:
-        return "it holds a number too large to work out"
+        return "it has a number too large to compute"
     if _exponent(tree) > exponent:
-        return f"it holds an exponent beyond {exponent:g}"
+        return f"it has an exponent beyond {exponent:g}"
     return None
 
 
 def _bits(node: Any) -> float:
-    """How long, at most, the number is that a tree is worth, in bits; a symbol has one."""
+    """Return an upper bound of the size of a tree's value in bits; a symbol has one."""
     import sympy
 
     if isinstance(node, sympy.Rational):
@@ -109,7 +109,7 @@ def _bits(node: Any) -> float:
 
 
 def _magnitude(node: Any, bits: float) -> float:
-    """The size of a number that is an exponent; what is still to be worked out is as large as its bits allow."""
+    """Return the absolute value of an exponent, or the largest that its bits allow if it must be computed first."""
     import sympy
 
     if isinstance(node, sympy.Number) and bits < 64:
@@ -120,7 +120,7 @@ def _magnitude(node: Any, bits: float) -> float:
 
 
 def _exponent(tree: Any) -> float:
-    """The largest number that is the exponent of what holds symbols."""
+    """Return the largest number that is the exponent of an expression with symbols."""
     import sympy
 
     powers = (node for node in _nodes(tree) if isinstance(node, sympy.Pow) and node.base.free_symbols)
@@ -128,7 +128,7 @@ def _exponent(tree: Any) -> float:
 
 
 def _kinds(node: Any) -> set[str]:
-    """What a node lets an answer hold: its own kind and, for functions, those of its family."""
+    """Return the kinds that a right answer's node allows: its own and, for functions, those of its family."""
     import sympy
 
     kind = type(node)
@@ -152,8 +152,8 @@ def _is_elementary(node: Any) -> bool:
     return isinstance(node, (sympy.exp, sympy.log, *families))
 
 
-def _foreign(tree: Any, kinds: set[str]) -> str | None:
-    """What a tree holds that it must not hold, or only where the right answer does."""
+def _kind_error(tree: Any, kinds: set[str]) -> str | None:
+    """Return which forbidden part a tree has, or which part that the right answer does not have, or None."""
     import sympy
 
     plain = (
@@ -171,26 +171,26 @@ def _foreign(tree: Any, kinds: set[str]) -> str | None:
             return "it is undefined"
         if isinstance(node, sympy.Symbol):
             if not _NAME.fullmatch(node.name):
-                return "it holds a name that is not plain"
+                return "it has a name that is not plain"
         elif isinstance(node, sympy.UnevaluatedExpr):
             if node.args[0] != sympy.Rational(1, 100) and "UnevaluatedExpr" not in kinds:
-                return "it holds what is left unevaluated"
+                return "it has an unevaluated part"
         elif isinstance(node, sympy.Number):
             continue
         elif not isinstance(node, plain) and not _kinds(node) & kinds and not _names_a_value(node):
-            return f"it holds {type(node).__name__}, which the right answer does not"
+            return f"it has {type(node).__name__}, which the right answer does not have"
     return None
 
 
 def _names_a_value(node: Any) -> bool:
-    """Whether it is like x = 5."""
+    """Return whether a node is an equation like x = 5."""
     import sympy
 
     return isinstance(node, sympy.Eq) and isinstance(node.lhs, (sympy.Symbol, sympy.Tuple))
 
 
 def _is_another_relation(answer: Any, golds: Sequence[Any]) -> bool:
-    """Whether the answer is a relation, and none of the right ones. x = 5 for 5 is not, nor is x in a set."""
+    """Return whether the answer is a relation that differs from all right ones; x = 5 for 5 does not count."""
     import sympy
 
     stated = _relations(answer)
@@ -206,7 +206,7 @@ def _is_another_relation(answer: Any, golds: Sequence[Any]) -> bool:
 
 
 def _relations(tree: Any) -> list[tuple[str, Any, Any]] | None:
-    """The relations of a chain, each with its sign and its sides, the smaller one first; None if it is none."""
+    """Return the relations of a chain, each with its sign and sides, the smaller first; None if it is not a chain."""
     import sympy
 
     items = getattr(tree, "_unsorted_args", tree.args) if isinstance(tree, sympy.And) else [tree]
@@ -217,14 +217,14 @@ def _relations(tree: Any) -> list[tuple[str, Any, Any]] | None:
 
 
 def _are_same_relation(right: tuple[str, Any, Any], stated: tuple[str, Any, Any]) -> bool:
-    """Whether both differences are proportional, and for < with a positive factor."""
+    """Return whether the differences of both sides are proportional, and for < by a positive factor."""
     import sympy
 
     if right[0] != stated[0]:
         return False
     first, second = right[1] - right[2], stated[1] - stated[2]
-    worths = [_at([first, second], point) for point in range(2)]
-    ratios = [above / below for above, below in worths if above is not None and below]
+    values = [_evaluate_at([first, second], point) for point in range(2)]
+    ratios = [above / below for above, below in values if above is not None and below]
     if len(ratios) == 2 and abs(ratios[0] - ratios[1]) > _CLOSE * abs(ratios[0]):
         return False
     factor = sympy.cancel(first / second)
@@ -238,25 +238,25 @@ def _are_same_relation(right: tuple[str, Any, Any], stated: tuple[str, Any, Any]
 _POINTS = ((0.37145, 0.61923, 0.83311, 0.29077, 0.71539), (0.44871, 0.23957, 0.57713, 0.91331, 0.12893))
 
 
-def _at(trees: Sequence[Any], point: int) -> list[complex | None]:
-    """What formulas are worth where their symbols have certain values; None where that is no finite number."""
+def _evaluate_at(trees: Sequence[Any], point: int) -> list[complex | None]:
+    """Evaluate formulas at one of two points; None for a formula whose value is not a finite number."""
     import sympy
 
-    values = _POINTS[point]
+    coordinates = _POINTS[point]
     symbols = sorted({symbol for tree in trees for symbol in tree.free_symbols}, key=str)
-    places = {symbol: sympy.Float(values[i % 5]) / (1 + i // 5) for i, symbol in enumerate(symbols)}
-    worths: list[complex | None] = []
+    substitution = {symbol: sympy.Float(coordinates[i % 5]) / (1 + i // 5) for i, symbol in enumerate(symbols)}
+    values: list[complex | None] = []
     for tree in trees:
         try:
-            worth = complex(tree.subs(places).evalf(20))
-            worths.append(worth if math.isfinite(worth.real) and math.isfinite(worth.imag) else None)
+            value = complex(tree.subs(substitution).evalf(20))
+            values.append(value if math.isfinite(value.real) and math.isfinite(value.imag) else None)
         except (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):
-            worths.append(None)
-    return worths
+            values.append(None)
+    return values
 
 
 def _differ(gold: Any, answer: Any) -> bool:
-    """Whether two formulas differ at a place where both have a value, and a real one unless they are complex."""
+    """Return whether two formulas differ at a point where both have a value, which must be real unless gold has i."""
     import sympy
 
     if isinstance(gold, sympy.Tuple) and isinstance(answer, sympy.Tuple):
@@ -264,10 +264,10 @@ def _differ(gold: Any, answer: Any) -> bool:
     if not all(isinstance(tree, sympy.Expr) and not isinstance(tree, sympy.MatrixExpr) for tree in (gold, answer)):
         return False
     if any(isinstance(node, sympy.UnevaluatedExpr) for node in _nodes(answer)):
-        return False  # a percentage, which may be compared in two ways
+        return False  # a percentage, which math-verify compares in two ways
     is_real = bool(gold.free_symbols | answer.free_symbols) and sympy.I not in _nodes(gold)
     for point in range(2):
-        first, second = _at([gold, answer], point)
+        first, second = _evaluate_at([gold, answer], point)
         if first is None or second is None or (is_real and (first.imag or second.imag)):
             continue
         if abs(first - second) > _CLOSE * max(abs(first), abs(second)):
@@ -279,14 +279,14 @@ def _differ(gold: Any, answer: Any) -> bool:
 
 
 def build(text: str) -> Any | None:
-    """The sympy object of a tree that `math_form.texts` has written; None if the text is no tree."""
-    return _built(*json.loads(text.removeprefix(TREE))) if text.startswith(TREE) else None
+    """Return the sympy object of a tree written by `form.worker_texts`; None if the text is LaTeX."""
+    return _build_node(*json.loads(text.removeprefix(TREE))) if text.startswith(TREE) else None
 
 
-def _built(kind: str, text: str, parts: list[Any]) -> Any:
+def _build_node(kind: str, text: str, parts: list[Any]) -> Any:
     if kind not in _BUILDERS:
-        raise ValueError(f"it holds a {kind}, which cannot be compared")
-    return _BUILDERS[kind](text, [_built(*part) for part in parts])
+        raise ValueError(f"it has a {kind}, which cannot be compared")
+    return _BUILDERS[kind](text, [_build_node(*part) for part in parts])
 
 
 def _number(text: str, parts: list[Any]) -> Any:
@@ -328,7 +328,7 @@ def _power(text: str, parts: list[Any]) -> Any:
 
     base, exponent = parts
     if max(1.0, _bits(base)) * _magnitude(exponent, _bits(exponent)) > MAX_BITS:
-        raise ValueError("it holds a number too large to work out")
+        raise ValueError("it has a number too large to compute")
     return sympy.Pow(base, exponent)
 
 
@@ -350,7 +350,7 @@ def _call(text: str, parts: list[Any]) -> Any:
     if text == "log" and len(parts) == 1:
         parts = [*parts, sympy.Integer(10)]
     if text in ("factorial", "binomial") and max(map(_bits, parts)) > 12:
-        raise ValueError("it holds a number too large to work out")
+        raise ValueError("it has a number too large to compute")
     return getattr(sympy, name)(*parts)
 
 
@@ -365,7 +365,7 @@ def _interval(text: str, parts: list[Any]) -> Any:
 
     interval = sympy.Interval(*parts, left_open=text[0] == "(", right_open=text[1] == ")")
     if interval is sympy.S.EmptySet:
-        raise ValueError("it holds an interval without elements")
+        raise ValueError("it has an interval without elements")
     return interval
 
 
@@ -390,12 +390,12 @@ def _matrix(text: str, parts: list[Any]) -> Any:
 
 def _relation(text: str, parts: list[Any]) -> Any:
     import sympy
-    from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]  # math-verify knows its parts' order
+    from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]  # keeps the order of its parts
 
     kinds = {"=": sympy.Eq, "≈": sympy.Eq, "<": sympy.Lt, ">": sympy.Gt, "≤": sympy.Le, "≥": sympy.Ge, "≠": sympy.Ne}
     signs = [kinds[sign] for sign in text.split(" ") if sign in kinds]
     if len(signs) != len(parts) - 1:
-        raise ValueError("it holds a relation that cannot be compared")
+        raise ValueError("it has a relation that cannot be compared")
     relations = [sign(*sides, evaluate=False) for sign, *sides in zip(signs, parts[:-1], parts[1:], strict=True)]
     return relations[0] if len(relations) == 1 else And(*relations)
 
@@ -425,7 +425,7 @@ _BUILDERS: dict[str, Callable[[str, list[Any]], Any]] = {
 
 
 def _examples() -> tuple[str, ...]:
-    """Trees of many kinds."""
+    """Return trees of many kinds."""
 
     def node(kind: str, text: str = "", *parts: list[Any]) -> list[Any]:
         return [kind, text, list(parts)]
@@ -448,4 +448,4 @@ def _examples() -> tuple[str, ...]:
 
 
 EXAMPLES = _examples()
-"""Answers of many kinds, as `math_form.texts` writes them; whoever has compared them has loaded what it needs."""
+"""Answers of many kinds, as `form.worker_texts` writes them; comparing them loads all of sympy that is needed."""

@@ -1,4 +1,4 @@
-"""Units after a number: which words are one, and which are the same one."""
+"""Recognize and compare units after a number."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ UNITS = {
     "ev": "electronvolt", "erg": "erg", "radii": "radius", "am": "am", "pm": "pm",
     "arcsec": "arcsecond", "arcmin": "arcminute",
 }  # fmt: skip
-"""Units by the names that are written for them."""
+"""Maps the spellings of units to their names."""
 
 _SIGNS = frozenset({"m", "s", "g", "h", "L", "N", "J", "W", "K", "V"})
 
-# Words that make another number of the one before them, or no statement of it at all.
+# Words that change the number before them, or do not state it.
 _NO_UNITS = frozenset({
     "hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "half", "halves", "third", "thirds",
     "quarter", "quarters", "fourths", "fifth", "fifths", "sixth", "sixths", "seventh", "sevenths", "eighth",
@@ -49,7 +49,7 @@ _NO_UNITS = frozenset({
     "thirded", "sextuple", "sextupled", "septuple", "septupled", "octuple", "octupled", "decuple", "decupled",
     "grosses", "kk", "tn", "nought", "naught", "exponent",
 })  # fmt: skip
-# Words that are no unit alone: "5 imaginary" is 5i, but there may be 5 imaginary roots.
+# Words that are not a unit alone: "5 imaginary" is 5i, but there may be 5 imaginary roots.
 _NO_UNITS_ALONE = frozenset({
     "imaginary", "infinite", "repeating", "recurring", "opposite", "opposites", "reciprocals", "inverses", "negatives",
     "conjugate", "conjugated", "added", "raised", "lowered", "rounded", "short", "shy", "past", "beyond", "without",
@@ -60,7 +60,7 @@ _NO_UNITS_ALONE = frozenset({
 _NUMBER_WORD = re.compile(r"[a-z]*ill(?:ion|iard)(?:th)?s?|[a-z]*(?:tieth|teenth)s?|(?!scaf)[a-z]+fold")
 _PARTS_PER = re.compile(r"\bper (?:cent|centum|mil|mill)\b|\bp c\b|\bbasis points?\b|\be\^")
 _ROMAN = re.compile(r"\b(?:[IVX]{2,}|MM)\b")
-# Words before an = that deny what stands after it wherever they are; as the first or last word; and of a result.
+# Words before an = that deny the value after it: anywhere; as the first or last word; next to words for a result.
 _DENIALS = frozenset({"anything", "everything", "nothing", "whatever", "isn't", "isnt", "doesn't", "doesnt", "unequal",
     "cannot", "can't", "won't",
 })  # fmt: skip
@@ -80,12 +80,12 @@ _BOUND = re.compile(
     r"\b(?:at (?:least|most)|(?:different|far) from|close to|ruled out)$"
     r"|\b(?:wrong|incorrect|bad) (?:value|number|choice|option|guess)$"
 )
-# Words that make a result another number: "the answer plus one".
+# Words that change a result: "the answer plus one".
 _ALTERATIONS = frozenset({
     "plus", "minus", "times", "mod", "modulo", "more", "less", "than", "over", "square", "squared", "cube", "cubed",
     "root", "log", "ln", "logarithm", "factorial", "divided", "multiplied", "added", "subtracted",
 })  # fmt: skip
-# Capitals tell nothing in a unit, except for these: MW is not mW.
+# Capitals do not matter in a unit, except in these: MW is not mW.
 _SCALES = {"m": "milli", "M": "mega", "micro": "micro"}
 _SCALED = re.compile(r"\b([mM]|micro)(W|Pa|Hz|J|V|eV|N|m|s|g)\b")
 _MERIDIEM = re.compile(r"\b([ap])\. ?m\b\.?")
@@ -94,12 +94,12 @@ _RAISED = re.compile(r"([a-z]+)(?: squared| cubed|\^ ?([0-9]))")
 
 
 def is_abbreviation(word: str) -> bool:
-    """Whether a word without a command before it is the sign of a unit, as in ``5 m`` and ``5 km``."""
+    """Return whether a word that is not a command is the sign of a unit, as in ``5 m`` and ``5 km``."""
     return word in _SIGNS if len(word) == 1 else word.casefold() in UNITS or _SCALED.fullmatch(word) is not None
 
 
 def is_unit(text: str) -> bool:
-    """Whether the words after a number can be what it counts or measures."""
+    """Return whether the words after a number can be what it counts or measures."""
     spelled = _spelled(text)
     words = re.findall(r"[a-z]+", spelled)
     is_plain = re.fullmatch(r"(?:[a-z ,'/-]|\^ ?-?[0-9])*", spelled) is not None
@@ -114,7 +114,7 @@ def is_unit(text: str) -> bool:
 
 
 def names_a_value(text: str) -> bool:
-    """Whether words before an = can say what the value is of: not "anything but", nor "half the answer"."""
+    """Return whether words before an = can name a value: not "anything but", nor "half the answer"."""
     words = text.casefold().split()
     if _DENIALS & set(words) or words[0] in _HEDGES or words[-1] in _HEDGES or _BOUND.search(text.casefold()):
         return False
@@ -125,13 +125,13 @@ def names_a_value(text: str) -> bool:
 
 
 def same_unit(gold: str, answer: str) -> bool:
-    """Whether two units are one: ``cm^2`` and ``square centimeters``. "units" are whatever was asked for."""
-    ours, theirs = _canonical(gold), _canonical(answer)
-    return ours == theirs or (is_unit(answer) and theirs.partition("^")[0] == "unit")
+    """Return whether two units are the same, like ``cm^2`` and ``square centimeters``; "units" matches any unit."""
+    gold_unit, answer_unit = _canonical(gold), _canonical(answer)
+    return gold_unit == answer_unit or (is_unit(answer) and answer_unit.partition("^")[0] == "unit")
 
 
 def _spelled(text: str) -> str:
-    """The unit in small letters, with a power for "squared"."""
+    """Return the unit in lower case, with a power for "squared"."""
     text = _SCALED.sub(lambda match: f"{_SCALES[match[1]]}{UNITS[match[2].casefold()]}", text)
     text = _MERIDIEM.sub(r"\1m", " ".join(text.casefold().split())).replace(".", " ")
     text = re.sub(r"(?<=[a-z])([23])(?![0-9])", r"^\1", " ".join(text.split()))
@@ -139,14 +139,14 @@ def _spelled(text: str) -> str:
 
 
 def _canonical(text: str) -> str:
-    """The unit's words with their powers, in one order: ``m/s^2``, ``m s^-2`` and ``meters per second squared``."""
+    """Return a unit's words with their powers, sorted, so that ``m/s^2``, ``m s^-2`` and ``m per s squared`` agree."""
     words = re.findall(r"[a-z]+|\^ ?-?[0-9]|/", _spelled(text).replace(" per ", "/"))
     named = re.sub(r" ?(\^) ?| ?(/) ?", r"\1\2", " ".join(_singular(word) for word in words))
     named = _PLACE.sub(lambda match: f"{match[2]}^{2 if match[1] == 'square' else 3}", named)
     powers: Counter[str] = Counter()
-    for place, part in enumerate(named.split("/")):
+    for index, part in enumerate(named.split("/")):
         for word, power in re.findall(r"([a-z]+)(?:\^(-?[0-9]))?", part):
-            powers[word] += int(power or 1) * (-1 if place else 1)
+            powers[word] += int(power or 1) * (-1 if index else 1)
     return " ".join(f"{word}^{power}" if power != 1 else word for word, power in sorted(powers.items()))
 
 

@@ -1,4 +1,4 @@
-"""What a tree of an answer is worth, exactly, and which operations it leaves to be worked out."""
+"""Compute the exact value of an answer's tree, and find the operations that it leaves undone."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from explorl.tasks.math.latex import Node
 from explorl.tasks.math.latex_tokens import FUNCTIONS
 
 MAX_BITS = 8_192
-"""Numbers beyond this are not worked out; a number with the thousand digits that an answer may have is half of it."""
+"""The largest size of a number that is computed, about twice that of the thousand digits that an answer may have."""
 
 Value = Fraction | str | tuple[str, tuple["Value", ...]]
 """A number; ``∞`` or ``-∞``; or the kind of a bracket, matrix or ratio and the values in it."""
 
 
 class Undefined(ValueError):
-    """It has no value, or one too large to work out."""
+    """Raised for a tree without a value, or with one that is too large to compute."""
 
 
 def exact_value(node: Node) -> Value | None:
-    """The exact value of a tree of rational numbers, alone or in brackets; None if it holds symbols or roots."""
+    """Return the exact value of a tree of rational numbers, alone or in brackets; None if it has symbols or roots."""
     if node.kind in ("bracket", "matrix", "row", "list", "named"):
         parts = tuple(exact_value(part) for part in node.parts)
-        known = tuple(part for part in parts if part is not None)
-        if len(known) < len(parts):
+        values = tuple(part for part in parts if part is not None)
+        if len(values) < len(parts):
             return None
         unordered = node.kind == "list" or node.text == "{}"
         return (
             node.text if node.kind == "bracket" else node.kind,
-            tuple(sorted(known, key=str)) if unordered else known,
+            tuple(sorted(values, key=str)) if unordered else values,
         )
     if node.kind == "ratio":
         ratio = [rational_value(part) for part in node.parts]
@@ -45,28 +45,28 @@ def exact_value(node: Node) -> Value | None:
 
 
 def rational_value(node: Node) -> Fraction | None:
-    """The exact value of a tree that is one rational number; None if it is none."""
+    """Return the exact value of a tree that is one rational number; None if it is not."""
     if node.kind == "number":
         return Fraction(node.text)
     if node.kind == "repeating":
         return _repeating(node.text)
-    work = _CALLS.get(node.text) if node.kind == "call" else _WORK.get(node.kind)
-    if work is None:
+    compute = _CALLS.get(node.text) if node.kind == "call" else _COMPUTATIONS.get(node.kind)
+    if compute is None:
         return None
     parts = [rational_value(part) for part in node.parts]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    values = [part for part in parts if part is not None]
+    if len(values) < len(parts):
         return None
-    worth = work(*known)
-    if worth is not None and max(worth.numerator.bit_length(), worth.denominator.bit_length()) > MAX_BITS:
-        raise Undefined("a number too large to work out")
-    return worth
+    result = compute(*values)
+    if result is not None and max(result.numerator.bit_length(), result.denominator.bit_length()) > MAX_BITS:
+        raise Undefined("a number too large to compute")
+    return result
 
 
 def _repeating(digits: str) -> Fraction:
-    before, _, again = digits.partition("|")
-    places = len(before.partition(".")[2])
-    return Fraction(before + "0") + Fraction(int(again), 10**places * (10 ** len(again) - 1))
+    before, _, period = digits.partition("|")
+    decimals = len(before.partition(".")[2])
+    return Fraction(before + "0") + Fraction(int(period), 10**decimals * (10 ** len(period) - 1))
 
 
 def _quotient(above: Fraction, below: Fraction) -> Fraction:
@@ -82,12 +82,12 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
         raise Undefined("a power of zero")
     size = max(abs(base.numerator), base.denominator).bit_length()
     if abs(exponent) * size > MAX_BITS and abs(base) != 1:
-        raise Undefined("a number too large to work out")
+        raise Undefined("a number too large to compute")
     return base ** int(exponent)
 
 
 def _root(radicand: Fraction, index: Fraction) -> Fraction | None:
-    """The root where it is rational."""
+    """Return the root if it is rational, else None."""
     if index.denominator != 1 or not 2 <= index <= 64 or radicand < 0:
         return None
     roots = [_whole_root(side, int(index)) for side in (radicand.numerator, radicand.denominator)]
@@ -108,21 +108,21 @@ def _whole_root(number: int, index: int) -> int | None:
 
 def _whole(*numbers: Fraction) -> list[int]:
     if any(number.denominator != 1 or abs(number) >= 1 << 63 for number in numbers):
-        raise Undefined("a function of whole numbers of other numbers")
+        raise Undefined("a function of whole numbers applied to other numbers")
     return [int(number) for number in numbers]
 
 
-def _factorial(of: Fraction) -> Fraction:
-    (whole,) = _whole(of)
+def _factorial(value: Fraction) -> Fraction:
+    (whole,) = _whole(value)
     if not 0 <= whole <= 800:
-        raise Undefined("a number too large to work out")
+        raise Undefined("a number too large to compute")
     return Fraction(math.factorial(whole))
 
 
 def _binomial(above: Fraction, below: Fraction) -> Fraction:
     total, chosen = _whole(above, below)
     if not 0 <= chosen <= total <= 8_000:
-        raise Undefined("a number too large to work out")
+        raise Undefined("a number too large to compute")
     return Fraction(math.comb(total, chosen))
 
 
@@ -132,7 +132,7 @@ def _mod(left: Fraction, right: Fraction) -> Fraction:
     return left % right
 
 
-_WORK: dict[str, Callable[..., Fraction | None]] = {
+_COMPUTATIONS: dict[str, Callable[..., Fraction | None]] = {
     "sum": lambda *terms: sum(terms, Fraction(0)),
     "minus": lambda term: -term,
     "product": lambda *factors: math.prod(factors, start=Fraction(1)),
@@ -149,21 +149,21 @@ _CALLS: dict[str, Callable[..., Fraction | None]] = {
     "lcm": lambda *numbers: Fraction(math.lcm(*_whole(*numbers))),
     "max": lambda *numbers: max(numbers),
     "min": lambda *numbers: min(numbers),
-    "abs": lambda of: abs(of),
-    "floor": lambda of: Fraction(math.floor(of)),
-    "ceil": lambda of: Fraction(math.ceil(of)),
+    "abs": lambda value: abs(value),
+    "floor": lambda value: Fraction(math.floor(value)),
+    "ceil": lambda value: Fraction(math.ceil(value)),
 }
 
 
 @dataclass
 class Operations:
-    """What a tree asks to be worked out."""
+    """The operations that a tree leaves undone."""
 
     names: set[str] = field(default_factory=set)
     """Kinds of operations, as an error names them."""
     symbols: set[str] = field(default_factory=set)
     terms: int = 1
-    """The most constants that are added up, like 2 in 1 + √3."""
+    """The largest number of constants in a sum, like 2 in 1 + √3."""
     exponent: int = 0
     """The largest exponent that is a number."""
     decimals: bool = False
@@ -172,32 +172,32 @@ class Operations:
 
 
 def find_operations(*nodes: Node) -> Operations:
-    """The operations of trees."""
-    found = Operations()
+    """Find the operations of trees."""
+    operations = Operations()
     for node in nodes:
-        _visit(node, found)
-    return found
+        _visit(node, operations)
+    return operations
 
 
-def _visit(node: Node, found: Operations) -> None:
+def _visit(node: Node, operations: Operations) -> None:
     if node.kind == "symbol":
-        found.symbols.add(node.text)
+        operations.symbols.add(node.text)
     elif node.kind == "constant":
-        found.names.add(node.text)
+        operations.names.add(node.text)
     elif node.kind in ("number", "repeating"):
-        found.decimals |= not node.text.isdigit()
+        operations.decimals |= not node.text.isdigit()
     elif node.kind == "call":
-        found.names.add(FUNCTIONS.get(node.text, node.text))
+        operations.names.add(FUNCTIONS.get(node.text, node.text))
     elif node.kind in _VISITS:
-        _VISITS[node.kind](node, found)
+        _VISITS[node.kind](node, operations)
     elif node.kind in ("percent", "unit", "text", "based", "choice"):
-        found.names.add(f"a {node.kind} in a formula")
+        operations.names.add(f"a {node.kind} in a formula")
     for part in _visited(node):
-        _visit(part, found)
+        _visit(part, operations)
 
 
 def _visited(node: Node) -> tuple[Node, ...]:
-    """The parts that say more than the node does: no exponent of digits, and no infinite end of an interval."""
+    """Return the parts to visit: not an exponent of digits, and not an infinite end of an interval."""
     if node.kind == "power" and _is_plain(node.parts[1]):
         return node.parts[:1]
     if node.kind in ("bracket", "interval"):
@@ -205,75 +205,75 @@ def _visited(node: Node) -> tuple[Node, ...]:
     return node.parts
 
 
-def _visit_minus(node: Node, found: Operations) -> None:
+def _visit_minus(node: Node, operations: Operations) -> None:
     if node.parts[0].kind == "minus" and _is_constant(node):
-        found.names.add("a sum of numbers")
+        operations.names.add("a sum of numbers")
 
 
-def _visit_sum(node: Node, found: Operations) -> None:
+def _visit_sum(node: Node, operations: Operations) -> None:
     constants = [part for part in node.parts if _is_constant(part)]
     if sum(_is_plain(part) for part in constants) > 1:
-        found.names.add("a sum of numbers")
-    found.terms = max(found.terms, len(constants))
+        operations.names.add("a sum of numbers")
+    operations.terms = max(operations.terms, len(constants))
 
 
-def _visit_product(node: Node, found: Operations) -> None:
+def _visit_product(node: Node, operations: Operations) -> None:
     if sum(_is_plain(part) for part in node.parts) > 1:
-        found.names.add("a product of numbers")
+        operations.names.add("a product of numbers")
     if sum(_is_constant_sum(part) for part in node.parts) > 1:
-        found.names.add("a product of sums")
+        operations.names.add("a product of sums")
 
 
-def _visit_quotient(node: Node, found: Operations) -> None:
+def _visit_quotient(node: Node, operations: Operations) -> None:
     above, below = node.parts
     if not _is_constant(below):
-        found.names.add("a division by symbols")
+        operations.names.add("a division by symbols")
     elif _is_constant_sum(below):
-        found.names.add("a division by a sum")
+        operations.names.add("a division by a sum")
     elif _is_plain(above) and _is_plain(below):
-        found.names.add("a fraction" if _is_finished_fraction(above, below) else "a division of numbers")
+        operations.names.add("a fraction" if _is_finished_fraction(above, below) else "a division of numbers")
     else:
-        found.names.add("a fraction")
+        operations.names.add("a fraction")
 
 
-def _visit_power(node: Node, found: Operations) -> None:
+def _visit_power(node: Node, operations: Operations) -> None:
     base, exponent = node.parts
     size = rational_value(exponent) if _is_plain(exponent) else None
     if size is None:
-        found.names.add("a power with a calculated exponent" if _is_constant(exponent) else "exponential")
-    elif not _is_plain(base):  # of plain numbers, `number` bounds what comes of it
-        found.exponent = max(found.exponent, abs(math.ceil(size)))
+        operations.names.add("a power with a calculated exponent" if _is_constant(exponent) else "exponential")
+    elif not _is_plain(base):  # for plain numbers, `rational_value` bounds the result
+        operations.exponent = max(operations.exponent, abs(math.ceil(size)))
     if not _is_constant(base):
         if size is not None and size < 0:
-            found.names.add("a division by symbols")
+            operations.names.add("a division by symbols")
         if size is not None and size.denominator != 1:
-            found.names.add("a root of symbols")
+            operations.names.add("a root of symbols")
     elif size is not None and size.denominator != 1:
-        found.names.add("a root")
+        operations.names.add("a root")
     elif _is_constant_sum(base):
-        found.names.add("a power of a sum")
+        operations.names.add("a power of a sum")
     elif (base.kind != "constant" and size is not None and not is_power_of_ten(node)) or base == Node("constant", "i"):
-        found.names.add("a power of numbers")
+        operations.names.add("a power of numbers")
 
 
-def _visit_root(node: Node, found: Operations) -> None:
+def _visit_root(node: Node, operations: Operations) -> None:
     radicand, index = node.parts
     if not index.text.isdigit():
-        found.names.add("a root with a calculated index")
+        operations.names.add("a root with a calculated index")
     if not _is_constant(radicand):
-        found.names.add("a root of symbols")
+        operations.names.add("a root of symbols")
     else:
-        found.names.add("a root of a sum" if radicand.kind == "sum" else "a root")
+        operations.names.add("a root of a sum" if radicand.kind == "sum" else "a root")
 
 
-def _visit_sets(node: Node, found: Operations) -> None:
-    found.names.add(node.text)
-    found.sets += 1
+def _visit_sets(node: Node, operations: Operations) -> None:
+    operations.names.add(node.text)
+    operations.sets += 1
 
 
-def _visit_bracket(node: Node, found: Operations) -> None:
+def _visit_bracket(node: Node, operations: Operations) -> None:
     if node.text == "{}":
-        found.sets += len(node.parts)
+        operations.sets += len(node.parts)
 
 
 _VISITS: dict[str, Callable[[Node, Operations], None]] = {
@@ -302,12 +302,12 @@ def is_power_of_ten(node: Node) -> bool:
 
 
 def _is_literal(node: Node) -> bool:
-    """Whether it is digits, perhaps with a minus sign."""
+    """Return whether a node is digits, optionally with a minus sign."""
     return node.kind in ("number", "repeating") or (node.kind == "minus" and _is_literal(node.parts[0]))
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether it is digits or a fraction of digits, perhaps with a minus sign; 10ⁿ is the place of digits, and not."""
+    """Return whether a node is digits or a fraction of digits, optionally negative; 10ⁿ is not."""
     if node.kind == "minus":
         return _is_plain(node.parts[0])
     return _is_literal(node) or (node.kind == "quotient" and all(_is_plain(part) for part in node.parts))
@@ -316,7 +316,7 @@ def _is_plain(node: Node) -> bool:
 def _is_finished_fraction(above: Node, below: Node) -> bool:
     if not all(_is_literal(part) and rational_value(part) is not None for part in (above, below)):
         return False
-    over, under = rational_value(above), rational_value(below)
-    assert over is not None
-    assert under is not None
-    return over.denominator == under.denominator == 1 and under != 0 and over % under != 0
+    numerator, denominator = rational_value(above), rational_value(below)
+    assert numerator is not None
+    assert denominator is not None
+    return numerator.denominator == denominator.denominator == 1 and denominator != 0 and numerator % denominator != 0

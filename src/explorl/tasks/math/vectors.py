@@ -1,11 +1,10 @@
-r"""Whether products of vectors and matrices stand in the right order.
+r"""Check the order of products of vectors and matrices.
 
-To sympy, as `math_tree` asks it, all symbols commute: ``\mathbf{b} \times \mathbf{a}``, ``\mathbf{a} \cdot \mathbf{b}``
-and ``\mathbf{a} \times \mathbf{b}`` are one product, and so are ``A^T B`` and ``B A^T``. So where the right answer has
-vectors (letters in bold, with an arrow, or with a × between them where the prompt speaks of vectors) or matrices
-(capitals, where one is transposed or the prompt speaks of matrices), an answer must also have the same products in the
-same order. Both are multiplied out to sums of words of such letters, whose coefficients are compared by their values at
-one point.
+For sympy, as `tree` uses it, all symbols commute: ``\mathbf{b} \times \mathbf{a}``, ``\mathbf{a} \cdot \mathbf{b}`` and
+``\mathbf{a} \times \mathbf{b}`` are one product, and so are ``A^T B`` and ``B A^T``. So if the right answer has vectors
+(letters in bold, with an arrow, or with a × between them if the prompt mentions vectors) or matrices (capitals, if one
+is transposed or the prompt mentions matrices), an answer must also have the same products in the same order. Both are
+multiplied out to sums of words of such letters, whose coefficients are compared by their values at one point.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _CALLS: Mapping[str, Callable[[complex], complex]] = {
 
 
 class _Unsupported(ValueError):
-    """The formula holds something that is not multiplied out here."""
+    """Raised for a formula with something that cannot be multiplied out here."""
 
 
 def are_reordered(prompt: str, gold: str, answer: str) -> bool:
-    """Return whether an answer, the same as the right one if all symbols commute, has its products in another order."""
+    """Return whether an answer differs from the right one, which it equals if all symbols commute, by their order."""
     vectors = {letter for match in _VECTOR.finditer(gold) for letter in match.groups() if letter}
     has_vectors = re.search(r"\b(?:vectors?|cross product)\b", prompt, re.I) is not None
     has_matrices = _TRANSPOSED.search(gold) is not None or re.search(r"\bmatri(?:x|ces)\b", prompt, re.I) is not None
@@ -59,53 +58,54 @@ def are_reordered(prompt: str, gold: str, answer: str) -> bool:
         if has_vectors:
             vectors |= _crossed(nodes[0])
         letters = _Letters(frozenset(vectors), has_matrices, marks)
-        if not letters.stand_in(nodes[0]):
+        if not letters.occur_in(nodes[0]):
             return False
         are_equations = all(node.kind == "relation" and node.text == "=" and len(node.parts) == 2 for node in nodes)
-        right, stated = map(letters.balance if are_equations else letters.value, nodes)
+        gold_words, answer_words = map(letters.balance if are_equations else letters.value, nodes)
     except (Unreadable, _Unsupported, ArithmeticError, ValueError):
         return False
-    return any(not _are_close(right.get(word, 0), stated.get(word, 0)) for word in right.keys() | stated.keys())
+    all_words = gold_words.keys() | answer_words.keys()
+    return any(not _are_close(gold_words.get(word, 0), answer_words.get(word, 0)) for word in all_words)
 
 
 def _crossed(node: Node) -> set[str]:
-    """The letters with a × between them."""
-    found = {letter for part in node.parts for letter in _crossed(part)}
+    """Return the letters with a × between them."""
+    letters = {letter for part in node.parts for letter in _crossed(part)}
     if node == Node("call", "×", node.parts):
-        found |= {_letter(part.text) for part in node.parts if part.kind == "symbol"}
-    return found
+        letters |= {_letter(part.text) for part in node.parts if part.kind == "symbol"}
+    return letters
 
 
 def _are_close(first: complex, second: complex) -> bool:
     return abs(first - second) <= _CLOSE * max(abs(first), abs(second), _CLOSE)
 
 
-def _at_random(name: str) -> float:
-    """A value between 1/2 and 3/2 for a scalar, the same each time."""
+def _scalar_value(name: str) -> float:
+    """Return a pseudo-random value between 1/2 and 3/2 for a scalar, always the same for a name."""
     return 0.5 + int.from_bytes(sha256(name.encode()).digest()[:6], "big") / (1 << 48)
 
 
 @dataclass(frozen=True)
 class _Letters:
-    """Which letters do not commute."""
+    """The letters that do not commute."""
 
     vectors: frozenset[str]
     has_matrices: bool
     transposes: frozenset[str]
     """Exponents that transpose."""
 
-    def stand_in(self, node: Node) -> bool:
+    def occur_in(self, node: Node) -> bool:
         """Return whether a formula has a letter that does not commute."""
         is_letter = node.kind in ("symbol", "constant") and () not in self.words(node)
-        return is_letter or any(map(self.stand_in, node.parts))
+        return is_letter or any(map(self.occur_in, node.parts))
 
     def balance(self, equation: Node) -> Words:
-        """Return one side of an equation minus the other, multiplied out, up to a factor."""
+        """Return one side of an equation minus the other, multiplied out and scaled by a factor."""
         words = _added([self.words(equation.parts[0]), _scaled(self.words(equation.parts[1]), -1)])
         return _scaled(words, 1 / (words[min(words)] or 1))
 
     def value(self, answer: Node) -> Words:
-        """Return what an answer states, without a name or unit, multiplied out."""
+        """Return the value of an answer without its name or unit, multiplied out."""
         node = named_value(answer)
         return self.words(node.parts[0] if node.kind == "unit" else node)
 
@@ -134,7 +134,7 @@ class _Letters:
         letter = _letter(node.text)
         if letter in self.vectors or (self.has_matrices and letter.isupper()):
             return {() if node.text == "I" and self.has_matrices else (node.text,): 1}
-        return {(): _at_random(node.text)}
+        return {(): _scalar_value(node.text)}
 
     def _sum(self, node: Node) -> Words:
         return _added([self.words(part) for part in node.parts])
@@ -190,7 +190,7 @@ class _Letters:
         return {(): complex(_CALLS[node.text](_scalar(arguments[0])))}
 
     def _is_vector(self, word: Word) -> bool:
-        """Whether it is a column: it ends with a vector and does not begin with a row."""
+        """Return whether a word is a column: it ends with a vector and does not begin with a row."""
         return bool(word) and self._is_column(word[-1]) and not word[0].endswith("ᵀ")
 
     def _is_column(self, letter: str) -> bool:
@@ -199,13 +199,13 @@ class _Letters:
         return letter.startswith("(") or (name in self.vectors and not letter.endswith("ᵀ") and not is_matrix)
 
     def _scalars(self, words: Words) -> Words:
-        """Rows times columns are dot products, whichever of the two is transposed."""
+        """Replace rows times columns by their dot products, independent of which of the two is transposed."""
         terms: list[Words] = []
         for word, factor in words.items():
             is_row = word and word[0].endswith("ᵀ") and self._is_column(word[0][:-1])
             if is_row and len(word) > 1 and self._is_column(word[-1]):
                 name = min(word, _transposed(word))
-                terms.append({(): factor * _at_random("".join(name))})
+                terms.append({(): factor * _scalar_value("".join(name))})
             else:
                 terms.append({word: factor})
         return _added(terms)
@@ -213,7 +213,7 @@ class _Letters:
     def _dot(self, first: Words, second: Words) -> Words:
         def dot(left: Word, right: Word) -> Words:
             product = (*_transposed(left), *right)
-            return {(): _at_random("".join(min(product, _transposed(product))))}
+            return {(): _scalar_value("".join(min(product, _transposed(product))))}
 
         return self._bilinear(first, second, dot)
 
@@ -236,7 +236,7 @@ class _Letters:
 
 
 def _letter(name: str) -> str:
-    """The letter that a symbol's name begins with, or its command."""
+    """Return the letter that a symbol's name begins with, or its command."""
     if match := _ACCENT.match(name):
         return match[1] or match[2]
     return name[:1]
@@ -256,7 +256,7 @@ def _scaled(words: Words, by: complex) -> Words:
 
 def _scalar(words: Words) -> complex:
     if set(words) - {()}:
-        raise _Unsupported("a vector or matrix where a scalar must stand")
+        raise _Unsupported("a vector or matrix where a scalar is expected")
     return words.get((), 0)
 
 

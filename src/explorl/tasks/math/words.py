@@ -1,4 +1,4 @@
-"""Answers that are words: which are, and which say the same."""
+"""Recognize answers that are words, and normalize them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mbox|mathrm|mathbf|operatorname|ce) ?\{([^{}]*)\}"
 )
 _LAYOUT = re.compile(r"\\[,;: !]|\\[()\[\]]|[~$]|\\(?:left|right|q?quad|displaystyle)(?![A-Za-z])")
-# After a word there may be a whole number, as in June 20, but no sign before it or point in it.
+# A whole number may follow a word, as in June 20, but not one with a sign or a point.
 _ONLY_WORDS = re.compile(r"[^\W\d_][^\W_]*(?:[ .,'()=&/-]+[^\W\d_][^\W_]*|,? [0-9]+(?=,? |\Z))*")
 _SHORT_WORDS = frozenset(
     {"yes", "no", "odd", "all", "one", "two", "six", "ten", "red", "sun", "mon", "tue", "wed", "thu", "fri", "sat"}
@@ -19,9 +19,9 @@ _MATHEMATICS = frozenset({"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log
 
 
 def normalize_words(text: str) -> str | None:
-    """The words that a text consists of, in small letters and, where commas or = divide them, in order.
+    """Return a text's words in lower case, sorted if they are separated by commas or =; None if it has anything else.
 
-    "and" and "or" divide them, too; `conjunctions` tells which.
+    "and" and "or" separate them, too; `conjunctions` tells which.
     """
     text = " ".join(_LAYOUT.sub(" ", _WRAPPED.sub(r"\1", text)).split()).strip(" .,(){}")
     if not _ONLY_WORDS.fullmatch(text):
@@ -32,33 +32,33 @@ def normalize_words(text: str) -> str | None:
 
 
 def conjunctions(text: str) -> set[str]:
-    """Which of "and" and "or" a text has."""
+    """Return which of "and" and "or" a text has."""
     return {word.casefold() for word in re.findall(r"(?i)(?<![^\W\d_])(?:and|or)(?![^\W\d_])", text)}
 
 
 def plain_name(text: str) -> str | None:
-    r"""The letters and digits of a name with a digit, like ``CO_2``, ``\mathrm{CO}_2`` and ``Q1``; else None."""
+    r"""Return the letters and digits of a name with a digit, like ``CO_2``, ``\mathrm{CO}_2`` and ``Q1``; else None."""
     bare = _LAYOUT.sub(" ", _WRAPPED.sub(r"\1", _WRAPPED.sub(r"\1", text))).strip(" .")
     bare = re.sub(r" *[_{}] *", "", bare)
     return bare if _NAME.fullmatch(bare) else None
 
 
 def is_text(gold: str) -> bool:
-    r"""Whether a right answer that consists of words is to be compared as words, and is no product of symbols.
+    r"""Return whether a right answer made of words must be compared as words, and not as a product of symbols.
 
-    It is if it stands in ``\text{…}``, has a word of four letters or one of three that begins with a capital, is a
-    Roman numeral or three capitals, such as HTH, or says that terms such as MC and ATC are equal.
+    This is true if it is in ``\text{…}``, has a word of four letters or one of three with a capital initial, is a Roman
+    numeral or three capitals, such as HTH, or is an equation of terms such as MC and ATC.
     """
     bare = gold.strip(" .$")
     if wrapped := _WRAPPED.fullmatch(bare):
         return bare.startswith(("\\text", "\\mbox")) or len(wrapped[1].strip()) > 1
-    found = re.findall(r"[^\W\d_]+", _WRAPPED.sub(r" \1 ", bare))
-    if "\\" in _WRAPPED.sub("", bare) or _MATHEMATICS & set(found):
+    letters = re.findall(r"[^\W\d_]+", _WRAPPED.sub(r" \1 ", bare))
+    if "\\" in _WRAPPED.sub("", bare) or _MATHEMATICS & set(letters):
         return False
-    if len(found) == 1 and (_ROMAN.fullmatch(bare) or (len(bare) > 2 and bare.isalpha() and bare.isupper())):
+    if len(letters) == 1 and (_ROMAN.fullmatch(bare) or (len(bare) > 2 and bare.isalpha() and bare.isupper())):
         return True
-    if "=" in bare and all(word.isupper() for word in found):
-        return any(len(word) > 2 for word in found)
+    if "=" in bare and all(word.isupper() for word in letters):
+        return any(len(word) > 2 for word in letters)
     return any(
-        len(word) > 3 or (len(word) == 3 and word.istitle()) or word.casefold() in _SHORT_WORDS for word in found
+        len(word) > 3 or (len(word) == 3 and word.istitle()) or word.casefold() in _SHORT_WORDS for word in letters
     )
