@@ -1,4 +1,4 @@
-"""Write docs/trl.md, which says what becomes of each option of TRL.
+"""Generate docs/trl.md, which lists how each option of TRL is treated.
 
 python -m tools.docs.trl_options > docs/trl.md
 """
