@@ -113,7 +113,7 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{page} is out of date")):
         reference.write(tmp_path, check=True)
     page.unlink()
-    with pytest.raises(ValueError, match=r"protocols\.md is not"):
+    with pytest.raises(ValueError, match=r"protocols\.md is out of date"):
         reference.write(tmp_path, check=True)
 
 
