@@ -73,7 +73,7 @@ def test_identifiers_may_have_underscores() -> None:
 
 
 def test_an_agent_loop_with_several_outputs_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 outputs or more for one request .a.: .*explorl.strategies="):
+    with pytest.raises(ValueError, match=r"2 outputs or more for one request .a.,.*explorl.strategies="):
         real_row_order(["a_0_0", "a_0_1"], [False, False], ["a"])
 
 

@@ -50,7 +50,7 @@ def test_what_is_excluded_is_left_out(rows: list[dict[str, Any]]) -> None:
 
 
 def test_the_same_by_two_processes(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(countdown_corpus, "AT_ONCE", 20)
+    monkeypatch.setattr(countdown_corpus, "ROWS_PER_PIECE", 20)
     one = corpus(50, seed=3, exclude={puzzle_of(rows[0]).key})
     two = corpus(50, seed=3, exclude={puzzle_of(rows[0]).key}, processes=2)
     assert one == two
@@ -65,7 +65,7 @@ def test_other_templates_and_bad_options() -> None:
         corpus(1, style="word")
     with pytest.raises(ValueError, match="unknown template 'papr'; did you mean 'paper'"):
         corpus(1, template="papr")
-    with pytest.raises(ValueError, match="longest=10: few searches are so short; give 200 characters or more"):
+    with pytest.raises(ValueError, match="longest is 10, but few searches are that short; use 200 or more"):
         corpus(1, longest=10)
 
 

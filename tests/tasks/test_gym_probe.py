@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from tools.docs.gym_table import Row, kind_of_scorer, page, rows
+from tools.docs.gym_table import ProbedDataset, kind_of_scorer, page, rows
 
 from explorl.tasks import get_task
 from explorl.tasks.gym import probe as gym_probe
@@ -225,9 +225,9 @@ def test_answers_that_do_not(answer: str, gold: Any) -> None:
 
 
 def test_the_table() -> None:
-    held = Row("a", (Finding("'0'", 1, 16),), "text", 0.04)
-    weak = Row("b", (Finding("'|'", 2, 16),), "own", 1.0)
-    refused = Row("c", (Finding("'1'", 2, 2), Finding("'0'", 9, 16)), "eval", 2.0)
+    held = ProbedDataset("a", (Finding("'0'", 1, 16),), "text", 0.04)
+    weak = ProbedDataset("b", (Finding("'|'", 2, 16),), "own", 1.0)
+    refused = ProbedDataset("c", (Finding("'1'", 2, 2), Finding("'0'", 9, 16)), "eval", 2.0)
     text = page([held, weak, refused])
     assert "3 data sets: 1 are refused, 1 are weak, 1 held." in text
     assert text.endswith(
@@ -247,7 +247,7 @@ def test_kinds_of_scorers(name: str, kind: str) -> None:
 
 def written() -> dict[str, list[str]]:
     """The rows of the page, without their seconds."""
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][1:]
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][2:]
     return {(cells := [cell.strip() for cell in line.split("|")])[1]: cells[1:-2] for line in lines}
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/gym.md: which data sets of reasoning-gym can be bought.
+"""Generate docs/gym.md: which data sets of reasoning-gym have exploitable scorers.
 
 python -m tools.docs.gym_table docs/gym.md
 """
@@ -7,49 +7,49 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from tools.docs.markdown import table
 
 from explorl.tasks.gym.guard import scorer_source, uses_sympy
 from explorl.tasks.gym.probe import ITEMS, Finding, examined, worst
 from explorl.tasks.gym.worker import factory
 
-SOME = 0.1
-"""Share of problems on which a canned answer must win to be told."""
+MIN_SHARE = 0.1
+"""Fraction of problems on which a canned answer must win to be listed."""
 HEADER = """\
 # Data sets of reasoning-gym
 
 Written by `python -m tools.docs.gym_table docs/gym.md`; reasoning-gym {version}, {items} problems of each data set
-with its default options, a score of 1 is a win.
+with its default options. A score of 1 is a win.
 
-A scorer that can be bought is bought: a policy finds the answer that always wins before it learns to solve anything.
-So a data set is probed when its task is made, with canned answers: nothing, `0`, `nan`, the question itself, another
-problem's answer, the right answer with other numbers in it, and so on. An answer that is right does not count, however
-many problems have it. A data set on which one of the others wins on most problems is **refused**: `get_task` raises a
-ValueError with the finding, unless it is told `allow_exploitable=True`. What is probed is the task as it is asked for,
-with its `config` and its `threshold`: where that is low, partial credit is for sale, too. A `composite` is refused if
-one of its parts is.
+An exploitable scorer will be exploited: a policy finds the answer that always wins before it learns to solve anything.
+Each data set is therefore probed when its task is created, with canned answers: nothing, `0`, `nan`, the question
+itself, another problem's answer, the right answer with other numbers in it, and so on. Right answers do not count,
+however many problems share them. A data set on which another answer wins on most problems is **refused**: `get_task`
+raises a ValueError with the finding, unless `allow_exploitable=True` is set. The probe uses the requested task, with
+its `config` and its `threshold`: a low threshold also makes partial credit exploitable. A `composite` is refused if one
+of its parts is.
 
 - *held*: no canned answer won.
-- *weak*: one won on over a tenth of the problems, but not on most.
-- *scorer*: `text` compares with the right answer, `sympy` has sympy parse the answer (only formulas get there), `eval`
-  evaluates it (as a plain value), `own` is any other code. All of them run shut in, with limits: see security.md.
-- *seconds*: what the probe for this table took. The one of a task takes less, mostly hundredths of a second.
+- *weak*: one won on more than a tenth of the problems, but not on most.
+- *scorer*: `text` compares with the right answer, `sympy` lets sympy parse the answer (only formulas reach it), `eval`
+  evaluates it (as a plain value), `own` is any other code. All of them run isolated, with limits: see security.md.
+- *seconds*: duration of the probe for this table. The probe of a task is shorter, usually hundredths of a second.
 
-The probe knows few tricks. What held may still have a hole.
+The probe tries only a few strategies. A data set that held may still be exploitable.
 
 {summary}
 
-| data set | verdict | finding | scorer | seconds |
-|---|---|---|---|---|
 """
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was found out about a data set."""
+class ProbedDataset:
+    """Findings of the probe of a data set."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -58,8 +58,8 @@ class Row:
 
     @property
     def finding(self) -> Finding | None:
-        """What tells most against it."""
-        return worst(self.findings) or next((found for found in self.findings if found.share > SOME), None)
+        """Strongest finding against it, if any."""
+        return worst(self.findings) or next((item for item in self.findings if item.share > MIN_SHARE), None)
 
     @property
     def verdict(self) -> str:
@@ -69,23 +69,23 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What is the same on every machine."""
-        found = self.finding
-        shown = "" if found is None else f"{found.answer}: {found.wins} of {found.items}"
-        return self.name, self.verdict, shown.replace("|", "\\|"), self.scorer
+        """Cells of the table that do not depend on the machine."""
+        finding = self.finding
+        text = "" if finding is None else f"{finding.answer}: {finding.wins} of {finding.items}"
+        return self.name, self.verdict, text, self.scorer
 
 
-def rows() -> Iterator[Row]:
-    """One for each data set that can be made without options."""
-    known = factory().DATASETS
-    for name in sorted(set(known) - {"composite"}):
-        begun = time.process_time()
+def rows() -> Iterator[ProbedDataset]:
+    """Yield the result for each data set that can be created without options."""
+    datasets = factory().DATASETS
+    for name in sorted(set(datasets) - {"composite"}):
+        start = time.process_time()
         findings = tuple(examined(name, {}, thorough=True))
-        yield Row(name, findings, kind_of_scorer(known[name][0]), time.process_time() - begun)
+        yield ProbedDataset(name, findings, kind_of_scorer(datasets[name][0]), time.process_time() - start)
 
 
 def kind_of_scorer(kind: type) -> str:
-    """How a class of data sets scores: by ``text``, ``sympy``, ``eval`` or code of its ``own``."""
+    """Return how a class of data sets scores: by ``text``, ``sympy``, ``eval`` or its ``own`` code."""
     if uses_sympy(kind):
         return "sympy"
     if kind.score_answer.__qualname__.startswith("ProceduralDataset."):  # type: ignore[attr-defined]
@@ -93,13 +93,14 @@ def kind_of_scorer(kind: type) -> str:
     return "eval" if "eval(answer" in scorer_source(kind) else "own"
 
 
-def page(table: list[Row]) -> str:
-    """The whole page."""
-    refused = sum(row.verdict == "**refused**" for row in table)
-    weak = sum(row.verdict == "weak" for row in table)
-    summary = f"{len(table)} data sets: {refused} are refused, {weak} are weak, {len(table) - refused - weak} held."
+def page(probed: Sequence[ProbedDataset]) -> str:
+    """Return the page."""
+    refused = sum(row.verdict == "**refused**" for row in probed)
+    weak = sum(row.verdict == "weak" for row in probed)
+    summary = f"{len(probed)} data sets: {refused} are refused, {weak} are weak, {len(probed) - refused - weak} held."
     head = HEADER.format(version=version("reasoning-gym"), items=ITEMS, summary=summary)
-    return head + "".join(f"| {' | '.join([*row.cells, f'{row.seconds:.1f}'])} |\n" for row in table)
+    cells = [[*row.cells, f"{row.seconds:.1f}"] for row in probed]
+    return f"{head}{table(('data set', 'verdict', 'finding', 'scorer', 'seconds'), cells)}\n"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Writes the reference pages of the documentation from the code, so that the two cannot drift apart.
+"""Generate the reference pages of the documentation from the code.
 
-python -m tools.docs.reference            # writes docs/configuration.md, study-file.md, protocols.md, support.md
-python -m tools.docs.reference --check    # fails where one is not what would be written
+python -m tools.docs.reference            # write docs/configuration.md, study-file.md, protocols.md, support.md
+python -m tools.docs.reference --check    # fail if one is out of date
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from tools.docs.markdown import table
 from tools.docs.support_matrix import support_page
 
 from explorl.core.config import Config, presets
@@ -37,9 +38,9 @@ CONFIGURATION = """\
 
 {note}
 
-One configuration serves `explorl train`, `sft` and `rft`, and is the base of a [study](study-file.md). It is put
-together from the defaults below, a preset (`--preset tiny`), a YAML file (`--config my.yaml`) and single keys
-(`--set training.learning_rate=1e-5`); the later ones win. The file holds only what it changes:
+`explorl train`, `sft` and `rft` use the same configuration, which is also the base of a [study](study-file.md). It is
+assembled from the defaults below, a preset (`--preset tiny`), a YAML file (`--config my.yaml`) and single keys
+(`--set training.learning_rate=1e-5`); later sources win. The file contains only the keys that it changes:
 
 ```yaml
 task: {{name: countdown-mini}}
@@ -51,9 +52,9 @@ strategies:
   - risk_sensitive: {{beta: 2.0}}
 ```
 
-`explorl config show --preset tiny --set training.steps=100` prints every key with its resolved value. An unknown key
-is an error that suggests the nearest known one; a value out of range is an error, too. The run's folder keeps the
-resolved configuration as `config.yaml`.
+`explorl config show --preset tiny --set training.steps=100` prints every key with its resolved value. An unknown key is
+an error that suggests the closest known key; a value out of range is an error as well. The resolved configuration is
+stored as `config.yaml` in the run's folder.
 """
 
 STUDY = """\
@@ -61,8 +62,8 @@ STUDY = """\
 
 {note}
 
-A study compares *arms*: configurations that each change something in a common base. [Studies](studies.md) has the
-commands and the statistics. This is a whole file:
+A study compares *arms*: configurations that each change some keys of a common base. [Studies](studies.md) describes the
+commands and the statistics. A complete file:
 
 ```yaml
 {example}
@@ -78,17 +79,17 @@ commands and the statistics. This is a whole file:
 
 *mapping* · default `{{}}`
 
-Names over changes to any of the other keys. Where a file has profiles, `--profile` chooses one. A budget is replaced
-as a whole; other mappings are merged key by key.
+Changes to any of the other keys, by name of the profile. `--profile` selects one. A budget is replaced as a whole;
+other mappings are merged key by key.
 
 ## What an arm cannot set
 
 {reserved}
 
-## Solve rates of the start
+## Solve rates of the initial policy
 
-`solve_rates: {start}` as a hyperparameter of a strategy stands for the share of right answers that the starting policy
-gives to each training problem. The study measures it once, with `solve_rate_samples` samples, for all arms that ask.
+`solve_rates: {start}` as a hyperparameter of a strategy stands for the initial policy's fraction of correct answers to
+each training problem. The study measures it once, with `solve_rate_samples` samples, for all arms that use it.
 """
 
 PROTOCOLS_PAGE = """\
@@ -96,22 +97,22 @@ PROTOCOLS_PAGE = """\
 
 {note}
 
-A protocol says how completions are drawn for an evaluation, and how many. `explorl eval --protocol NAME` uses one, and
-options such as `--temperature` change single settings of it. `evaluation.protocol` in the
+A protocol defines how completions are sampled for an evaluation, and how many. `explorl eval --protocol NAME` uses one;
+options such as `--temperature` override single settings. `evaluation.protocol` in the
 [configuration](configuration.md#evaluationprotocol) names the protocol of evaluations during training.
 
 {overview}
 
-*Measures* are those that the paper's own table or figure reports; all others are computed as well.
+*Measures* are those reported in the paper's table or figure; all others are computed as well.
 
-## Beside the papers
+## Comparison with the papers
 
-Where a paper does not state a setting, the protocol has to choose one; those are marked *not stated*. A setting that
-is not listed is switched off, and the paper does not mention it.
+If a paper does not state a setting, the protocol has to choose one; it is marked *not stated*. Settings that are not
+listed are disabled, and the paper does not mention them.
 
 {compared}
 
-## Training, beside the papers
+## Training settings and the papers
 
 The defaults and the preset `mecklenburg` follow Mecklenburg 2025; the strategies' defaults follow the papers that
 introduced them.
@@ -122,24 +123,24 @@ introduced them.
 
 # ---------------------------------------------------------------------------- keys of a pydantic model
 @dataclass(frozen=True)
-class Key:
-    """One key of a section, as its page shows it."""
+class ConfigKey:
+    """A key of a section and its documentation."""
 
     name: str
-    """Dotted, from the top."""
+    """Dotted name."""
     kind: str
     default: str
     text: str
     options: tuple[str, ...] = ()
-    """The values of a key that takes one of a few."""
+    """Allowed values, if there are only a few."""
 
     def render(self, link: Callable[[str], str]) -> str:
         facts = " · ".join(filter(None, (f"*{self.kind}*", self.default)))
-        return f"### `{self.name}`\n\n{facts}\n\n{link(_listed(self.text, self.options))}"
+        return f"### `{self.name}`\n\n{facts}\n\n{link(_as_list(self.text, self.options))}"
 
 
-def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """The keys of a section, and after a key that holds a section those of that."""
+def keys(section: type[BaseModel], prefix: str = "") -> Iterator[ConfigKey]:
+    """Yield the keys of a section; a key that holds a section is followed by the keys of that section."""
     texts = descriptions(section)
     for name, info in section.model_fields.items():
         inner, through = _inner(info.annotation)
@@ -147,27 +148,27 @@ def keys(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
         if name not in texts and inner is None:
             raise ValueError(f"{section.__name__}.{name} has no description; write one below the field")
         text = texts.get(name) or inspect.getdoc(inner) or ""
-        yield Key(dotted, kind(info.annotation, info.metadata), _default(info), text, _options(info.annotation))
+        yield ConfigKey(dotted, kind(info.annotation, info.metadata), _default(info), text, _options(info.annotation))
         if inner is not None:
             yield from keys(inner, f"{dotted}.{through}")
     if section.model_config.get("extra") == "allow":
-        yield Key(f"{prefix}<option>", "any value", "", texts["model_config"])
+        yield ConfigKey(f"{prefix}<option>", "any value", "", texts["model_config"])
 
 
 def descriptions(section: type[BaseModel]) -> dict[str, str]:
-    """The strings below the fields of a class."""
+    """Return the docstrings of a class's fields, by field."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    texts = {}
     for line, below in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(line, (ast.AnnAssign, ast.Assign)) and isinstance(below, ast.Expr):
             name = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
-            found[ast.unparse(name)] = inspect.cleandoc(ast.literal_eval(below.value))
-    return found
+            texts[ast.unparse(name)] = inspect.cleandoc(ast.literal_eval(below.value))
+    return texts
 
 
 def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """A type in words, with its bounds."""
+    """Return a description of a type and its bounds."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         bounds = [part for extra in arguments[1:] for part in getattr(extra, "metadata", [extra])]
@@ -189,13 +190,13 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 def _bounds(metadata: Sequence[Any]) -> str:
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    found = [
+    bounds = [
         f" {sign} {shown(getattr(part, name))}"
         for part in metadata
         for name, sign in signs.items()
         if hasattr(part, name)
     ]
-    return ",".join(found)
+    return ",".join(bounds)
 
 
 def _one_of(values: Iterable[Any]) -> str:
@@ -210,7 +211,7 @@ def _options(annotation: Any) -> tuple[str, ...]:
 
 
 def _inner(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """The section that a key holds, and what stands between the two in a dotted key."""
+    """Return the section that a key holds, if any, and the part between the two in a dotted key."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return annotation, ""
     through = "<name>." if get_origin(annotation) is dict else ""
@@ -229,7 +230,7 @@ def _default(info: FieldInfo) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a YAML file has it."""
+    """Return a value as it is written in YAML."""
     if isinstance(value, float):
         return re.sub(r"e-0*", "e-", f"{value:g}")
     if isinstance(value, (tuple, list)):
@@ -237,8 +238,8 @@ def shown(value: Any) -> str:
     return (value or '""') if isinstance(value, str) else json.dumps(value)
 
 
-def _listed(text: str, options: Sequence[str]) -> str:
-    """Lines that begin with one of the key's values, as a list."""
+def _as_list(text: str, options: Sequence[str]) -> str:
+    """Return a text in which lines that begin with one of the key's values form a list."""
     blocks = []
     for block in text.split("\n\n"):
         if any(block.startswith(f"{option}: ") for option in options):
@@ -253,9 +254,9 @@ def _slug(dotted: str) -> str:
     return re.sub(r"[^\w-]", "", dotted)
 
 
-def linker(known: Iterable[str], page: str = "") -> Callable[[str], str]:
-    """Makes links of keys that a text names in backticks, and of the pages of docs/."""
-    names = {name for name in known if "." in name}
+def linker(keys: Iterable[str], page: str = "") -> Callable[[str], str]:
+    """Return a function that links keys in backticks, and pages of docs/, in a text."""
+    names = {name for name in keys if "." in name}
 
     def link(text: str) -> str:
         text = re.sub(r"docs/([\w-]+)\.md", r"[\1.md](\1.md)", text.replace("``", "`"))
@@ -266,7 +267,7 @@ def linker(known: Iterable[str], page: str = "") -> Callable[[str], str]:
 
 # ---------------------------------------------------------------------------- the pages
 def configuration_page() -> str:
-    """Every key of the configuration."""
+    """Return the page of the configuration."""
     every = list(keys(Config))
     link = linker(key.name for key in every)
     parts = [CONFIGURATION.format(note=NOTE.format(source="src/explorl/core/config/schema.py"))]
@@ -285,7 +286,7 @@ def configuration_page() -> str:
 
 
 def study_page() -> str:
-    """Every key of a study file."""
+    """Return the page of the study file."""
     paragraphs = inspect.cleandoc(study_file.__doc__ or "").split("\n\n")
     example = next(part for part in paragraphs if part.startswith("    "))
     every = list(keys(study_file.StudyFile))
@@ -295,13 +296,13 @@ def study_page() -> str:
         example=textwrap.dedent(example),
         rules="\n\n".join(paragraphs[paragraphs.index(example) + 1 :]),
         keys="\n\n".join(key.render(link) for key in every),
-        reserved=_table(("key", "why"), [(f"`{key}`", link(why)) for key, why in study_file.RESERVED.items()]),
+        reserved=table(("key", "why"), [(f"`{key}`", link(why)) for key, why in study_file.RESERVED.items()]),
         start=study_file.START,
     )
 
 
 def protocols_page() -> str:
-    """Every protocol, and what its paper says."""
+    """Return the page of the protocols, with the values stated in their papers."""
     link = linker((key.name for key in keys(Config)), "configuration.md")
     overview = [
         (
@@ -314,11 +315,14 @@ def protocols_page() -> str:
     ]
     return PROTOCOLS_PAGE.format(
         note=NOTE.format(source="src/explorl/evaluation/protocols.py and its own table of what the papers state"),
-        overview=_table(("protocol", "samples", *SETTINGS.values(), "measures"), overview),
+        overview=table(("protocol", "samples", *SETTINGS.values(), "measures"), overview),
         compared="\n\n".join(_compared(name, how) for name, how in PROTOCOLS.items() if name in STATED),
-        training=_table(
+        training=table(
             ("setting", "Explorl", "paper", "where", "note"),
-            [(link(row.what), shown(row.ours()), row.paper.shown, row.paper.place, row.paper.note) for row in TRAINING],
+            [
+                (link(row.what), shown(row.ours()), row.paper.shown, row.paper.section, row.paper.note)
+                for row in TRAINING
+            ],
         ),
     )
 
@@ -327,19 +331,15 @@ def _page(parts: Iterable[str]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ("---",) * len(head), *rows))
-
-
 # ---------------------------------------------------------------------------- what the papers state
 @dataclass(frozen=True)
-class Stated:
-    """A value that a paper states."""
+class PaperValue:
+    """A value stated in a paper."""
 
     value: Any
-    place: str
+    section: str
     note: str = ""
-    """Why ours is another one."""
+    """Why ours differs."""
 
     @property
     def shown(self) -> str:
@@ -348,12 +348,12 @@ class Stated:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A setting of training."""
+class TrainingSetting:
+    """A training setting and its value in a paper."""
 
     what: str
     ours: Callable[[], Any] = field(repr=False)
-    paper: Stated
+    paper: PaperValue
 
 
 SETTINGS = {
@@ -365,95 +365,111 @@ SETTINGS = {
 }
 OFF = {"top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 
-STATED: Mapping[str, Mapping[str, Stated]] = {
+STATED: Mapping[str, Mapping[str, PaperValue]] = {
     "mecklenburg": {
-        "samples": Stated(5, "§4"),
-        "temperature": Stated(0.3, "§4"),
-        "top_p": Stated(0.8, "§4"),
-        "top_k": Stated(20, "§4"),
-        "repetition_penalty": Stated(1.1, "§4"),
-        "max_tokens": Stated(1024, "§4"),
+        "samples": PaperValue(5, "§4"),
+        "temperature": PaperValue(0.3, "§4"),
+        "top_p": PaperValue(0.8, "§4"),
+        "top_k": PaperValue(20, "§4"),
+        "repetition_penalty": PaperValue(1.1, "§4"),
+        "max_tokens": PaperValue(1024, "§4"),
     },
     "deng": {
-        "temperature": Stated(0.6, "§2.4"),
-        "top_p": Stated(0.95, "§2.4"),
-        "max_tokens": Stated(8192, "§2.4"),
+        "temperature": PaperValue(0.6, "§2.4"),
+        "top_p": PaperValue(0.95, "§2.4"),
+        "max_tokens": PaperValue(8192, "§2.4"),
     },
     "deng-figure1": {
-        "samples": Stated(640, "§2.4"),
-        "temperature": Stated(0.6, "§2.4"),
-        "top_p": Stated(0.95, "§2.4"),
-        "max_tokens": Stated(8192, "§2.4"),
+        "samples": PaperValue(640, "§2.4"),
+        "temperature": PaperValue(0.6, "§2.4"),
+        "top_p": PaperValue(0.95, "§2.4"),
+        "max_tokens": PaperValue(8192, "§2.4"),
     },
     "deng-figure2": {
-        "temperature": Stated(0.6, "§2.5"),
-        "top_p": Stated(0.95, "§2.5"),
-        "max_tokens": Stated(16384, "§2.5"),
+        "temperature": PaperValue(0.6, "§2.5"),
+        "top_p": PaperValue(0.95, "§2.5"),
+        "max_tokens": PaperValue(16384, "§2.5"),
     },
     "deng-table3": {
-        "samples": Stated(64, "§4.4.1"),
-        "samples of one task": Stated(128, "§4.4.1, AIME24"),
-        "temperature": Stated(0.6, "§4.4.1"),
-        "top_p": Stated(0.95, "§4.4.1"),
+        "samples": PaperValue(64, "§4.4.1"),
+        "samples of one task": PaperValue(128, "§4.4.1, AIME24"),
+        "temperature": PaperValue(0.6, "§4.4.1"),
+        "top_p": PaperValue(0.95, "§4.4.1"),
     },
-    "deng-table4": {"samples": Stated(8, "Table 4")},
-    "deng-table6": {"samples": Stated(8, "Table 6"), "samples of one task": Stated(4, "Table 6, HumanEval")},
+    "deng-table4": {"samples": PaperValue(8, "Table 4")},
+    "deng-table6": {"samples": PaperValue(8, "Table 6"), "samples of one task": PaperValue(4, "Table 6, HumanEval")},
     "egsw-table1": {},
 }
-"""By protocol and setting; what is not here, the paper does not state."""
+"""Values by protocol and setting; the paper does not state those that are missing."""
 PAPERS = {"mecklenburg": "Mecklenburg 2025", "deng": "Deng et al. 2025", "egsw": "Vanlioglu 2025"}
 
 M, D, V = PAPERS.values()
 BATCH = "the paper says “batch size”"
 TRAINING = (
-    Row("model", lambda: Config().model.name, Stated("Qwen/Qwen2-0.5B-Instruct", f"{M}, §3")),
-    Row("LoRA rank", lambda: Config().model.lora.rank, Stated(8, f"{M}, §5.1")),  # type: ignore[union-attr]
-    Row("`rollout.temperature`", lambda: Config().rollout.temperature, Stated(0.6, f"{M}, Table 1")),
-    Row("`rollout.max_tokens`", lambda: Config().rollout.max_tokens, Stated(1024, f"{M}, §4")),
-    Row("`training.prompts_per_step`", lambda: Config().training.prompts_per_step, Stated(16, f"{M}, §5.1", BATCH)),
-    Row("`training.generations`", lambda: Config().training.generations, Stated(16, f"{M}, §5.1")),
-    Row("`training.learning_rate`", lambda: Config().training.learning_rate, Stated(5e-6, f"{M}, §5.1")),
-    Row("`training.beta`", lambda: Config().training.beta, Stated(0.001, f"{M}, §5.2")),
-    Row("`training.shuffle`", lambda: Config().training.shuffle, Stated(False, f"{M}, §4")),
-    Row("`task.train_problems`", lambda: Config().task.train_problems, Stated(2000, f"{M}, §4")),
-    Row("`task.holdout_problems`", lambda: Config().task.holdout_problems, Stated(500, f"{M}, §4")),
-    Row("weight of the format reward", lambda: Task.reward_parts["format"], Stated(0.1, f"{M}, §4")),
-    Row("`sft.examples`", lambda: Config().sft.examples, Stated(11_000, f"{M}, §4")),
-    Row("`sft.epochs`", lambda: Config().sft.epochs, Stated(10, f"{M}, §5.1")),
-    Row("`sft.learning_rate`", lambda: Config().sft.learning_rate, Stated(None, M, "our choice")),
-    Row("`pass_threshold`: threshold", lambda: PassThreshold().threshold, Stated(0.3, f"{M}, Figure 7")),
-    Row("`egsw`: alpha", lambda: EntropyGuidedWeighting().alpha, Stated(0.3, f"{V}, §5", "0.8 for an instruct model")),
-    Row("`egsw`: temperature P", lambda: EntropyGuidedWeighting().temperature, Stated(1.0, f"{V}, §5", "1.8 likewise")),
-    Row("`ppl_shaping`: alpha", lambda: PerplexityShaping().alpha, Stated(0.01, f"{D}, §4.4.2")),
-    Row("`position_shaping`: gamma", lambda: PositionShaping().gamma, Stated(0.1, f"{D}, §4.4.2")),
-    Row("`position_shaping`: slope", lambda: PositionShaping().slope, Stated(15.0, f"{D}, §4.4.2")),
-    Row(
+    TrainingSetting("model", lambda: Config().model.name, PaperValue("Qwen/Qwen2-0.5B-Instruct", f"{M}, §3")),
+    TrainingSetting("LoRA rank", lambda: Config().model.lora.rank, PaperValue(8, f"{M}, §5.1")),  # type: ignore[union-attr]
+    TrainingSetting("`rollout.temperature`", lambda: Config().rollout.temperature, PaperValue(0.6, f"{M}, Table 1")),
+    TrainingSetting("`rollout.max_tokens`", lambda: Config().rollout.max_tokens, PaperValue(1024, f"{M}, §4")),
+    TrainingSetting(
+        "`training.prompts_per_step`", lambda: Config().training.prompts_per_step, PaperValue(16, f"{M}, §5.1", BATCH)
+    ),
+    TrainingSetting("`training.generations`", lambda: Config().training.generations, PaperValue(16, f"{M}, §5.1")),
+    TrainingSetting(
+        "`training.learning_rate`", lambda: Config().training.learning_rate, PaperValue(5e-6, f"{M}, §5.1")
+    ),
+    TrainingSetting("`training.beta`", lambda: Config().training.beta, PaperValue(0.001, f"{M}, §5.2")),
+    TrainingSetting("`training.shuffle`", lambda: Config().training.shuffle, PaperValue(False, f"{M}, §4")),
+    TrainingSetting("`task.train_problems`", lambda: Config().task.train_problems, PaperValue(2000, f"{M}, §4")),
+    TrainingSetting("`task.holdout_problems`", lambda: Config().task.holdout_problems, PaperValue(500, f"{M}, §4")),
+    TrainingSetting("weight of the format reward", lambda: Task.reward_parts["format"], PaperValue(0.1, f"{M}, §4")),
+    TrainingSetting("`sft.examples`", lambda: Config().sft.examples, PaperValue(11_000, f"{M}, §4")),
+    TrainingSetting("`sft.epochs`", lambda: Config().sft.epochs, PaperValue(10, f"{M}, §5.1")),
+    TrainingSetting("`sft.learning_rate`", lambda: Config().sft.learning_rate, PaperValue(None, M, "our choice")),
+    TrainingSetting(
+        "`pass_threshold`: threshold", lambda: PassThreshold().threshold, PaperValue(0.3, f"{M}, Figure 7")
+    ),
+    TrainingSetting(
+        "`egsw`: alpha",
+        lambda: EntropyGuidedWeighting().alpha,
+        PaperValue(0.3, f"{V}, §5", "0.8 for an instruct model"),
+    ),
+    TrainingSetting(
+        "`egsw`: temperature P",
+        lambda: EntropyGuidedWeighting().temperature,
+        PaperValue(1.0, f"{V}, §5", "1.8 likewise"),
+    ),
+    TrainingSetting("`ppl_shaping`: alpha", lambda: PerplexityShaping().alpha, PaperValue(0.01, f"{D}, §4.4.2")),
+    TrainingSetting("`position_shaping`: gamma", lambda: PositionShaping().gamma, PaperValue(0.1, f"{D}, §4.4.2")),
+    TrainingSetting("`position_shaping`: slope", lambda: PositionShaping().slope, PaperValue(15.0, f"{D}, §4.4.2")),
+    TrainingSetting(
         "`position_shaping`: shift",
         lambda: PositionShaping().shift,
-        Stated(-0.5, f"{D}, §4.4.2", "with −0.5 the bonus is almost the same everywhere; the authors' code has 0.5"),
+        PaperValue(
+            -0.5, f"{D}, §4.4.2", "with −0.5 the bonus is almost the same everywhere; the authors' code has 0.5"
+        ),
     ),
-    Row("`position_shaping`: start", lambda: PositionShaping().start, Stated(200, f"{D}, §4.4.2")),
-    Row("`position_shaping`: steps", lambda: PositionShaping().steps, Stated(100, f"{D}, §4.4.2")),
-    Row("`rft.budget`", lambda: Config().rft.budget, Stated(1100, f"{D}, §4.4.1")),
-    Row("`rft.noise`", lambda: Config().rft.noise, Stated(0.05, f"{D}, §4.4.1")),
-    Row("`rft.batch_size`", lambda: Config().rft.batch_size, Stated(32, f"{D}, §4.4.1")),
-    Row("`rft.learning_rate`", lambda: Config().rft.learning_rate, Stated(1e-5, f"{D}, §4.4.1")),
-    Row(
+    TrainingSetting("`position_shaping`: start", lambda: PositionShaping().start, PaperValue(200, f"{D}, §4.4.2")),
+    TrainingSetting("`position_shaping`: steps", lambda: PositionShaping().steps, PaperValue(100, f"{D}, §4.4.2")),
+    TrainingSetting("`rft.budget`", lambda: Config().rft.budget, PaperValue(1100, f"{D}, §4.4.1")),
+    TrainingSetting("`rft.noise`", lambda: Config().rft.noise, PaperValue(0.05, f"{D}, §4.4.1")),
+    TrainingSetting("`rft.batch_size`", lambda: Config().rft.batch_size, PaperValue(32, f"{D}, §4.4.1")),
+    TrainingSetting("`rft.learning_rate`", lambda: Config().rft.learning_rate, PaperValue(1e-5, f"{D}, §4.4.1")),
+    TrainingSetting(
         "`max_redundancy`: limit",
         lambda: inspect.signature(max_redundancy).parameters["limit"].default,
-        Stated(0.31, f"{D}, §4.4.1"),
+        PaperValue(0.31, f"{D}, §4.4.1"),
     ),
-    Row("`rft.samples`", lambda: Config().rft.samples, Stated(None, D, "our choice")),
-    Row("`rft.epochs`", lambda: Config().rft.epochs, Stated(None, D, "our choice")),
+    TrainingSetting("`rft.samples`", lambda: Config().rft.samples, PaperValue(None, D, "our choice")),
+    TrainingSetting("`rft.epochs`", lambda: Config().rft.epochs, PaperValue(None, D, "our choice")),
 )
 
 
 def settings(how: Protocol) -> dict[str, Any]:
-    """What a protocol says, under the names of `STATED`."""
-    found: dict[str, Any] = {"samples": how.samples}
+    """Return the settings of a protocol, under the names of `STATED`."""
+    values: dict[str, Any] = {"samples": how.samples}
     if how.samples_by_task:
-        (found["samples of one task"],) = how.samples_by_task.values()
-    return found | {setting: getattr(how.sampling, setting) for setting in SETTINGS}
+        (values["samples of one task"],) = how.samples_by_task.values()
+    return values | {setting: getattr(how.sampling, setting) for setting in SETTINGS}
 
 
 def _compared(name: str, how: Protocol) -> str:
@@ -464,9 +480,9 @@ def _compared(name: str, how: Protocol) -> str:
         if stated is None and value == OFF.get(setting):
             continue
         ours = shown(value)
-        stated = stated or Stated(None, "")
-        rows.append((SETTINGS.get(setting, setting), ours, stated.shown, stated.place))
-    return f"### `{name}`\n\n{how.source}.\n\n{_table(('setting', 'Explorl', paper, 'where'), rows)}"
+        stated = stated or PaperValue(None, "")
+        rows.append((SETTINGS.get(setting, setting), ours, stated.shown, stated.section))
+    return f"### `{name}`\n\n{how.source}.\n\n{table(('setting', 'Explorl', paper, 'where'), rows)}"
 
 
 def _samples(how: Protocol) -> str:
@@ -487,13 +503,13 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def write(folder: Path, *, check: bool = False) -> None:
-    """Writes the pages, or fails where one is not what would be written."""
+    """Write the pages, or with `check` raise if one is out of date."""
     for name, render in PAGES.items():
         path = folder / name
         if not check:
             write_text(path, render())
         elif not path.exists() or path.read_text(encoding="utf-8") != render():
-            raise ValueError(f"{path} is not what the code says; run python -m tools.docs.reference")
+            raise ValueError(f"{path} is out of date; run python -m tools.docs.reference")
 
 
 def _main(folder: Path = Path("docs"), check: bool = False) -> None:

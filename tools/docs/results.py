@@ -1,4 +1,4 @@
-"""Writes the results of a study into a page of the documentation, between two marks; what stands around them stays.
+"""Write the results of a study into a page of the documentation, between two marks.
 
 python -m tools.docs.results runs/rft docs/results/rft.md
 """
@@ -22,66 +22,66 @@ END = "<!-- Until here. -->"
 
 
 def results_section(results: Mapping[str, Any]) -> str:
-    """What was run, the table with intervals, the policy before training in its first row, and what pass@k shows."""
+    """Return the section: a description of the study, the table with intervals, and a conclusion on pass@k."""
     table = results_table(results)
     scores = [name for name in table.columns if name.startswith("pass@")]
     plan = results.get("sequential")
     rows: list[list[Cell]] = [list(row) for row in table.rows]
     if results["start"] is not None:
-        own = results["start"]["measures"]
-        first = [cell(own.get(key)) for key in scores]
+        measures = results["start"]["measures"]
+        first = [cell(measures.get(key)) for key in scores]
         rows.insert(0, ["start", *first, *[None] * (len(table.columns) - 1 - len(first))])
-        rows[0][table.columns.index("entropy (nats)")] = cell(own.get("entropy"))
+        rows[0][table.columns.index("entropy (nats)")] = cell(measures.get("entropy"))
     commit = f", commit `{results['commit'][:7]}`" if re.fullmatch("[0-9a-f]+[+]?", results["commit"] or "") else ""
     head = (
         f"{markdown(results['date'])}{commit}: {len(results['arms'])} arms, {results['problems']} held-out problems × "
         f"{results['samples']} samples. Intervals {'' if plan else '(95 %) '}count seeds and problems; differences are "
         f"paired with *{markdown(results['baseline'])}*'s{'' if plan else ', p is corrected over the arms (Holm)'}."
     )
-    shown = Table(table.columns, rows, number=table.number).to_markdown()
+    rendered = Table(table.columns, rows, number=table.number).to_markdown()
     if plan is None:
-        return f"{head}\n\n{shown.strip()}\n\n{kept(results, scores[-1])}\n"
+        return f"{head}\n\n{rendered.strip()}\n\n{compare_with_baseline(results, scores[-1])}\n"
     differences = {arm["name"]: arm["differences"] for arm in results["arms"]}
     rule = f"{markdown(plan_words(plan, results['baseline']))} The intervals of the arms' own scores have 95 %."
-    return f"{head} {rule}\n\n{shown.strip()}\n\n{markdown(found_words(differences, plan))} {power_words(plan)}\n"
+    return f"{head} {rule}\n\n{rendered.strip()}\n\n{markdown(found_words(differences, plan))} {power_words(plan)}\n"
 
 
-def kept(results: Mapping[str, Any], measure: str) -> str:
-    """Whether an arm keeps pass@k better than the baseline, as far as the intervals tell."""
-    told: dict[str, list[str]] = {"higher": [], "lower": [], "open": []}
+def compare_with_baseline(results: Mapping[str, Any], measure: str) -> str:
+    """Return which arms' pass@k is higher or lower than the baseline's, according to the intervals."""
+    arms: dict[str, list[str]] = {"higher": [], "lower": [], "open": []}
     for arm in results["arms"]:
-        found = (arm["differences"] or {}).get(measure)
-        if not found or found["low"] is None:
+        difference = (arm["differences"] or {}).get(measure)
+        if not difference or difference["low"] is None:
             continue
-        kind = "higher" if found["low"] > 0 else "lower" if found["high"] < 0 else "open"
-        p = "" if found.get("p_corrected") is None else f", p = {found['p_corrected']:.2f}"
-        span = f"{points(found['mean'])} points [{points(found['low'])}, {points(found['high'])}]"
-        told[kind].append(f"{markdown(arm['name'])} ({span}{p})")
+        kind = "higher" if difference["low"] > 0 else "lower" if difference["high"] < 0 else "open"
+        p = "" if difference.get("p_corrected") is None else f", p = {difference['p_corrected']:.2f}"
+        span = f"{points(difference['mean'])} points [{points(difference['low'])}, {points(difference['high'])}]"
+        arms[kind].append(f"{markdown(arm['name'])} ({span}{p})")
     base = markdown(results["baseline"])
-    if not any(told.values()):
+    if not any(arms.values()):
         return f"No arm has an interval to {base} yet."
-    if not told["higher"] and not told["lower"]:
-        return f"No arm's {measure} can be told apart from {base}'s: {'; '.join(told['open'])}."
+    if not arms["higher"] and not arms["lower"]:
+        return f"No arm's {measure} can be told apart from {base}'s: {'; '.join(arms['open'])}."
     parts = []
-    if told["higher"]:
-        parts.append(f"{measure} ends higher than with {base} in {', '.join(told['higher'])}")
-    if told["lower"]:
-        parts.append(f"{'' if parts else f'{measure} ends '}lower in {', '.join(told['lower'])}")
-    if told["open"]:
-        parts.append(f"not told apart in {', '.join(told['open'])}")
+    if arms["higher"]:
+        parts.append(f"{measure} ends higher than with {base} in {', '.join(arms['higher'])}")
+    if arms["lower"]:
+        parts.append(f"{'' if parts else f'{measure} ends '}lower in {', '.join(arms['lower'])}")
+    if arms["open"]:
+        parts.append(f"not told apart in {', '.join(arms['open'])}")
     return f"{'; '.join(parts)}. Before the correction over the arms, that is; p is after it."
 
 
 def page_with(page: str, section: str) -> str:
-    """The page with the section in the place of what stood between its marks."""
+    """Return the page with the section between its marks."""
     if BEGIN not in page or END not in page:
-        raise ValueError(f"the page has no place for the results; write these two lines into it:\n{BEGIN}\n{END}")
+        raise ValueError(f"the page has no place for the results; add these two lines:\n{BEGIN}\n{END}")
     before, rest = page.split(BEGIN, 1)
     return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{rest.rsplit(END, 1)[1]}"
 
 
 def write(study: Path, page: Path) -> None:
-    """Writes a study's results into a page."""
+    """Write a study's results into a page."""
     path = study / "results.json"
     if not path.is_file():
         raise StoreError(f"{study} has no results: {path} is missing; run `explorl report {study}`")
