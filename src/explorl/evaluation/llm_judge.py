@@ -134,7 +134,7 @@ class LLMJudge:
                 if len(received) > LARGEST_REPLY:
                     raise JudgeError(f"the judge at {self.base_url} sent a reply of over {LARGEST_REPLY:,} bytes")
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"its reply took more than {self.timeout:g} s")
+                    raise TimeoutError(f"timed out: its reply took more than {self.timeout:g} s")
             return received.decode(errors="replace")
 
 
