@@ -93,7 +93,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a folder with a study": (("train", "--preset", "tiny", "--run", "{place}/study"), ("holds a study", "--run")),
     "no run": (("train", "--resume", "{place}/none"), ("{place}/none holds no run", "config.yaml")),
     "a study as run": (("train", "--resume", "{place}/study"), ("holds a study", "explorl study")),
-    "SFT as GRPO": (("train", "--resume", "{place}/warm"), ("is of kind sft", "explorl sft --resume {place}/warm")),
+    "SFT as GRPO": (("train", "--resume", "{place}/warm"), ("of kind sft", "explorl sft --resume {place}/warm")),
     "another preset": (("train", "--resume", "{place}/run", "--preset", "tiny"), ("leave out", "--preset")),
     "another rate": (
         ("train", "--resume", "{place}/run", "--set", "training.learning_rate=1"),

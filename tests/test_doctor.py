@@ -71,7 +71,7 @@ def test_a_machine_without_isolation_fails(monkeypatch: pytest.MonkeyPatch, requ
     said = json.loads(result.stdout)
     assert said["is_safe"] is False
     assert "because EXPLORL_UNISOLATED is 1" in said["consequences"]["code"]
-    assert "nothing isolates" in said["consequences"]["math"]
+    assert "without isolation" in said["consequences"]["math"]
 
 
 @pytest.mark.usefixtures("cheap")

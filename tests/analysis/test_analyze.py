@@ -250,7 +250,7 @@ def test_the_command(run: RunStore) -> None:
     [
         ([], "name a run"),
         (["--model", "tiny"], "name a run"),
-        (["RUN", "--model", "tiny"], "--model is for a lone checkpoint"),
+        (["RUN", "--model", "tiny"], "--model is for a single checkpoint"),
         (["RUN", "--option", "impact"], "is not key=value"),
         (["RUN", "--only", "stage"], "did you mean 'stages'"),
         (["/no/such/run"], "holds no run"),

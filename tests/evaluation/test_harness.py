@@ -220,7 +220,7 @@ def test_token_records(tiny: Policy, whole: Evaluated, tmp_path: Path) -> None:
 def test_another_evaluation_in_the_folder_is_named(tiny: Policy, small_policy: Path, tmp_path: Path) -> None:
     run(tiny, tmp_path, 1, 2)
     cases: list[tuple[str, dict[str, Any]]] = [
-        (r"another seed: 0 there, 7 asked", {"seed": 7}),
+        (r"another seed: 0 there, 7 requested", {"seed": 7}),
         (r"another split: 'holdout' there, 'train'", {"split": "train"}),
     ]
     for message, options in cases:
@@ -258,7 +258,7 @@ def test_verdicts_on_rows_that_have_changed_since_are_not_taken_over(tiny: Polic
         evaluated("2+3", "out", samples=2)
     other = evaluated("2+3", "other", samples=2)
     evaluated("1+2", "out", samples=2)
-    with pytest.raises(StoreError, match=r"a and b were judged by different data of problem 'jsonl:\w+': its answer"):
+    with pytest.raises(StoreError, match=r"a and b have different data for problem 'jsonl:\w+': its answer"):
         compare([folder, other], tmp_path / "compared", names=["a", "b"])
     for path in EvaluationFolder(folder).parts():  # as a version without the column wrote them
         table = pq.read_table(path)

@@ -1,4 +1,4 @@
-"""The commands for studies and what they and runs show: quickstart, study, report and watch."""
+"""The commands for studies, and those that show studies and runs: quickstart, study, report and watch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def quickstart(
 
 def _known_profiles(ctx: typer.Context) -> list[str]:
     """Return the profiles of the study on the command line, for the shell's completion."""
-    words = [*(ctx.params.get("what") or ()), *ctx.args]
+    words = [*(ctx.params.get("words") or ()), *ctx.args]
     try:
         return [*parse_yaml(find_study(words[0]).read_text(encoding="utf-8"), words[0])["profiles"]]
     except (ConfigError, KeyError, IndexError, TypeError, ValueError, OSError):
@@ -55,7 +55,7 @@ def _known_profiles(ctx: typer.Context) -> list[str]:
 
 
 def study(
-    what: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
             metavar="STUDY",
@@ -96,36 +96,36 @@ def study(
 
     The same command resumes an interrupted study: finished runs are not repeated.
     """
-    if what[0] in ("status", "keep", "restore"):
+    if words[0] in ("status", "keep", "restore"):
         options = {"--profile": profile, "--seeds": seeds, "--jobs": jobs, "--only": only, "--run": run, "--plan": plan}
         options |= {"--launch": launch, "--json": json_file, "--set": overrides}
-        allowed = {"status": "--json", "restore": "--run"}.get(what[0])
+        allowed = {"status": "--json", "restore": "--run"}.get(words[0])
         for name, value in options.items():
             if name != allowed and value not in (None, []) and value is not False:
-                raise ConfigError(f"`explorl study {what[0]}` takes no {name}; leave it out")
-    if what[0] == "status":
-        _print_status(what, json_file)
+                raise ConfigError(f"`explorl study {words[0]}` takes no {name}; leave it out")
+    if words[0] == "status":
+        _print_status(words, json_file)
         return
-    if what[0] == "keep":
-        _keep(what)
+    if words[0] == "keep":
+        _keep(words)
         return
-    if what[0] == "restore":
-        _restore(what, run)
+    if words[0] == "restore":
+        _restore(words, run)
         return
-    if len(what) != 1:
-        raise ConfigError(f"`explorl study` takes one study, not {len(what)}: {' '.join(what)}")
+    if len(words) != 1:
+        raise ConfigError(f"`explorl study` takes one study, not {len(words)}: {' '.join(words)}")
     if processes.count() > 1:
         raise ConfigError("`explorl study` starts the processes of its runs; use --launch FILE instead of a launcher")
-    find_study(what[0])  # first, since what follows imports torch
+    find_study(words[0])  # before torch is imported below
     chosen_seeds = None if seeds is None else seeds_in(seeds)
     if plan:
-        planned = load_study(what[0], profile=profile, seeds=chosen_seeds, overrides=overrides, construct=False)
+        planned = load_study(words[0], profile=profile, seeds=chosen_seeds, overrides=overrides, construct=False)
         _print_plan(planned, run, only)
         return
     from explorl.study.run_study import run_study
 
     outcome = run_study(
-        what[0],
+        words[0],
         profile=profile,
         seeds=chosen_seeds,
         jobs=jobs,
@@ -140,7 +140,7 @@ def study(
     print_table(outcome.table, json_file)
     changes = [("--set", change) for change in overrides]
     arguments = command_line(("--profile", profile), *changes, ("--run", run), ("--launch", launch))
-    command = ["explorl", "study", what[0], *arguments]
+    command = ["explorl", "study", words[0], *arguments]
     if outcome.failed:
         retry = command_line(*command, ("--seeds", seeds), *(("--only", arm) for arm in only))
         print_line("next, to retry the failed runs: ", shlex.join(retry))
@@ -149,33 +149,33 @@ def study(
         print_more_seeds(command, max(len(arm["seeds"]) for arm in outcome.results["arms"]))
 
 
-def _print_status(what: list[str], json_file: Path | None) -> None:
+def _print_status(words: list[str], json_file: Path | None) -> None:
     """Print how far the runs of a study are."""
     from explorl.study.run_study import study_status
 
-    if len(what) != 2:
+    if len(words) != 2:
         raise ConfigError("`explorl study status` takes the study's folder, such as runs/deng-tiny")
-    print_table(study_status(what[1]), json_file)
+    print_table(study_status(words[1]), json_file)
 
 
-def _keep(what: list[str]) -> None:
+def _keep(words: list[str]) -> None:
     """Write a study's results to a file, without weights and answers."""
     from explorl.study.archive import keep
 
-    if len(what) != 3 or not all(what):
+    if len(words) != 3 or not all(words):
         raise ConfigError("`explorl study keep` takes the study's folder and a file, such as runs/deng-tiny deng.json")
-    archive = keep(what[1], what[2])
+    archive = keep(words[1], words[2])
     left_out = f"; left out: {archive.left_out}" if archive.left_out else ""
-    print_line(f"{archive.runs} of {counted(archive.of, 'run')} in ", (what[2], "bold"), left_out)
+    print_line(f"{archive.runs} of {counted(archive.of, 'run')} in ", (words[2], "bold"), left_out)
 
 
-def _restore(what: list[str], run: Path | None) -> None:
+def _restore(words: list[str], run: Path | None) -> None:
     """Unpack the results of studies from files into a folder."""
     from explorl.study.archive import restore
 
-    if len(what) < 2 or not all(what) or run is None:
+    if len(words) < 2 or not all(words) or run is None:
         raise ConfigError("`explorl study restore` takes files and a folder, such as deng.json --run runs/deng-tiny")
-    added = restore(what[1:], run, print_line)
+    added = restore(words[1:], run, print_line)
     print_line(f"{counted(added, 'run')} added to ", (run, "bold"))
     print_next(["explorl", "report", str(run)])
 

@@ -129,7 +129,7 @@ class LLMJudge:
         proxies = urllib.request.ProxyHandler({} if _is_loopback(urlsplit(address).hostname or "") else None)
         sockets = _Sockets()
         opener = urllib.request.build_opener(proxies, _NoRedirects, sockets)
-        late = TimeoutError(f"its reply took more than {self.timeout:g} s")
+        late = TimeoutError(f"timed out: its reply took more than {self.timeout:g} s")
         deadline = time.monotonic() + self.timeout
         with sockets.ended_after(self.timeout):  # urllib does not limit the time before a reply
             try:
