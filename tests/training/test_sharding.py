@@ -93,7 +93,7 @@ def test_sharding_that_accelerate_leaves_out(name: str, said: str, monkeypatch: 
 
 def test_it_is_said(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.warns(UserWarning, match="FSDP is asked for, and accelerate leaves it out on a cpu device"):
+    with pytest.warns(UserWarning, match="FSDP is configured, but accelerate ignores it on a cpu device"):
         make_trainer(ExplorationTrainer)
 
 

@@ -80,7 +80,7 @@ def token_lists(values: Tensor, completion_mask: Tensor, counted: Tensor) -> lis
     ]
 
 
-def spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
+def sparse_column(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
     """Values of some rows as a column of ``count`` rows; None elsewhere."""
     column: list[Any] = [None] * count
     for row, value in zip(rows, values, strict=True):

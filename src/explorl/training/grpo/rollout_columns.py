@@ -27,7 +27,7 @@ from explorl.training.grpo.batch import TokenStats
 from explorl.training.grpo.inspection_schedule import InspectedRows
 from explorl.training.grpo.logged_columns import (
     counted_tokens,
-    spread,
+    sparse_column,
     token_advantages,
     token_lists,
     token_texts,
@@ -54,13 +54,13 @@ def token_columns(
     def column(values: Tensor, of: list[int]) -> list[Any]:
         """``values`` has a row for each of these rows."""
         chosen = torch.tensor(of, device=values.device)
-        return spread(token_lists(values, seen[chosen], counted[chosen]), of, count)
+        return sparse_column(token_lists(values, seen[chosen], counted[chosen]), of, count)
 
     def chosen(values: Tensor) -> list[Any]:
         return column(values[torch.tensor(rows, device=values.device)], rows)
 
     found: dict[str, list[Any]] = {
-        name: spread(values, rows, count) for name, values in token_texts(output, rows, text_of).items()
+        name: sparse_column(values, rows, count) for name, values in token_texts(output, rows, text_of).items()
     }
     found["token_advantage"], found["token_weight"] = chosen(token_advantages(output)), chosen(token_weights(output))
     if recorded is not None:
@@ -88,6 +88,6 @@ def _lineage(drawn_by: Tensor, rows: list[int], count: int) -> dict[str, list[An
     shared = (distances != 0).sum(1).tolist()
     parents = [row + int(distances[row, shared[row] - 1]) if shared[row] else None for row in rows]
     return {
-        "parent": spread(parents, rows, count),
-        "forked_at": spread([shared[row] or None for row in rows], rows, count),
+        "parent": sparse_column(parents, rows, count),
+        "forked_at": sparse_column([shared[row] or None for row in rows], rows, count),
     }
