@@ -33,7 +33,7 @@ def test_one_process_and_two_gpus(
     said = capsys.readouterr().err.splitlines()
     assert exit_.value.code == 2
     assert len(said) == 2, said
-    assert said[0].startswith("explorl: 2 GPUs are visible, and one process trains on one")
+    assert said[0].startswith("explorl: 2 GPUs are visible, but a process trains on one")
     assert said[0].endswith(f" CUDA_VISIBLE_DEVICES={first}")
     assert "--launch FILE with num_processes: 2" in said[1]
     assert not (tmp_path / "run").exists()

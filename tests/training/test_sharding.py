@@ -68,8 +68,8 @@ def test_offloaded_weights() -> None:
 
 
 def test_a_split_model_is_left_to_trl(make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sampling", "logps"):
-        monkeypatch.setattr(f"explorl.training.{module}.spread_devices", lambda model: ["cuda:0", "cuda:1"])
+    for module in ("sampler", "logprobs"):
+        monkeypatch.setattr(f"explorl.training.grpo.{module}.spread_devices", lambda model: ["cuda:0", "cuda:1"])
     with pytest.warns(UserWarning, match=r"spread over cuda:0, cuda:1 \(device_map\)") as said:
         trainer = make_trainer(ExplorationTrainer)
     assert len([one for one in said if "device_map" in str(one.message)]) == 1
@@ -106,7 +106,7 @@ def test_emptied() -> None:
     assert optimizer.state
     clear_moments(SimpleNamespace(optimizer=SimpleNamespace(optimizer=optimizer)))
     assert not optimizer.state
-    with pytest.raises(TypeError, match="SimpleNamespace is no optimizer"):
+    with pytest.raises(TypeError, match="SimpleNamespace is not a torch"):
         clear_moments(SimpleNamespace())
 
 

@@ -218,7 +218,7 @@ def _check_steps(config: Config, problems: int) -> None:
     needed = config.training.prompts_per_step
     if problems < needed:
         raise ConfigError(
-            f"training.prompts_per_step is {needed}, but there are {problems} problems to train on; use {problems} or "
+            f"training.prompts_per_step is {needed}, and there are {problems} problems to train on; use {problems} or "
             "fewer"
         )
 
