@@ -26,7 +26,7 @@ def test_one_process_and_two_gpus(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    changes = [f"model.name={small_policy}", "sft.from_scratch=false", "sft.examples=4", "task.train_problems=4"]
+    changes = [f"model.name={small_policy}", "sft.from_scratch=false", "sft.examples=4", "task.train_problems=32"]
     arguments = [command, "--preset", "tiny", "--run", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as exit_:
         main([*arguments, *(part for change in changes for part in ("--set", change))])

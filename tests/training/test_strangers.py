@@ -140,7 +140,7 @@ def test_answers_that_a_subclass_changes(make_trainer: Callable[..., Any], strat
 
     trainer = make_trainer(Mine, steps_per_generation=4, learning_rate=0.0, options={"strategies": strategies})
     if strategies == ["bottom_p"]:
-        with pytest.raises(RuntimeError, match="tokens of a completion were changed .* how each row was sampled"):
+        with pytest.raises(RuntimeError, match=r"tokens of a completion were changed .* how each row was sampled"):
             trainer.train()
         return
     with pytest.warns(UserWarning, match="the tokens of a completion were changed after Explorl's engine sampled them"):
