@@ -283,8 +283,8 @@ def test_a_trainer_is_recorded_once(make_trainer: Callable[..., Any], tmp_path: 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"dataset": None}, "is None; give a datasets"),
-        ({"dataset": {"train": ROWS, "test": ROWS}}, "a mapping of 'train', 'test'; give one of these"),
+        ({"dataset": None}, "is None; use a datasets"),
+        ({"dataset": {"train": ROWS, "test": ROWS}}, "a mapping of 'train', 'test'; use one of these"),
         ({"dataset": [*ROWS, {"text": "1"}]}, "row 2 of the data set of PassAtK has no 'prompt'; it has text"),
         ({"reward": [digits]}, "give one function"),
         ({"every": 1.5}, "every is 1.5"),

@@ -71,7 +71,7 @@ def test_what_cannot_be_meant_is_named(hook: str, said: Any, error: str) -> None
 @pytest.mark.parametrize(
     ("hooks", "error"),
     [
-        ({"clip": lambda s, b: 0.2}, r"mine\.clip is 0\.2; give \(low, high\)"),
+        ({"clip": lambda s, b: 0.2}, r"mine\.clip is 0\.2; return \(low, high\)"),
         ({"clip": lambda s, b: (0.2, b.rewards)}, r"mine\.clip has shape \(4,\)"),
         ({"clip": lambda s, b: (0.2, float("nan"))}, r"mine\.clip is nan"),
         ({"keep": lambda s, b: {"a": b.rewards}}, r"mine\.keep: 'a' has shape \(4,\)"),

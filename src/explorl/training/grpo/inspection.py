@@ -50,7 +50,7 @@ from explorl.training.grpo.logged_columns import (
     token_weights,
     tool_call_columns,
 )
-from explorl.training.grpo.logprobs import widened
+from explorl.training.grpo.logprobs import pad_temperatures
 from explorl.training.grpo.objective import ObjectiveTrainer
 from explorl.training.grpo.rollout_columns import token_columns
 from explorl.training.grpo.tool_transcripts import ToolTranscript
@@ -200,7 +200,7 @@ class InspectingTrainer(ObjectiveTrainer):
         if self._row_temperature is not None:
             temperature = self._row_temperature[chosen]
         if temperature.dim() == 2:
-            temperature = widened(temperature, output["completion_ids"].size(1))
+            temperature = pad_temperatures(temperature, output["completion_ids"].size(1))
         inputs["temperature"] = temperature
         inputs["counted"] = counted_tokens(output)[chosen]
         return inputs, self._records_of(inputs)

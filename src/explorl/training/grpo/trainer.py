@@ -160,7 +160,7 @@ class ExplorationTrainer(RefillingTrainer):
 
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine, engine_options or {})
-        self._packed = False if self._only_padded() else packed
+        self._packed = False if self._requires_padding() else packed
         self._init_inspection(lens or Lens(), built_observers, token_records)
         self._init_refilling(dynamic, skip)
         if on_rollouts is not None:
@@ -360,18 +360,18 @@ class ExplorationTrainer(RefillingTrainer):
         if needed.sum() < parts:  # every micro-batch needs a row, on every process
             needed.fill_(True)
         # A callback may have lowered the micro-batch size since the batch was planned.
-        most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
+        max_rows = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
         entropy = None if self._records is None else self._records.entropy
-        found = make_micro_batches(
-            batch, windows=windows, parts=parts // windows, needed=needed, most=most, entropy=entropy
+        micro_batches = make_micro_batches(
+            batch, windows=windows, parts=parts // windows, needed=needed, max_rows=max_rows, entropy=entropy
         )
         if windows > 1 and self.has_penalties:
-            for part in found[window:]:  # used after the policy has changed: by the pass of the loss
+            for part in micro_batches[window:]:  # used after the policy has changed: by the pass of the loss
                 with self.without_gradient():
                     part["old_per_token_logps"], _, _ = self._logps(
                         part, rows=len(part["completion_ids"]), temperature=part.get("row_temperature")
                     )
-        return found
+        return micro_batches
 
     def _needed(self, batch: Mapping[str, Any]) -> Tensor:
         """Tell which rows have a gradient; all of them, if anything besides the advantage contributes to it.
