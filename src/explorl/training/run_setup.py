@@ -128,7 +128,7 @@ def warn_of_lost_steps(config: Config, trainer: Any) -> None:
 
 @contextmanager
 def disabled_progress() -> Iterator[None]:
-    """Silence the progress bars and logs of the libraries below; Explorl shows its own progress."""
+    """Disable the progress bars and logs of other libraries; Explorl shows its own progress."""
     import datasets
     from transformers.utils import logging as transformers_logging
 

@@ -258,15 +258,13 @@ class ExplorationTrainer(RefillingTrainer):
         rewards = self._rewards()
         self._mean_reward = rewards.nanmean().item()
         advantage = output["advantages"]
+        stats: TokenStats | None = None
         if self.strategies:
             stats = self._token_stats(output)
             self._shape(output, stats, rewards)
-            self._inspect_batch(output, stats, advantage, rewards)
-        else:
-            known = (
-                None if self._records is None else engine_token_stats(self._records, output["completion_ids"].size(1))
-            )
-            self._inspect_batch(output, known, advantage, rewards)
+        elif self._records is not None:
+            stats = engine_token_stats(self._records, output["completion_ids"].size(1))
+        self._inspect_batch(output, stats, advantage, rewards)
         self.activity.batch(rewards)
         return output
 
