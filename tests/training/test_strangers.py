@@ -286,7 +286,7 @@ def test_a_trainer_is_recorded_once(make_trainer: Callable[..., Any], tmp_path: 
         ({"dataset": None}, "is None; use a datasets"),
         ({"dataset": {"train": ROWS, "test": ROWS}}, "a mapping of 'train', 'test'; use one of these"),
         ({"dataset": [*ROWS, {"text": "1"}]}, "row 2 of the data set of PassAtK has no 'prompt'; it has text"),
-        ({"reward": [digits]}, "give one function"),
+        ({"reward": [digits]}, "use one function"),
         ({"every": 1.5}, "every is 1.5"),
         ({"samples": 2.5}, "samples is 2.5"),
     ],

@@ -250,7 +250,7 @@ class RunRecorder(TrainerCallback):
         self._state = state
         if state.global_step == 0 and self.store.config_path.exists() and self.store.has_steps:
             raise StoreError(
-                f"{self.store.folder} already contains a run; use another folder, or resume that run with "
+                f"{self.store.folder} already holds a run; use another folder, or resume that run with "
                 "trainer.train(resume_from_checkpoint=True)"
             )
         self.store.begin(self._config, self._kind)

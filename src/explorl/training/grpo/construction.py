@@ -83,7 +83,7 @@ def _acting(strategy: Strategy, hooks: Sequence[str]) -> list[str]:
 
 
 def _calls(method: Any, name: str) -> bool:
-    """Return whether a method names the one it overrides; True where its code cannot be read."""
+    """Return whether a method names the one it overrides; True if its code cannot be read."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     return code is None or not _names(code).isdisjoint({name, _REACHED_THROUGH.get(name, name)})
 
