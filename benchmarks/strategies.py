@@ -232,7 +232,7 @@ class Bench:
         """The generation batch as the strategy leaves it."""
         output = dict(self.output)
         self.trainer.strategies = [strategy]
-        self.trainer._shape(output, self.trainer._recorded(output), self.rewards)
+        self.trainer._shape(output, self.trainer._token_stats(output), self.rewards)
         return output
 
     def losses(self, output: dict[str, Any]) -> Callable[[], None]:

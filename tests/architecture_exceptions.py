@@ -83,9 +83,6 @@ BANNED_WORDS: Exceptions = {
     ("tasks", "but for"): "to be rewritten",
     ("tasks", "nobody"): "to be rewritten",
     ("tasks", "seat"): "to be rewritten",
-    ("training", "anew"): "to be rewritten",
-    ("training", "nobody"): "to be rewritten",
-    ("training", "somebody"): "to be rewritten",
 }
 
 # Packages where more than 2 % of the docstrings of functions start with "What", "Whether", "That", "How" or the like.
@@ -98,5 +95,4 @@ DOCSTRINGS_WITHOUT_VERB: Exceptions = {
     ("stats",): "to be rewritten",
     ("study",): "to be rewritten",
     ("tasks",): "to be rewritten",
-    ("training",): "to be rewritten",
 }

@@ -412,7 +412,7 @@ def test_a_resumed_script_goes_on_in_its_folder(make_trainer: Callable[..., Any]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3]
     assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [0, 1, 2, 3]
     assert len(json.loads((tmp_path / "run" / "provenance.json").read_text())) == 2
-    with pytest.raises(StoreError, match="already holds a run; give RunRecorder another folder"):
+    with pytest.raises(StoreError, match="already holds a run; use another folder"):
         trainer.train()
 
 
@@ -495,7 +495,7 @@ def test_messages_columns_and_odd_rewards() -> None:
     assert [verdict.correct for verdict in task.verify_many(["3", "2"], [problem, problem])] == [False, True]
     assert seen["completions"][0] == [{"role": "assistant", "content": "3"}]
     assert (seen["prompts"], seen["answer"]) == ([asked, asked], [2, 2])
-    with pytest.raises(ValueError, match="gave 2 numbers for 3 answers"):
+    with pytest.raises(ValueError, match="returned 2 numbers for 3 completions"):
         task.verify_many(["1", "2", "3"], [problem] * 3)
 
 
@@ -527,9 +527,9 @@ def by_tokens(completions: list[str], completion_ids: list[list[int]], **columns
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"reward": functools.partial(slow, word="a")}, "is asynchronous; give a plain one"),
-        ({"reward": Slow()}, "is asynchronous; give a plain one"),
-        ({"reward": by_tokens}, "by_tokens, needs completion_ids, and is given texts alone"),
+        ({"reward": functools.partial(slow, word="a")}, "is asynchronous; use a regular function"),
+        ({"reward": Slow()}, "is asynchronous; use a regular function"),
+        ({"reward": by_tokens}, "by_tokens of PassAtK needs completion_ids, but gets only texts"),
         ({"dataset": [{"prompt": "1", "completions": "2"}]}, "a column 'completions'.*; rename it"),
         ({"dataset": [{"prompt": None}]}, "the prompt of row 0 .* is None; give a text or a list of messages"),
         ({"dataset": [{"prompt": [1, 2]}]}, r"the prompt of row 0 .* is \[1, 2\]; give a text"),
@@ -556,7 +556,7 @@ def test_a_trainer_without_a_tokenizer_is_told(small_policy: Path, tmp_path: Pat
     model = load_policy(str(small_policy), device="cpu").model
     rows = Dataset.from_list([{"input_ids": [5, 6], "labels": [5, 6]}] * 8)
     trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[PassAtK(HELD_OUT, digits)])
-    with pytest.raises(ValueError, match="no tokenizer to sample with; give the trainer its processing_class"):
+    with pytest.raises(ValueError, match="PassAtK has no tokenizer to sample with"):
         trainer.train()
 
 

@@ -57,7 +57,7 @@ def test_a_strategy_that_found_no_place_to_branch(make_trainer: Callable[..., An
     strategy = {"entropy_branching": {"at": ["step"]}}
     trainer = make_trainer(ExplorationTrainer, max_steps=3, options={"strategies": [strategy]})
     (message,) = [text for text in warned(trainer) if "entropy_branching" in text]
-    assert "no place to branch in 3 generation batches" in message
+    assert "no position to branch in 3 generation batches" in message
     assert "step" in message
 
 

@@ -177,5 +177,5 @@ def test_what_cannot_branch_is_said_before_training(make_trainer: Callable[..., 
 
     with pytest.raises(ValueError, match=r"wrong.branching: unknown marker 'nowhere'"):
         build(Wrong())
-    with pytest.warns(UserWarning, match="answers will not branch: they do so behind outputs of a tool"):
+    with pytest.warns(UserWarning, match="completions will not branch: they branch after outputs of a tool"):
         build(xs.EntropyBranching(at=["output"]))

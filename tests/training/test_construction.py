@@ -229,15 +229,15 @@ def rewards(value: Any) -> Callable[..., Any]:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "none": (None, r"'mine' gave None; "),
-    "text": ("right", r"'mine' gave 'right'; "),
-    "texts": (lambda texts: ["1.0"] * len(texts), r"'mine' gave '1.0' for completion 0; "),
-    "lists": (lambda texts: [[1.0, 2.0]] * len(texts), r"'mine' gave \[1.0, 2.0\] for completion 0; "),
-    "mapping": (lambda texts: {"score": 1.0}, r"'mine' gave \{'score': 1.0\}; "),
-    "one": (1.0, r"'mine' gave 1.0; "),
+    "none": (None, r"'mine' returned None; "),
+    "text": ("right", r"'mine' returned 'right'; "),
+    "texts": (lambda texts: ["1.0"] * len(texts), r"'mine' returned '1.0' for completion 0; "),
+    "lists": (lambda texts: [[1.0, 2.0]] * len(texts), r"'mine' returned \[1.0, 2.0\] for completion 0; "),
+    "mapping": (lambda texts: {"score": 1.0}, r"'mine' returned \{'score': 1.0\}; "),
+    "one": (1.0, r"'mine' returned 1.0; "),
     "fewer": (lambda texts: [1.0] * (len(texts) - 1), r"'mine' .*7 .*8"),
-    "infinite": (lambda texts: [0.0, math.inf] * (len(texts) // 2), r"'mine' gave inf "),
-    "minus infinite": (lambda texts: [0.0, -math.inf] * (len(texts) // 2), r"'mine' gave -inf "),
+    "infinite": (lambda texts: [0.0, math.inf] * (len(texts) // 2), r"'mine' returned inf "),
+    "minus infinite": (lambda texts: [0.0, -math.inf] * (len(texts) // 2), r"'mine' returned -inf "),
 }
 
 
@@ -273,7 +273,7 @@ def test_an_asynchronous_function_is_checked_as_well(make_trainer: Callable[...,
     trainer = ExplorationTrainer(
         whole.model, mine, grpo_config(tmp_path, {}), whole.train_dataset, processing_class=whole.processing_class
     )
-    with pytest.raises(TypeError, match=r"'mine' gave '1\.0' for completion 0"):
+    with pytest.raises(TypeError, match=r"'mine' returned '1\.0' for completion 0"):
         trainer.train()
 
 
@@ -302,7 +302,7 @@ def test_rewards_that_trl_takes(make_trainer: Callable[..., Any], value: Any) ->
 
 def test_scores_name_the_reward_function_as_well() -> None:
     task = PassAtK([{"prompt": "1"}], rewards(lambda texts: ["1.0"] * len(texts))).task
-    with pytest.raises(TypeError, match=r"'mine' gave '1\.0' for completion 0"):
+    with pytest.raises(TypeError, match=r"'mine' returned '1\.0' for completion 0"):
         task.verify_many(["1"], task.problems("holdout"))
 
 

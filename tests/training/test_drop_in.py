@@ -159,7 +159,7 @@ def test_a_callback_changes_how_is_sampled(make_trainer: Callable[..., Any]) -> 
     assert [log["completions/max_length"] for log in trainer.state.log_history[:-1]] == [10, 3, 3]
     assert kinds == [True, True, False]
     trainer.strategies.append(xs.BottomP(0.9))
-    with pytest.raises(ValueError, match=r"model.generate cannot do \(the engine has no min_new_tokens=3\)"):
+    with pytest.raises(ValueError, match=r"model.generate does not support \(the engine has no min_new_tokens=3\)"):
         trainer.train()
 
 
@@ -178,7 +178,7 @@ def test_generation_kwargs_that_the_engine_lacks_are_left_to_generate(
     with pytest.warns(UserWarning, match=f"sampling by model.generate.*no {next(iter(given))}"):
         trainer = make_trainer(ExplorationTrainer, generation_kwargs=given)
     assert trainer._engine is None
-    with pytest.raises(ValueError, match=r"bottom_p sets how each row is sampled.*; leave it out"):
+    with pytest.raises(ValueError, match=r"bottom_p sets how each row is sampled.*; remove it"):
         make_trainer(ExplorationTrainer, generation_kwargs=given, options={"strategies": ["bottom_p"]})
     with pytest.raises(ValueError, match="engine='explorl' cannot sample here"):
         make_trainer(ExplorationTrainer, generation_kwargs=given, options={"engine": "explorl"})
@@ -204,7 +204,7 @@ def test_a_generate_of_the_users_own_is_called(
             return policy
 
         monkeypatch.setattr("tests.training.conftest.load_policy", with_own)
-    with pytest.warns(UserWarning, match=r"sampling by model.generate.*LlamaForCausalLM has a generate of its own"):
+    with pytest.warns(UserWarning, match=r"sampling by model.generate.*LlamaForCausalLM overrides generate"):
         trainer = make_trainer(ExplorationTrainer, max_steps=1)
     trainer.train()
     assert trainer.state.log_history[0]["completions/max_length"] == 4
@@ -282,7 +282,7 @@ def test_an_endless_stream_is_not_read_ahead(small_policy: Path, tmp_path: Path)
     }
     ExplorationTrainer(**given, strategies=["egsw"]).train()
     rates = dict.fromkeys(PROMPTS, 0.5)
-    with pytest.raises(ValueError, match="curriculum orders the prompts, and IterableDataset is a stream"):
+    with pytest.raises(ValueError, match="curriculum orders the prompts, but IterableDataset is a stream"):
         ExplorationTrainer(**given, strategies=[xs.Curriculum(rates)])
 
 
@@ -482,7 +482,7 @@ def test_a_batch_in_use_by_other_processes_is_sampled_anew(make_trainer: Callabl
     assert json.loads(state.read_text())["processes"] == 1
     state.write_text(json.dumps({**json.loads(state.read_text()), "processes": 2}))
     resumed = make_trainer(ExplorationTrainer, max_steps=2, num_iterations=2)
-    with pytest.warns(UserWarning, match="was written by 2 processes, and there are 1: the generation batch that was"):
+    with pytest.warns(UserWarning, match="was written by 2 processes, now there are 1: the generation batch that was"):
         assert generations_of(resumed, state.parent) == ["new", 0, 1]
 
 

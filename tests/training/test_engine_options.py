@@ -49,7 +49,7 @@ def test_options_reach_the_engine(trainer: Any) -> None:
 
 
 def test_unknown_options_are_refused(trainer: Any) -> None:
-    with pytest.raises(ValueError, match=f"has 'rows'; it may have {', '.join(ENGINE_OPTIONS)}"):
+    with pytest.raises(ValueError, match=f"has 'rows'; it may contain {', '.join(ENGINE_OPTIONS)}"):
         trainer._engine_for(None, {"rows": 3})
     with pytest.raises(ValueError, match="batch_size is 0"):
         trainer._engine_for(None, {"batch_size": 0})

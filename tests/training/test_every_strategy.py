@@ -250,7 +250,7 @@ def test_resumes_in_the_second_epoch(run: Run) -> None:
 
 def test_resuming_with_other_strategies_is_refused(run: Run) -> None:
     run(["egsw"])
-    with pytest.raises(ValueError, match=r"written with the strategies \['egsw'\], this trainer has \['clip_higher'\]"):
+    with pytest.raises(ValueError, match=r"with the strategies \['egsw'\], but this trainer has \['clip_higher'\]"):
         run(["clip_higher"], resume=3)
 
 

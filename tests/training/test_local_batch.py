@@ -185,7 +185,15 @@ def test_a_strategy_must_say_that_it_acts_on_parts(
     monkeypatch.setattr(grpo, "generation_batch", lambda *args, gathered, **more: asked.append(gathered))
     monkeypatch.setattr(grpo, "shape", lambda *args: SimpleNamespace(metrics={}))
     monkeypatch.setattr(grpo, "put_back", lambda *args, **more: None)
-    others = ("_prompts", "reward_parts", "correct", "num_generations", "temperature", "_sampling_temperature", "now")
+    others = (
+        "_prompts",
+        "reward_parts",
+        "correct",
+        "num_generations",
+        "temperature",
+        "_sampling_temperature",
+        "current_step",
+    )
     others += ("has_penalties", "max_completion_length", "normalised", "stopped")
     for processes in (1, 2):
         trainer: Any = SimpleNamespace(

@@ -185,12 +185,12 @@ def _truncate(path: Path) -> None:
 
 
 DAMAGES = {
-    "model.safetensors is not whole": lambda folder: _truncate(folder / "model.safetensors"),
+    "model.safetensors is incomplete": lambda folder: _truncate(folder / "model.safetensors"),
     "optimizer.pt is missing": lambda folder: (folder / "optimizer.pt").unlink(),
-    "optimizer.pt is not whole": lambda folder: _truncate(folder / "optimizer.pt"),
-    "trainer_state.json is not whole": lambda folder: (folder / "trainer_state.json").write_text(""),
+    "optimizer.pt is incomplete": lambda folder: _truncate(folder / "optimizer.pt"),
+    "trainer_state.json is incomplete": lambda folder: (folder / "trainer_state.json").write_text(""),
     "trainer_state.json has no global_step": lambda folder: (folder / "trainer_state.json").write_text("{}"),
-    "strategies.json is not whole": lambda folder: (folder / "strategies.json").write_text(""),
+    "strategies.json is incomplete": lambda folder: (folder / "strategies.json").write_text(""),
     "it has no weights": lambda folder: (folder / "model.safetensors").unlink(),
 }
 
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     _truncate(new / "model.safetensors")
     code, out, err = command("train", "--resume", run, capsys=capsys)
     assert code == 0, err
-    assert "checkpoint-4 is damaged (model.safetensors is not whole); resuming from checkpoint-2\n" in out
+    assert "checkpoint-4 is damaged (model.safetensors is incomplete); resuming from checkpoint-2\n" in out
     again = load_file(run / "model" / "model.safetensors")
     assert all(torch.equal(trained[name], again[name]) for name in trained)
     assert steps_of(run) == [1, 2, 3, 4]

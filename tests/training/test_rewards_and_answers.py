@@ -164,10 +164,13 @@ def test_later_hooks_see_the_changed_reward_and_the_tasks_correctness() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1.0, 2.0], r"said\.rewards is list; give a tensor of shape \(2,\), one value per row"),
-        (torch.ones(2, 3), r"said\.rewards has shape \(2, 3\); give one value per row, shape \(2,\)"),
+        ([1.0, 2.0], r"said\.rewards is list; return a tensor of shape \(2,\), one value per row"),
+        (torch.ones(2, 3), r"said\.rewards has shape \(2, 3\); return one value per row, shape \(2,\)"),
         (torch.ones(3), r"has shape \(3,\)"),
-        (torch.tensor([1.0, math.nan]), r"said\.rewards is nan on 1 of 2 rows at step 3; give finite numbers, and NaN"),
+        (
+            torch.tensor([1.0, math.nan]),
+            r"said\.rewards is nan on 1 of 2 rows at step 3; return finite numbers",
+        ),
         (torch.tensor([math.inf, 1.0]), r"is inf on 1 of 2 rows"),
     ],
 )

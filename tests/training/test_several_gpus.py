@@ -26,14 +26,14 @@ def test_one_process_and_two_gpus(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    changes = [f"model.name={small_policy}", "sft.from_scratch=false", "sft.examples=4", "task.train_problems=4"]
+    changes = [f"model.name={small_policy}", "sft.from_scratch=false", "sft.examples=4", "task.train_problems=32"]
     arguments = [command, "--preset", "tiny", "--run", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as exit_:
         main([*arguments, *(part for change in changes for part in ("--set", change))])
     said = capsys.readouterr().err.splitlines()
     assert exit_.value.code == 2
     assert len(said) == 2, said
-    assert said[0].startswith("explorl: 2 GPUs are visible, and one process trains on one")
+    assert said[0].startswith("explorl: 2 GPUs are visible, but a process trains on one")
     assert said[0].endswith(f" CUDA_VISIBLE_DEVICES={first}")
     assert "--launch FILE with num_processes: 2" in said[1]
     assert not (tmp_path / "run").exists()

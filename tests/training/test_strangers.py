@@ -140,10 +140,10 @@ def test_answers_that_a_subclass_changes(make_trainer: Callable[..., Any], strat
 
     trainer = make_trainer(Mine, steps_per_generation=4, learning_rate=0.0, options={"strategies": strategies})
     if strategies == ["bottom_p"]:
-        with pytest.raises(RuntimeError, match="somebody has changed its tokens, and how each row was sampled"):
+        with pytest.raises(RuntimeError, match=r"tokens of a completion were changed .* how each row was sampled"):
             trainer.train()
         return
-    with pytest.warns(UserWarning, match="an answer is not what Explorl's engine sampled: somebody has changed its"):
+    with pytest.warns(UserWarning, match="the tokens of a completion were changed after Explorl's engine sampled them"):
         trainer.train()
     assert [log["clip_ratio/region_mean"] for log in trainer.state.log_history[:-1]] == [0, 0]
 
@@ -243,7 +243,7 @@ def hot(said: Any) -> Strategy:
     return Hot()
 
 
-@pytest.mark.parametrize(("order", "error"), [([999], "gives place 999"), ([], "gives none of the prompts")])
+@pytest.mark.parametrize(("order", "error"), [([999], "returns index 999"), ([], "returns no prompts")])
 def test_an_order_that_has_no_such_prompt(make_trainer: Callable[..., Any], order: list[int], error: str) -> None:
     @dataclass(frozen=True)
     class Ordered(Strategy):
@@ -252,7 +252,7 @@ def test_an_order_that_has_no_such_prompt(make_trainer: Callable[..., Any], orde
         def order(self, prompts: Any) -> list[int]:
             return order
 
-    with pytest.raises(ValueError, match=rf"ordered\.order {error}; give places from 0 to 15"):
+    with pytest.raises(ValueError, match=rf"ordered\.order {error}; return one or more indices from 0 to 15"):
         make_trainer(ExplorationTrainer, options={"strategies": [Ordered()]})
 
 
@@ -283,10 +283,10 @@ def test_a_trainer_is_recorded_once(make_trainer: Callable[..., Any], tmp_path: 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"dataset": None}, "is None; give a datasets"),
-        ({"dataset": {"train": ROWS, "test": ROWS}}, "a mapping of 'train', 'test'; give one of these"),
+        ({"dataset": None}, "is None; use a datasets"),
+        ({"dataset": {"train": ROWS, "test": ROWS}}, "a mapping of 'train', 'test'; use one of these"),
         ({"dataset": [*ROWS, {"text": "1"}]}, "row 2 of the data set of PassAtK has no 'prompt'; it has text"),
-        ({"reward": [digits]}, "give one function"),
+        ({"reward": [digits]}, "use one function"),
         ({"every": 1.5}, "every is 1.5"),
         ({"samples": 2.5}, "samples is 2.5"),
     ],

@@ -57,10 +57,10 @@ ROW_OPTIONS, NAN, OTHER_DEVICE = (
     [
         (ROW_OPTIONS, r"shape \(4,\).*unsqueeze"),
         (lambda s, b: b.mask[:, :-1], r"shape \(4, 3\).*shape \(4, 4\)"),
-        (lambda s, b: b.mask.tolist(), "is list; give a tensor"),
-        (lambda s, b: b.mask.numpy(), "is ndarray; give a tensor"),
+        (lambda s, b: b.mask.tolist(), "is list; return a tensor"),
+        (lambda s, b: b.mask.numpy(), "is ndarray; return a tensor"),
         (NAN, "is nan on 10 of 10 tokens at step 7"),
-        (OTHER_DEVICE, "is on meta; give it on cpu"),
+        (OTHER_DEVICE, "is on meta; return it on cpu"),
     ],
 )
 def test_what_cannot_be_meant_is_named(hook: str, said: Any, error: str) -> None:
@@ -71,7 +71,7 @@ def test_what_cannot_be_meant_is_named(hook: str, said: Any, error: str) -> None
 @pytest.mark.parametrize(
     ("hooks", "error"),
     [
-        ({"clip": lambda s, b: 0.2}, r"mine\.clip is 0\.2; give \(low, high\)"),
+        ({"clip": lambda s, b: 0.2}, r"mine\.clip is 0\.2; return \(low, high\)"),
         ({"clip": lambda s, b: (0.2, b.rewards)}, r"mine\.clip has shape \(4,\)"),
         ({"clip": lambda s, b: (0.2, float("nan"))}, r"mine\.clip is nan"),
         ({"keep": lambda s, b: {"a": b.rewards}}, r"mine\.keep: 'a' has shape \(4,\)"),

@@ -117,7 +117,7 @@ def test_a_run_with_the_lens_looks_at_each_token_at_its_temperature(make_trainer
 
 @pytest.mark.parametrize("engine", ["generate"])
 def test_without_the_engine_it_is_refused(make_trainer: Callable[..., Any], engine: str) -> None:
-    refusal = r"annealed_temperature sets how each row is sampled, which model.*; use engine=None, or leave it out"
+    refusal = r"annealed_temperature sets how each row is sampled, which model.*; use engine=None, or remove it"
     with pytest.raises(ValueError, match=refusal):
         make_trainer(ExplorationTrainer, options={"strategies": [CURVE], "engine": engine})
 
@@ -177,7 +177,7 @@ def test_the_proxy_is_the_policy_without_its_tail(make_trainer: Callable[..., An
 
 
 def test_without_the_engine_there_is_no_mass(make_trainer: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"lp_reg needs to know how likely other tokens were, .* engine='explorl'"):
+    with pytest.raises(ValueError, match=r"lp_reg needs the probabilities of other tokens, .* engine='explorl'"):
         make_trainer(ExplorationTrainer, options={"strategies": ["lp_reg"], "engine": "generate"})
 
     @dataclass(frozen=True)
@@ -185,5 +185,5 @@ def test_without_the_engine_there_is_no_mass(make_trainer: Callable[..., Any]) -
         name = "other"
         needs_min_p_mass = 0.5
 
-    with pytest.raises(ValueError, match=r"different shares of the likeliest token: \{'lp_reg': 0.02, 'other': 0.5\}"):
+    with pytest.raises(ValueError, match=r"shares of the most likely token: \{'lp_reg': 0.02, 'other': 0.5\}"):
         make_trainer(ExplorationTrainer, options={"strategies": ["lp_reg", Other()]})

@@ -145,7 +145,7 @@ def with_nonsense(trainer: Any, sampled: dict[tuple[int, ...], torch.Tensor]) ->
 
     sampled: by the tokens of an answer, which of them the engine sampled.
     """
-    recorded, logps = trainer._recorded, trainer._logps
+    recorded, logps = trainer._token_stats, trainer._logps
 
     def output_of(batch: Any) -> torch.Tensor:
         output = torch.zeros_like(batch["completion_mask"], dtype=torch.bool)
@@ -164,7 +164,7 @@ def with_nonsense(trainer: Any, sampled: dict[tuple[int, ...], torch.Tensor]) ->
         found = torch.where(output, 3 * found - 2, found)
         return found, None if entropy is None else torch.where(output, 5 * entropy + 1, entropy), aux
 
-    trainer._recorded, trainer._logps = spoilt_records, spoilt_logps
+    trainer._token_stats, trainer._logps = spoilt_records, spoilt_logps
     return trainer
 
 
@@ -360,7 +360,9 @@ def test_a_progression_gives_some_prompts_the_tool(make: Make) -> None:
 
 
 def test_a_progression_without_a_tool_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match="tool_progression says how often answers may call a tool, and there is none"):
+    with pytest.raises(
+        ValueError, match="tool_progression sets how often completions may call a tool, but there is none"
+    ):
         make("tool_progression", options={"interpreter": None})
     with pytest.raises(ValueError, match="calls goes up to 3, but the tool allows 2"):
         make("tool_progression", options={"interpreter": calculator(max_calls=2)})
@@ -407,8 +409,8 @@ def test_training_goes_on_whatever_programs_do(make: Make) -> None:
         ({"interpreter": "pyhton"}, "unknown tool 'pyhton'; did you mean 'python'"),
         ({"interpreter": 3}, "interpreter is 3; give the name of a tool"),
         ({"engine": "generate"}, r"interpreter='calculator' needs Explorl's engine, .*engine='generate'"),
-        ({"rollout_func": print}, "does not go with rollout_func"),
-        ({"tools": [print]}, "does not go with tools"),
+        ({"rollout_func": print}, "cannot be combined with rollout_func"),
+        ({"tools": [print]}, "cannot be combined with tools"),
     ],
 )
 def test_what_a_tool_does_not_go_with_is_refused(make: Make, options: dict[str, Any], message: str) -> None:

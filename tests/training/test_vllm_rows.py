@@ -106,10 +106,10 @@ def trainer(**given: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("given", "strategy", "words"),
     [
-        ({"tools": [print]}, xs.BottomP(0.9), ("bottom_p sets how each row", "leave out the tools")),
+        ({"tools": [print]}, xs.BottomP(0.9), ("bottom_p sets how each row", "remove the tools")),
         ({"sees_images": True}, xs.BottomP(0.9), ("bottom_p", "images")),
         ({"regex": "a+"}, xs.BottomP(0.9), ("vllm_structured_outputs_regex",)),
-        ({"generation_kwargs": {"seed": 1}}, xs.BottomP(0.9), ("generation_kwargs has 'seed'", "repetition_penalty")),
+        ({"generation_kwargs": {"seed": 1}}, xs.BottomP(0.9), ("'seed' in generation_kwargs", "repetition_penalty")),
     ],
 )
 def test_what_vllm_cannot_sample_so_is_refused(given: Any, strategy: Any, words: tuple[str, ...]) -> None:
@@ -121,8 +121,8 @@ def test_what_vllm_cannot_sample_so_is_refused(given: Any, strategy: Any, words:
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (xs.EntropyBranching(), "entropy_branching lets answers branch"),
-        (xs.LowProbabilityRegularization(), "needs to know how likely other tokens were"),
+        (xs.EntropyBranching(), "entropy_branching lets completions branch"),
+        (xs.LowProbabilityRegularization(), "needs the probabilities of other tokens"),
     ],
 )
 def test_a_strategy_that_vllm_cannot_serve_is_refused_before_it_is_loaded(
@@ -139,7 +139,7 @@ def test_a_strategy_that_vllm_cannot_serve_is_refused_before_it_is_loaded(
 def test_options_are_what_trl_would_sample_with() -> None:
     own = {"temperature": 1.1, "stop": ["</a>"], "stop_token_ids": [7], "min_p": None}
     vllm_rows.refuse(trainer(generation_kwargs=own), [xs.BottomP(0.9)])
-    assert vllm_rows.options(trainer(generation_kwargs=own)) == {
+    assert vllm_rows.trl_sampling_options(trainer(generation_kwargs=own)) == {
         "temperature": 1.1, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 30,
         "stop_token_ids": [2, 7], "stop": ["</a>"],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every training run shares: whole checkpoints, a metrics file, progress on a terminal or in a log."""
+"""Parts that all training runs share: complete checkpoints, the metrics file, progress on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from explorl.training.sharding import fsdp_version, gathered_weights
 
 
 class Diverged(ExplorlError, ValueError):
-    """A training whose numbers are no longer finite; the message says at which step, and what to change."""
+    """Training has non-finite numbers; the message names the step and what to change."""
 
 
 class StoredCheckpoints:
-    """Mixin of a transformers Trainer: a checkpoint gets its name only when it is whole."""
+    """Mixin of a transformers Trainer: a checkpoint gets its final name only once it is complete."""
 
     args: Any
     accelerator: Any
@@ -40,7 +40,7 @@ class StoredCheckpoints:
         main = accelerator.is_main_process
         final = self.args.output_dir
         with self.store.stage_checkpoint() if main else nullcontext() as staging:
-            # all processes write into one folder, and the main one gives it its name when they are done
+            # all processes write into one folder, which the main process renames afterwards
             self.args.output_dir = broadcast_object_list([str(staging)])[0]
             try:
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
@@ -56,22 +56,22 @@ class StoredCheckpoints:
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """A run folder has its provenance; TRL's card for the hub has no place in it."""
+        """Skip TRL's model card for the hub: a run folder records its provenance elsewhere."""
 
 
 class MetricsRecorder(TrainerCallback):
-    """Writes one line of metrics.jsonl for each logged step."""
+    """Writes a line of metrics.jsonl for each logged step."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs and "loss" in logs:  # the closing summary has no loss of its own
+        if state.is_world_process_zero and logs and "loss" in logs:  # the final summary has no loss
             self.store.append_metrics({"step": state.global_step, "kind": "train", **logs})
 
 
 class ProgressDisplay(TrainerCallback):
-    """Where a training is: a bar with the latest reward or loss on a terminal, and plain lines elsewhere.
+    """Shows the progress of a training: a bar with the latest reward or loss on a terminal, plain lines elsewhere.
 
     A step is a batch of completions, however many optimizer steps use it.
     """
@@ -82,30 +82,30 @@ class ProgressDisplay(TrainerCallback):
         self.lines = ProgressLines(console, clock)
         self.task: Any = None
         self._values: dict[str, float] = {}
-        self._said: int | None = None
-        self._begin = (0, 0.0)
-        """Step and time at which this process began."""
+        self._printed_step: int | None = None
+        self._start = (0, 0.0)
+        """Step and time at which this process started."""
         self._pace = Pace()
         self._tokens: tuple[float, float] | None = None
-        """Tokens of the line before, and when they were counted."""
-        self._logged = 0.0
+        """Number of tokens on the previous line, and when they were counted."""
+        self._logged_at = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, total = _steps(args, state)
-        self._begin, self._said, self._pace = (step, self.clock()), None, Pace(step)
+        self._start, self._printed_step, self._pace = (step, self.clock()), None, Pace(step)
         self.progress.start()
         self.task = self.progress.add_task(self.label, total=total, completed=step, note="")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        found = {key: (logs or {}).get(key) for key in ("reward", "loss", "entropy", "num_tokens")}
-        values = {key: float(value) for key, value in found.items() if value is not None}
+        shown = {key: (logs or {}).get(key) for key in ("reward", "loss", "entropy", "num_tokens")}
+        values = {key: float(value) for key, value in shown.items() if value is not None}
         if "loss" not in values or self.task is None:
             return
-        self._values, self._logged = values, self.clock()
+        self._values, self._logged_at = values, self.clock()
         note = next(f"{key} {values[key]:.3f}" for key in ("reward", "loss") if key in values)
         self.progress.update(self.task, note=note)
         if self.lines.due and state.is_world_process_zero:
-            self._say(args, state)
+            self._print_line(args, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, _ = _steps(args, state)
@@ -114,45 +114,45 @@ class ProgressDisplay(TrainerCallback):
             self.progress.update(self.task, completed=step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._said != state.global_step and state.is_world_process_zero:
-            self._say(args, state)
+        if self._printed_step != state.global_step and state.is_world_process_zero:
+            self._print_line(args, state)
         self.close()
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Restore the terminal."""
         self.progress.stop()
 
-    def _say(self, args: Any, state: Any) -> None:
+    def _print_line(self, args: Any, state: Any) -> None:
         step, total = _steps(args, state)
-        first, begun = self._begin
+        first_step, started_at = self._start
         score = "reward" if "reward" in self._values else "loss"
         parts = [f"{key} {self._values[key]:.3f}" for key in (score, "entropy") if key in self._values]
         if "num_tokens" in self._values:
-            counted = self._values["num_tokens"], self._logged
-            tokens, since = self._tokens or (counted if first else (0, begun))
-            if self._logged > since:
-                parts.append(f"{(counted[0] - tokens) / (self._logged - since):,.0f} tokens/s")
+            counted = self._values["num_tokens"], self._logged_at
+            tokens, since = self._tokens or (counted if first_step else (0, started_at))
+            if self._logged_at > since:
+                parts.append(f"{(counted[0] - tokens) / (self._logged_at - since):,.0f} tokens/s")
             self._tokens = counted
         if step < total and self._pace.seconds is not None:
             parts.append(f"{duration(self._pace.seconds * (total - step))} left")
-        self._said = state.global_step
+        self._printed_step = state.global_step
         self.lines.say(", ".join([f"{self.label}: step {step:,} of {total:,}", *parts]))
 
 
 def _steps(args: Any, state: Any) -> tuple[int, int]:
-    """Steps that are done, and all of them; one has `num_iterations` updates."""
+    """Return the number of steps done and in total; a step has `num_iterations` updates."""
     iterations = getattr(args, "num_iterations", 1)
     return math.ceil(state.global_step / iterations), math.ceil(state.max_steps / iterations)
 
 
 class StopAtDivergence(TrainerCallback):
-    """Ends a training whose loss or gradient is not finite, before it is saved."""
+    """Raises if the loss or the gradient is not finite, before anything is saved."""
 
     def __init__(self, key: str, rate: float) -> None:
         self.key, self.rate = key, rate
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if args.fp16:  # where the gradient scaler skips a step, its gradient was infinite
+        if args.fp16:  # infinite gradients are normal: the gradient scaler skips such steps
             return
         for name in ("loss", "grad_norm"):
             value = (logs or {}).get(name)
@@ -160,7 +160,7 @@ class StopAtDivergence(TrainerCallback):
                 raise self.error(_steps(args, state)[0], f"{name} is {float(value)}")
 
     def error(self, step: int, why: str) -> Diverged:
-        """What is said of it."""
+        """Return the error for a training that diverged at this step."""
         return Diverged(
             f"training diverged at step {step} ({why}); lower the learning rate: {self.key} is {self.rate:g}, "
             f"try {self.rate / 10:g}"
@@ -168,7 +168,7 @@ class StopAtDivergence(TrainerCallback):
 
 
 def progress_bar(console: Console) -> Progress:
-    """The bar that all commands share; hidden where the output is not a terminal."""
+    """Return the progress bar that all commands share; hidden if the output is not a terminal."""
     return Progress(
         TextColumn("{task.description:<24}", markup=False),
         BarColumn(bar_width=30),
@@ -181,9 +181,9 @@ def progress_bar(console: Console) -> Progress:
 
 
 class PeriodicCallback(TrainerCallback):
-    """Calls a function each so many steps, on the main process or on all; where it returns True, training ends.
+    """Calls a function every N steps, on the main process or on all; training ends if it returns True.
 
-    ``last`` calls it after the last step too, while trackers still take what is logged.
+    With ``last`` it is also called after the last step, while trackers still accept metrics.
     """
 
     def __init__(
@@ -195,48 +195,52 @@ class PeriodicCallback(TrainerCallback):
         due = bool(self.every) and state.global_step % self.every == 0
         if not due and not (self.last and control.should_training_stop):
             return
-        asked = self.everywhere or state.is_world_process_zero
-        ends = self.function(state.global_step) if asked else None
-        if args.world_size > 1:  # all end, or none
-            ends = broadcast_object_list([ends])[0]
-        if ends:
+        called = self.everywhere or state.is_world_process_zero
+        stop = self.function(state.global_step) if called else None
+        if args.world_size > 1:  # all processes have to stop together
+            stop = broadcast_object_list([stop])[0]
+        if stop:
             control.should_training_stop = True
 
 
 def start_run(
     trainer: Any, store: RunStore, config: Config, kind: str, rows: Sequence[Any], *, console: Console, alone: bool
 ) -> Path | None:
-    """Starts the run on these rows in its folder, or goes on with it; the checkpoint to go on from, None where there is
-    none."""
+    """Start or resume the run on these rows in its folder; return the checkpoint to resume from, or None.
+
+    ``alone`` locks the folder against other processes.
+    """
     checkpoint = None
     if trainer.accelerator.is_main_process:
         if alone:
             store.lock()
-        checkpoint = _begin(store, config, kind, rows, lambda text: console.print(literal(text), soft_wrap=True))
+        checkpoint = _start_run(store, config, kind, rows, lambda text: console.print(literal(text), soft_wrap=True))
     trainer.store = store
     checkpoint = broadcast_object_list([checkpoint])[0]
     return checkpoint
 
 
-def _begin(store: RunStore, config: Config, kind: str, rows: Sequence[Any], say: Callable[[str], None]) -> Path | None:
+def _start_run(
+    store: RunStore, config: Config, kind: str, rows: Sequence[Any], say: Callable[[str], None]
+) -> Path | None:
     model, new = store.folder / "model", config.dump()
     changed = changed_keys(store.config(), new) if store.has_steps else {}
     checkpoint = store.latest_valid_checkpoint(find_fault, say)
     if checkpoint is None and model.exists():
         raise StoreError(
-            f"{store.folder} is finished and has no checkpoint to go on from; start a new run from its policy with "
+            f"{store.folder} is finished and has no checkpoint to resume from; start a new run from its policy with "
             f"--set model.name={model}"
         )
     store.begin(new, kind)
     step = checkpoint_step(checkpoint) if checkpoint else 0
     if model.exists():
         model.replace(store.folder / f"model-step-{step}")
-        say(f"the policy that {store.folder} had ended with is now {store.folder / f'model-step-{step}'}")
+        say(f"moved the final policy of the earlier run in {store.folder} to {store.folder / f'model-step-{step}'}")
     store.rewind(step)
     facts: dict[str, Any] = {"changed": {key: list(values) for key, values in changed.items()}} if changed else {}
     facts["rows"] = digest_of(rows)
-    if checkpoint and (words := store.data_changed_warning(facts["rows"])):
-        say(words)
+    if checkpoint and (warning := store.data_changed_warning(facts["rows"])):
+        say(warning)
     if processes.count() > 1:
         facts["processes"] = processes.count()
     store.record_start(kind=kind, seed=config.seed, resumed_from=checkpoint.name if checkpoint else None, **facts)
@@ -244,7 +248,7 @@ def _begin(store: RunStore, config: Config, kind: str, rows: Sequence[Any], say:
 
 
 def save_model(store: RunStore, trainer: Any, tokenizer: Any) -> Path:
-    """Writes the trained policy to `model/` in the run's folder, whole; called on every process."""
+    """Write the trained policy atomically to `model/` in the run's folder; called on every process."""
     target, accelerator = store.folder / "model", trainer.accelerator
     fsdp = fsdp_version(accelerator) > 0
     weights = {"state_dict": accelerator.get_state_dict(trainer.model_wrapped)} if fsdp else {}

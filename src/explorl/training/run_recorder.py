@@ -36,29 +36,29 @@ from explorl.training.grpo.trl_adapter import logs_of, rendered_prompt
 from explorl.training.tracking import calling_handler, log_scores
 
 Reward = Callable[..., Sequence[float | None]]
-"""A reward function as TRL calls it: with prompts, completions and the data set's columns, a number for each."""
+"""A reward function as TRL calls it, with prompts, completions and the data set's columns; one number for each."""
 
 
 class PassAtK(TrainerCallback):
-    """Scores the policy on held-out prompts before training, every so many steps, and at the end.
+    """Evaluates the policy on held-out prompts before training, every N steps, and at the end.
 
     Args:
-        dataset: Rows with ``prompt`` (text or messages) and whatever columns the reward function takes.
+        dataset: Rows with ``prompt`` (text or messages) and the columns that the reward function takes.
         reward: A reward function like TRL's.
-        every: Steps between two evaluations; None evaluates at the start and at the end alone.
-        samples: Answers to each prompt; pass@k is there for every power of two up to it.
-        max_tokens: Longest answer; None is the trainer's ``max_completion_length``.
-        stop: Strings that end an answer; None are those that end the trainer's, and () are none.
-        temperature: What answers are sampled at.
-        correct: An answer is correct where the reward function gives this or more.
-        batch_size: Most answers sampled together; None lets memory decide.
-        seed: Of the samples: the same at every evaluation.
-        name: What the data set is called on the page.
+        every: Steps between two evaluations; None evaluates only at the start and at the end.
+        samples: Completions per prompt; pass@k is computed for every power of two up to it.
+        max_tokens: Maximum length of a completion; None means the trainer's ``max_completion_length``.
+        stop: Strings that end a completion; None means those of the trainer, and () none.
+        temperature: Sampling temperature.
+        correct: Minimum reward of a correct completion.
+        batch_size: Maximum number of completions sampled together; None means as many as fit into memory.
+        seed: Seed of the samples, the same at every evaluation.
+        name: Name of the data set on the page.
 
     ``history`` has the evaluations by step; each is also in the trainer's log history, in every tracker of its
     ``report_to`` (as ``eval/pass@8``, with the ends of the interval), and in the folder of the `RunRecorder` that
-    watches the trainer. In several processes the main one evaluates while the others wait, which
-    needs the whole model in one process: no FSDP, no DeepSpeed stage 3.
+    watches the trainer. With several processes the main one evaluates while the others wait, which
+    requires the whole model in one process: no FSDP, no DeepSpeed stage 3.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class PassAtK(TrainerCallback):
         seed: int = 0,
         name: str = "held-out",
     ) -> None:
-        _check_whole("every", every, "evaluate every 1 or more steps, or None for start and end alone", optional=True)
-        _check_whole("samples", samples, "ask for 1 or more, such as 8")
+        _check_whole("every", every, "use 1 or more, or None for start and end only", optional=True)
+        _check_whole("samples", samples, "use 1 or more, such as 8")
         _check_whole("max_tokens", max_tokens, "use 1 or more, or None for the trainer's own limit", optional=True)
         _check_whole("batch_size", batch_size, "use 1 or more, or None for what memory allows", optional=True)
         if correct != correct:
-            raise ValueError("correct is nan; give the least reward of a correct answer, such as 1.0")
+            raise ValueError("correct is nan; use the minimum reward of a correct completion, such as 1.0")
         self.task = _Rows(dataset, reward, correct, name)
         self.every, self.samples, self.max_tokens, self.temperature = every, samples, max_tokens, temperature
         self.stop = None if stop is None else SamplingParams(stop=stop).stop
@@ -91,12 +91,13 @@ class PassAtK(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         for step in [step for step in self.history if step > state.global_step or state.global_step == 0]:
-            del self.history[step]  # of another training, or of steps that this one takes again
+            del self.history[step]  # from an earlier training, or of steps that are repeated
         if state.global_step == 0:
             self._score(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Trackers end their run in on_train_end, before this callback; but which weights are the last is known then.
+        # Evaluate here already: trackers end their run in on_train_end before this callback is called. Not with
+        # load_best_model_at_end, which chooses the final weights after the last step.
         last = control.should_training_stop and not args.load_best_model_at_end
         if last or (self.every and state.global_step % self.every == 0):
             self._score(args, state, control, **kwargs)
@@ -108,13 +109,13 @@ class PassAtK(TrainerCallback):
         step = state.global_step
         if step in self.history or not state.is_world_process_zero:
             return
-        longest = self.max_tokens or getattr(args, "max_completion_length", None) or 256
+        max_tokens = self.max_tokens or getattr(args, "max_completion_length", None) or 256
         stop = stop_strings_of(getattr(args, "generation_kwargs", None), model) if self.stop is None else self.stop
-        sampling = SamplingParams(temperature=self.temperature, max_tokens=longest, stop=stop)
-        how = Protocol(self.samples, sampling, "PassAtK")
+        sampling = SamplingParams(temperature=self.temperature, max_tokens=max_tokens, stop=stop)
+        protocol = Protocol(self.samples, sampling, "PassAtK")
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         if tokenizer is None:
-            raise ValueError("PassAtK has no tokenizer to sample with; give the trainer its processing_class")
+            raise ValueError("PassAtK has no tokenizer to sample with; set the trainer's processing_class")
         for problem in self.task.problems("holdout"):
             check_chat_template(problem.data, "the data set of PassAtK", processing_class)
         self.task.state = state
@@ -122,32 +123,33 @@ class PassAtK(TrainerCallback):
         was_training = model.training
         model.eval()
         try:
-            with torch.random.fork_rng(_devices(model)):  # training goes on as if nothing had been sampled
-                found = evaluate(
-                    policy, self.task, self.task.problems("holdout"), how,
+            with torch.random.fork_rng(_devices(model)):  # sampling must not change the training
+                evaluation = evaluate(
+                    policy, self.task, self.task.problems("holdout"), protocol,
                     name="pass@k", seed=self.seed, batch_size=self.batch_size,
                 )  # fmt: skip
         finally:
             model.train(was_training)
         handler = calling_handler()
         facts = {} if self.history else {"task": self.task.name, "strategies": _strategies(handler)}
-        self.history[step] = found
-        log_scores(handler, args, state, control, found, facts)
+        self.history[step] = evaluation
+        log_scores(handler, args, state, control, evaluation, facts)
         if self.recorder is not None:
-            self.recorder.evaluated(args, state, found, {f"pass@{k}": found.pass_at(k).mean for k in found.ks})
+            scores = {f"pass@{k}": evaluation.pass_at(k).mean for k in evaluation.ks}
+            self.recorder.store_evaluation(args, state, evaluation, scores)
 
 
 class RunRecorder(TrainerCallback):
-    """Keeps what a TRL trainer logs, samples and scores in a run's folder, as `explorl train` does.
+    """Stores what a TRL trainer logs, samples and evaluates in a run's folder, as `explorl train` does.
 
     Args:
-        folder: A new folder, or that of the run that the trainer resumes.
-        rollouts_every: Steps between two generation batches whose answers are kept; 0 keeps none.
-        token_records: Prompts of each batch whose tokens are kept one by one; an `ExplorationTrainer` records them, and
-            looks at some answers closely (its argument ``lens``). 0 keeps none.
+        folder: A new folder, or the folder of the run that the trainer resumes.
+        rollouts_every: Steps between two generation batches whose completions are stored; 0 stores none.
+        token_records: Number of prompts of each batch with records per token; needs an `ExplorationTrainer`, which also
+            inspects some completions (its argument ``lens``). 0 stores none.
 
-    Call `watch` with the trainer before it trains. A trainer that samples nothing, such as `SFTTrainer`, has no answers
-    to keep.
+    Call `watch` with the trainer before it trains. A trainer that samples nothing, such as `SFTTrainer`, has no
+    completions to store.
     """
 
     def __init__(self, folder: str | Path, *, rollouts_every: int = 1, token_records: int = 4) -> None:
@@ -164,55 +166,56 @@ class RunRecorder(TrainerCallback):
         self._handler: Any = None
 
     def watch(self, trainer: Any) -> RunRecorder:
-        """Records this trainer, with every `PassAtK` among its callbacks."""
+        """Record this trainer and the `PassAtK` among its callbacks; return the recorder."""
         for other in trainer.callback_handler.callbacks:
             if other is self and self._handler is trainer.callback_handler:
                 return self
             if isinstance(other, RunRecorder) and other is not self and other.folder == self.folder:
                 raise ValueError(f"the trainer is already recorded in {self.store.folder}; watch it once")
-        if self not in trainer.callback_handler.callbacks:  # where it was given as a callback it already is
+        if self not in trainer.callback_handler.callbacks:  # unless it was passed as a callback
             trainer.add_callback(self)
         self._handler = trainer.callback_handler
-        scores = self._adopt()
+        scores = self._attach_scores()
         self._config = _config(trainer, scores)
-        samples = "rewards" in getattr(trainer, "_logs", {})  # as in GRPOTrainer and RLOOTrainer
+        samples = "rewards" in getattr(trainer, "_logs", {})  # GRPOTrainer and RLOOTrainer
         self._kind = "grpo" if samples else "sft"
         if isinstance(trainer, ExplorationTrainer):
             records = self.token_records if self.rollouts_every else 0
-            trainer.listen(self._keep, records, after=self._keep if records else None)
+            trainer.listen(self._store_rollouts, records, after=self._store_rollouts if records else None)
         elif samples:
             self._trainer = trainer
         return self
 
     @property
     def folder(self) -> Path:
+        """The run's folder as an absolute path."""
         return self.store.folder.resolve()
 
-    def _adopt(self) -> PassAtK | None:
-        """The `PassAtK` among the trainer's callbacks, which may have come after the recorder, tells it its scores."""
-        scores = [one for one in self._handler.callbacks if isinstance(one, PassAtK)]
+    def _attach_scores(self) -> PassAtK | None:
+        """Connect the `PassAtK` among the trainer's callbacks, which may be added after the recorder, and return it."""
+        scores = [callback for callback in self._handler.callbacks if isinstance(callback, PassAtK)]
         if len(scores) > 1:
-            raise ValueError(f"{len(scores)} PassAtK callbacks cannot share the folder {self.store.folder}; give one")
+            raise ValueError(f"{len(scores)} PassAtK callbacks cannot share the folder {self.store.folder}; use one")
         for callback in scores:
             callback.recorder = self
         return scores[0] if scores else None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._config is not None:
-            scores = self._adopt()
-            self._config |= _scored_by(scores)
+            scores = self._attach_scores()
+            self._config |= _evaluation_config(scores)
         self._begin(args, state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._handler is not None:
-            self._adopt()
+            self._attach_scores()
         self._latest = self._logged()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._state = None  # another train() is another run, or goes on with this one
+        self._state = None  # another train() starts or resumes a run
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs and "loss" in logs:  # the closing summary has no loss of its own
+        if state.is_world_process_zero and logs and "loss" in logs:  # the final summary has no loss
             self._begin(args, state)
             self.store.append_metrics({"step": state.global_step, "kind": "train", **logs})
 
@@ -220,36 +223,37 @@ class RunRecorder(TrainerCallback):
         if self._trainer is None or not state.is_world_process_zero:
             return
         logs = logs_of(self._trainer)
-        if self._logged() is self._latest:  # a batch is learnt again, and an evaluation may have logged its own since
+        if self._logged() is self._latest:  # no new generation batch in this step
             return
         batch = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
-        self._keep(state.global_step, logged_columns(logs, batch, partial(rendered_prompt, self._trainer)))
+        self._store_rollouts(state.global_step, logged_columns(logs, batch, partial(rendered_prompt, self._trainer)))
 
     def _logged(self) -> Any:
-        """The last answer's advantage that a trainer has logged, an object of its own for each answer."""
-        found = None if self._trainer is None else logs_of(self._trainer)["advantages"]
-        return found[-1] if found else None
+        """Return the last logged advantage; its identity tells whether a batch was logged since."""
+        advantages = None if self._trainer is None else logs_of(self._trainer)["advantages"]
+        return advantages[-1] if advantages else None
 
-    def evaluated(self, args: Any, state: Any, found: Evaluation, scores: Mapping[str, float]) -> None:
-        """Keeps an evaluation of the policy at this step."""
+    def store_evaluation(self, args: Any, state: Any, evaluation: Evaluation, scores: Mapping[str, float]) -> None:
+        """Store an evaluation of the policy at this step."""
         self._begin(args, state)
-        found.save(self.store.folder / "evaluations", f"step-{state.global_step:06d}")
+        evaluation.save(self.store.folder / "evaluations", f"step-{state.global_step:06d}")
         self.store.append_metrics({"step": state.global_step, "kind": "evaluation", **scores})
 
-    def _keep(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
+    def _store_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> None:
         if self.rollouts_every and step % self.rollouts_every == 0:
             self.store.write_rollouts(step, columns)
 
     def _begin(self, args: Any, state: Any) -> None:
-        """Starts the folder, or takes it back to the step that the trainer resumes from."""
-        if self._state is state or not state.is_world_process_zero:  # a training that fails never ends: its state tells
+        """Start the run's folder, or rewind it to the step that the trainer resumes from."""
+        # compare states: on_train_end is not called if training fails
+        if self._state is state or not state.is_world_process_zero:
             return
         if self._config is None:
             raise ValueError("RunRecorder has no trainer to record; call recorder.watch(trainer) before train()")
         self._state = state
         if state.global_step == 0 and self.store.config_path.exists() and self.store.has_steps:
             raise StoreError(
-                f"{self.store.folder} already holds a run; give RunRecorder another folder, or go on with that run by "
+                f"{self.store.folder} already holds a run; use another folder, or resume that run with "
                 "trainer.train(resume_from_checkpoint=True)"
             )
         self.store.begin(self._config, self._kind)
@@ -259,27 +263,29 @@ class RunRecorder(TrainerCallback):
 
 
 class _Rows(Task):
-    """The rows of a data set as problems, judged by a reward function."""
+    """The rows of a data set as problems, verified by a reward function."""
 
     splits = ("holdout",)
 
     def __init__(self, dataset: Any, reward: Reward, correct: float, name: str) -> None:
-        self.name, self._reward, self._least = name, reward, correct
+        self.name, self._reward, self._threshold = name, reward, correct
         self.data, self.state = _rows(dataset), None
         if not callable(reward):
-            raise ValueError(f"the reward function of PassAtK is {reward!r}; give one function, as TRL's reward_funcs")
-        said = getattr(reward, "__name__", repr(reward))
-        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
-            raise ValueError(f"the reward function of PassAtK, {said}, is asynchronous; give a plain one")
-        asked = inspect.signature(reward).parameters.get("completion_ids")
-        if asked is not None and asked.default is asked.empty:
             raise ValueError(
-                f"the reward function of PassAtK, {said}, needs completion_ids, and is given texts alone; give one "
-                "that reads completions"
+                f"the reward function of PassAtK is {reward!r}; use one function, like those of TRL's reward_funcs"
+            )
+        function_name = getattr(reward, "__name__", repr(reward))
+        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
+            raise ValueError(f"the reward function {function_name} of PassAtK is asynchronous; use a regular function")
+        parameter = inspect.signature(reward).parameters.get("completion_ids")
+        if parameter is not None and parameter.default is parameter.empty:
+            raise ValueError(
+                f"the reward function {function_name} of PassAtK needs completion_ids, but gets only texts; use "
+                "one that reads completions"
             )
 
     def problems(self, split: str, *, limit: int | None = None) -> list[Problem]:
-        return [Problem(str(place), row) for place, row in enumerate(self.data)][:limit]
+        return [Problem(str(index), row) for index, row in enumerate(self.data)][:limit]
 
     def prompt(self, problem: Problem, template: str | None = None) -> Any:
         return problem.data["prompt"]
@@ -292,19 +298,19 @@ class _Rows(Task):
     ) -> list[Verdict]:
         rows = [problem.data for problem in problems]
         texts = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in completions]
-        answers = [
+        formatted = [
             text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
             for text, row in zip(texts, rows, strict=True)
         ]
         columns = {key: [row.get(key) for row in rows] for key in rows[0]}
         prompts = columns.pop("prompt")
-        for name in ("completion", "completion_ids"):  # which TRL leaves out
+        for name in ("completion", "completion_ids"):  # TRL omits these columns
             columns.pop(name, None)
-        arguments = {"prompts": prompts, "completions": answers, **columns}
+        arguments = {"prompts": prompts, "completions": formatted, **columns}
         signature = inspect.signature(self._reward)
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-        beside = {"trainer_state": self.state, "log_extra": _unheard, "log_metric": _unheard}
-        arguments |= {name: value for name, value in beside.items() if takes_all or name in signature.parameters}
+        optional = {"trainer_state": self.state, "log_extra": _discard, "log_metric": _discard}
+        arguments |= {name: value for name, value in optional.items() if takes_all or name in signature.parameters}
         try:
             signature.bind(**arguments)
         except TypeError as error:
@@ -316,33 +322,33 @@ class _Rows(Task):
         values = checked_rewards(name, self._reward(**arguments))
         if len(values) != len(texts):
             raise ValueError(
-                f"the reward function gave {len(values)} numbers for {len(texts)} answers; give one for each"
+                f"the reward function returned {len(values)} numbers for {len(texts)} completions; return one for each"
             )
         numbers = [[math.nan if value is None else float(value)] for value in values]
         check_finite(torch.tensor(numbers, dtype=torch.float64), [name])
-        return [Verdict(value is not None and bool(value >= self._least), answer=text.strip()[:200])
+        return [Verdict(value is not None and bool(value >= self._threshold), answer=text.strip()[:200])
                 for value, text in zip(values, texts, strict=True)]  # fmt: skip
 
 
 def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
-    """The run's configuration, in the words of `explorl train` where it has them, and TRL's own beside."""
+    """Return the run's configuration with the keys of `explorl train`, and TRL's arguments under ``trl``."""
     args = trainer.args
-    given = {key: value for key, value in args.to_dict().items() if value is not None}
+    trl_arguments = {key: value for key, value in args.to_dict().items() if value is not None}
     return dict(
         _plain(
             {
                 "model": {"name": str(getattr(trainer.model.config, "_name_or_path", ""))},
-                "rollout": _those_of(args, temperature="temperature", max_tokens="max_completion_length"),
+                "rollout": _existing(args, temperature="temperature", max_tokens="max_completion_length"),
                 "strategies": [repr(strategy) for strategy in getattr(trainer, "strategies", [])],
                 "training": {
                     "steps": args.max_steps if args.max_steps > 0 else None,
                     "iterations": 1,
                     "learning_rate": args.learning_rate,
-                    **_those_of(args, generations="num_generations", beta="beta", loss="loss_type"),
+                    **_existing(args, generations="num_generations", beta="beta", loss="loss_type"),
                 },
                 "seed": args.seed,
-                "trl": given,
-                **_scored_by(scores),
+                "trl": trl_arguments,
+                **_evaluation_config(scores),
             }
         )
     )
@@ -350,17 +356,17 @@ def _config(trainer: Any, scores: PassAtK | None) -> dict[str, Any]:
 
 def _strategies(handler: Any) -> str:
     """Return the strategies of the trainer that this handler belongs to, as text."""
-    trainers = [one.trainer for one in getattr(handler, "callbacks", ()) if isinstance(one, Activity)]
+    trainers = [callback.trainer for callback in getattr(handler, "callbacks", ()) if isinstance(callback, Activity)]
     return ", ".join(repr(strategy) for trainer in trainers for strategy in trainer.strategies)
 
 
-def _those_of(args: Any, **names: str) -> dict[str, Any]:
-    """What a trainer's arguments say under these names; not all trainers have all."""
+def _existing(args: Any, **names: str) -> dict[str, Any]:
+    """Return those of the named arguments that this trainer has, by key."""
     return {key: getattr(args, name) for key, name in names.items() if hasattr(args, name)}
 
 
-def _scored_by(scores: PassAtK | None) -> dict[str, Any]:
-    """What the configuration says of evaluation."""
+def _evaluation_config(scores: PassAtK | None) -> dict[str, Any]:
+    """Return the part of the configuration about evaluation."""
     if scores is None:
         return {"task": {"name": ""}, "evaluation": None}
     evaluation = {"every": scores.every, "problems": len(scores.task.data), "samples": scores.samples}
@@ -368,21 +374,21 @@ def _scored_by(scores: PassAtK | None) -> dict[str, Any]:
 
 
 def _rows(dataset: Any) -> list[dict[str, Any]]:
-    """The rows of a data set, each with a prompt."""
+    """Return the rows of a data set; raise if one has no prompt."""
     if isinstance(dataset, Mapping):
         splits = ", ".join(map(repr, dataset))
-        raise ValueError(f"the data set of PassAtK is a mapping of {splits}; give one of these")
+        raise ValueError(f"the data set of PassAtK is a mapping of {splits}; use one of these")
     if dataset is None or isinstance(dataset, str):
-        raise ValueError(f"the data set of PassAtK is {dataset!r}; give a datasets.Dataset or a list of rows")
+        raise ValueError(f"the data set of PassAtK is {dataset!r}; use a datasets.Dataset or a list of rows")
     rows = [dict(row) for row in dataset]
     if not rows:
-        raise ValueError("the data set of PassAtK is empty; give it 1 row or more, such as 100")
+        raise ValueError("the data set of PassAtK is empty; use 1 row or more, such as 100")
     check_prompts(rows, "the data set of PassAtK")
     for name in ("prompts", "completions"):
         if any(name in row for row in rows):
             raise ValueError(
-                f"the data set of PassAtK has a column {name!r}, by which name the reward function is given what "
-                "was sampled; rename it"
+                f"the data set of PassAtK has a column {name!r}, which is an argument of reward functions for other "
+                "values; rename it"
             )
     return rows
 
@@ -392,12 +398,12 @@ def _check_whole(name: str, value: Any, good: str, *, optional: bool = False) ->
         raise ValueError(f"{name} is {value!r}; {good}")
 
 
-def _unheard(*args: Any, **kwargs: Any) -> None:
-    """What a reward function logs belongs to the training, not to its evaluation."""
+def _discard(*args: Any, **kwargs: Any) -> None:
+    """Ignore what a reward function logs: it belongs to the training, not to its evaluation."""
 
 
 def _plain(value: Any) -> Any:
-    """Values that YAML has; anything else as its text."""
+    """Convert a value to types that YAML has, others to text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):

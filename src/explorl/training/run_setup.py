@@ -1,4 +1,4 @@
-"""Small things that the trainers share."""
+"""Helpers for setting up training runs."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from explorl.tasks.base import problems_of
 
 
 def task_options(config: Config) -> dict[str, Any]:
-    """Options of `get_task` that a configuration says."""
+    """Return the configured options of `get_task`."""
     return config.task.options
 
 
 def configured_policy(config: Config, name: str | None = None, *, to_train: bool = False) -> Policy:
-    """Load a policy, by default the one that the configuration names, in the type it is evaluated or trained in."""
+    """Load a policy, by default the configured one, in the configured type for evaluation or training."""
     model = config.model
     dtype = model.training_dtype if to_train else model.evaluation_dtype
     return load_policy(name or model.name, dtype=dtype, trust_remote_code=model.trust_remote_code)
 
 
 def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = None) -> Evaluation:
-    """Scores a policy on the task's held-out problems as the configuration says, or on so many of them at most."""
+    """Evaluate a policy on the task's held-out problems as configured, on at most ``problems`` of them."""
     settings = config.evaluation
     task = get_task(config.task.name, **task_options(config))
-    how = protocol(settings.protocol, samples=settings.samples, **config.rollout.limits())
-    asked = settings.problems or config.task.holdout_problems
+    evaluation_protocol = protocol(settings.protocol, samples=settings.samples, **config.rollout.limits())
+    limit = settings.problems or config.task.holdout_problems
     import torch
 
     return evaluate(
         policy,
         task,
-        problems_of(task, "holdout", min(asked, problems) if asked and problems else asked or problems),
-        how,
+        problems_of(task, "holdout", min(limit, problems) if limit and problems else limit or problems),
+        evaluation_protocol,
         name=settings.protocol,
         template=config.task.template,
         seed=config.seed,
@@ -54,37 +54,41 @@ def evaluate_holdout(config: Config, policy: Policy, *, problems: int | None = N
 
 
 def check_holdout(config: Config, task: Task, trained: Sequence[Problem]) -> None:
-    """That there are problems to score the policy on during training; warns where it is trained on some of them."""
+    """Raise if there are no held-out problems to evaluate on; warn if some of them are trained on."""
     try:
-        held = problems_of(task, "holdout", config.evaluation.problems or config.task.holdout_problems)
+        holdout = problems_of(task, "holdout", config.evaluation.problems or config.task.holdout_problems)
     except ValueError as error:
         raise ConfigError(
             f"{error}; to train without held-out problems, set evaluation.ends=0 and evaluation.every=0"
         ) from error
-    own = {problem.id: problem for problem in trained}
-    pairs = [[data_digest(one) for one in (problem, own[problem.id])] for problem in held if problem.id in own]
-    known = sum(digest is not None and digest == other for digest, other in pairs)
-    if known:
+    trained_by_id = {problem.id: problem for problem in trained}
+    pairs = [
+        (data_digest(problem), data_digest(trained_by_id[problem.id]))
+        for problem in holdout
+        if problem.id in trained_by_id
+    ]
+    overlap = sum(digest is not None and digest == other for digest, other in pairs)
+    if overlap:
         warnings.warn(
-            f"{known} of the {len(held)} held-out problems of task {task.name!r} are among those that are trained on, "
-            "so that its scores will be too good; give other problems for the split 'holdout'",
+            f"{overlap} of the {len(holdout)} held-out problems of task {task.name!r} are also trained on, so scores "
+            "will be too high; use other problems for the split 'holdout'",
             stacklevel=2,
         )
 
 
 def check_one_gpu(args: Any) -> None:
-    """Refuses several GPUs in one process: transformers would use `DataParallel`, which TRL's trainers refuse."""
+    """Raise if one process has several GPUs: transformers would use `DataParallel`, which TRL does not support."""
     if args.n_gpu < 2:
         return
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     raise ConfigError(
-        f"{args.n_gpu} GPUs are visible, and one process trains on one; choose it with CUDA_VISIBLE_DEVICES={first}\n"
-        f"for all of them, add --launch FILE with num_processes: {args.n_gpu} (docs/scale.md)"
+        f"{args.n_gpu} GPUs are visible, but a process trains on one; choose it with CUDA_VISIBLE_DEVICES={first}\n"
+        f"to use all of them, add --launch FILE with num_processes: {args.n_gpu} (docs/scale.md)"
     )
 
 
 def accumulation_steps(rows: int, micro_batch: int, key: str) -> int:
-    """Micro-batches of each process in an optimizer step on so many rows; `ConfigError` where they cannot be so."""
+    """Return the micro-batches per process in an optimizer step on ``rows`` rows; raise if they don't divide evenly."""
     number = processes.count()
     if rows % (micro_batch * number) == 0:
         return rows // (micro_batch * number)
@@ -94,12 +98,12 @@ def accumulation_steps(rows: int, micro_batch: int, key: str) -> int:
 
 
 def schedule_type(name: str) -> str:
-    """transformers' name of a learning-rate schedule; all of them know warm-up."""
+    """Return transformers' name of a learning-rate schedule; all of them support warm-up."""
     return "constant_with_warmup" if name == "constant" else name
 
 
 def quiet(trainer: Any) -> None:
-    """Takes out the callbacks that print every log line; the run folder and the progress bar have them."""
+    """Remove the callbacks that print every log line, which the run folder and the progress bar replace."""
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     trainer.remove_callback(PrinterCallback)
@@ -107,7 +111,7 @@ def quiet(trainer: Any) -> None:
 
 
 def warn_of_lost_steps(config: Config, trainer: Any) -> None:
-    """Says what is lost where the optimizer changes bfloat16 weights; DeepSpeed keeps float32 ones of its own."""
+    """Warn if the optimizer updates bfloat16 weights without a float32 copy; DeepSpeed keeps such a copy."""
     import torch
 
     trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
@@ -124,11 +128,11 @@ def warn_of_lost_steps(config: Config, trainer: Any) -> None:
 
 @contextmanager
 def disabled_progress() -> Iterator[None]:
-    """No bars and no chatter from the libraries below: Explorl shows its own."""
+    """Disable the progress bars and logs of other libraries; Explorl shows its own progress."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
-    shown = datasets.are_progress_bars_disabled()
+    already_disabled = datasets.are_progress_bars_disabled()
     verbosity = transformers_logging.get_verbosity()
     trl_level = logging.getLogger("trl").level
     datasets.disable_progress_bars()
@@ -137,7 +141,7 @@ def disabled_progress() -> Iterator[None]:
     try:
         yield
     finally:
-        if not shown:
+        if not already_disabled:
             datasets.enable_progress_bars()
         transformers_logging.set_verbosity(verbosity)
         logging.getLogger("trl").setLevel(trl_level)

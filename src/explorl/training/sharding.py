@@ -1,8 +1,8 @@
-"""Where a model's weights are: whole on every process, spread over processes, or spread over devices.
+"""How a model's weights are distributed: whole on every process, sharded over processes, or spread over devices.
 
-DDP, ZeRO-1, ZeRO-2     whole: only gradients and the optimizer's state are split
-ZeRO-3, FSDP2           spread over processes, and gathered while the engine samples
-FSDP1, tensor parallel  spread over processes; what is done with them is left to TRL
+DDP, ZeRO-1, ZeRO-2     whole: only gradients and the optimizer's state are sharded
+ZeRO-3, FSDP2           sharded over processes, and gathered while the engine samples
+FSDP1, tensor parallel  sharded over processes, and left to TRL
 device_map, offload     spread over devices of one process, or not in memory at all
 """
 
@@ -21,36 +21,36 @@ from explorl.modeling.proof import inner_model
 
 
 def zero_stage(accelerator: Any) -> int:
-    """The stage of DeepSpeed's ZeRO; 0 without DeepSpeed."""
+    """Return the stage of DeepSpeed's ZeRO; 0 without DeepSpeed."""
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     return 0 if plugin is None else int(plugin.zero_stage)
 
 
 def fsdp_version(accelerator: Any) -> int:
-    """1 or 2; 0 without FSDP."""
+    """Return the version of FSDP, 1 or 2; 0 without FSDP."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     return 0 if plugin is None else int(plugin.fsdp_version)
 
 
 def has_sharded_weights(model: nn.Module, accelerator: Any) -> bool:
-    """Whether no process holds all weights: they are sharded already, or will be when training begins."""
+    """Tell whether no process holds all weights: they are sharded, or will be when training begins."""
     return zero_stage(accelerator) == 3 or fsdp_version(accelerator) > 0 or is_sharded(model)
 
 
 def why_not_gathered(model: nn.Module, accelerator: Any) -> str:
-    """What keeps spread weights from being gathered on every process; empty where nothing does."""
+    """Return why sharded weights can't be gathered on every process, or ""."""
     if zero_stage(accelerator) == 3:
         return ""
     if fsdp_version(accelerator) == 1:
         return "weights are sharded over processes by FSDP1; fsdp_version 2 can gather them"
     sharded = [name for name, parameter in model.named_parameters() if "DTensor" in type(parameter.data).__name__]
     if sharded and not fsdp_modules(model):
-        return f"weights are split over processes ({sharded[0]} is), and not by FSDP2 or ZeRO-3"
+        return f"weights are sharded over processes ({sharded[0]} is), but not by FSDP2 or ZeRO-3"
     return ""
 
 
 def fsdp_modules(model: nn.Module) -> list[Any]:
-    """The modules whose parameters FSDP2 shards together."""
+    """Return the modules whose parameters FSDP2 shards together."""
     try:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:  # a torch without distributed
@@ -60,8 +60,10 @@ def fsdp_modules(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def gathered_weights(model: Any, accelerator: Any) -> Iterator[None]:
-    """Every process holds all weights; to be entered by all of them. ``model`` is what accelerate has wrapped, or is
-    yet to wrap. Nothing happens where they are whole anyway."""
+    """Gather all weights on every process; must be entered by all processes.
+
+    ``model`` is the model before or after accelerate wraps it. Does nothing if its weights are whole.
+    """
     inner = accelerator.unwrap_model(model)
     if any(hasattr(parameter, "ds_id") for parameter in inner.parameters()):
         with _gathered_from_zero3(model, inner):
@@ -75,7 +77,7 @@ def gathered_weights(model: Any, accelerator: Any) -> Iterator[None]:
 
 @contextmanager
 def _gathered_from_zero3(model: Any, inner: nn.Module) -> Iterator[None]:
-    """Also without DeepSpeed's hooks on modules, which would take the weights apart again behind each of them."""
+    """Gather ZeRO-3's weights, without DeepSpeed's hooks, which would shard them again after each module."""
     import deepspeed
     from trl.models.utils import add_hooks, remove_hooks
 
@@ -89,8 +91,10 @@ def _gathered_from_zero3(model: Any, inner: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def accessible_parameters(*models: Any, change: bool = False) -> Iterator[None]:
-    """ZeRO-3's weights can be read, or changed in place: what the first process makes of them is what all get. For
-    copies, not for forward passes."""
+    """Gather ZeRO-3's weights for copying, not for forward passes.
+
+    With ``change`` they can be changed in place, and all processes get the changes of the first one.
+    """
     parameters = [parameter for model in models for parameter in model.parameters() if hasattr(parameter, "ds_id")]
     if not parameters:
         yield
@@ -103,16 +107,16 @@ def accessible_parameters(*models: Any, change: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _unsharded(modules: list[Any]) -> Iterator[None]:
-    """Gathered by FSDP2, and kept so behind each forward pass."""
+    """Gather FSDP2's weights, and keep them gathered after each forward pass."""
     groups = [group for module in modules for group in _groups(module)]
-    before = [group.post_forward_mesh_info for group in groups]
+    meshes = [group.post_forward_mesh_info for group in groups]
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
         yield
     finally:
-        for group, mesh in zip(groups, before, strict=True):
+        for group, mesh in zip(groups, meshes, strict=True):
             group.post_forward_mesh_info = mesh
         for module in modules:
             module.reshard()
@@ -120,34 +124,34 @@ def _unsharded(modules: list[Any]) -> Iterator[None]:
 
 def _groups(module: Any) -> list[Any]:
     state = module._get_fsdp_state()
-    found = getattr(state, "_fsdp_param_groups", None)  # one before torch 2.13
-    return list(found) if found is not None else [group for group in [state._fsdp_param_group] if group is not None]
+    groups = getattr(state, "_fsdp_param_groups", None)  # a single group before torch 2.13
+    return list(groups) if groups is not None else [group for group in [state._fsdp_param_group] if group is not None]
 
 
 def spread_devices(model: nn.Module) -> list[str]:
-    """The devices that hold a model, where they are several; "meta" stands for weights that are not in memory."""
-    placed = {_device(place) for place in (getattr(inner_model(model), "hf_device_map", None) or {}).values()}
-    held = {str(parameter.device) for parameter in model.parameters()}
-    for places in (held, placed):
-        if len(places) > 1 or "meta" in places:
-            return sorted(places)
+    """Return the devices that hold a model if there are several; "meta" means weights that are not in memory."""
+    mapped = {_device_name(device) for device in (getattr(inner_model(model), "hf_device_map", None) or {}).values()}
+    actual = {str(parameter.device) for parameter in model.parameters()}
+    for devices in (actual, mapped):
+        if len(devices) > 1 or "meta" in devices:
+            return sorted(devices)
     return []
 
 
-def _device(place: Any) -> str:
-    return "meta" if place == "disk" else f"cuda:{place}" if isinstance(place, int) else str(place)
+def _device_name(device: Any) -> str:
+    return "meta" if device == "disk" else f"cuda:{device}" if isinstance(device, int) else str(device)
 
 
 def ignored_sharding(args: Any, accelerator: Any) -> str:
-    """What was asked for and accelerate has left out without a word, as it does on CPUs; empty where nothing."""
+    """Return which configured sharding accelerate has silently ignored, as it does on CPUs, or ""."""
 
-    def asked(name: str, option: Any) -> bool:
+    def configured(name: str, option: Any) -> bool:
         return bool(option) or os.environ.get(f"ACCELERATE_USE_{name}", "false").lower() == "true"
 
-    if asked("FSDP", getattr(args, "fsdp", None)) and not fsdp_version(accelerator):
+    if configured("FSDP", getattr(args, "fsdp", None)) and not fsdp_version(accelerator):
         return "FSDP"
     if (
-        asked("DEEPSPEED", getattr(args, "deepspeed", None))
+        configured("DEEPSPEED", getattr(args, "deepspeed", None))
         and getattr(accelerator.state, "deepspeed_plugin", None) is None
     ):
         return "DeepSpeed"
@@ -155,9 +159,9 @@ def ignored_sharding(args: Any, accelerator: Any) -> str:
 
 
 def clear_moments(optimizer: Any) -> None:
-    """Empties the moments of the optimizer that is at the bottom of accelerate's and DeepSpeed's wrappers."""
+    """Clear the state of the optimizer inside accelerate's and DeepSpeed's wrappers."""
     while not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "optimizer"):
         if not hasattr(optimizer, "optimizer"):
-            raise TypeError(f"{type(optimizer).__name__} is no optimizer of torch's, whose state could be emptied")
+            raise TypeError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer, whose state could be cleared")
         optimizer = optimizer.optimizer
     optimizer.state.clear()

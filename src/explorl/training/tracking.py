@@ -1,4 +1,4 @@
-"""Sends the scores of an evaluation to the trackers of ``report_to``, where a training's own metrics go."""
+"""Send the scores of an evaluation to the trackers of ``report_to``, like the metrics of training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from explorl.evaluation import Evaluation
 def log_scores(
     handler: CallbackHandler | None, args: Any, state: Any, control: Any, result: Evaluation, facts: Mapping[str, str]
 ) -> None:
-    """Log pass@k with its intervals, and ``facts``, texts such as the task's name, to the history and all trackers.
+    """Log pass@k with its intervals to the history and all trackers.
 
-    The names are TRL's for an evaluation, ``eval_pass@1``; a tracker shows it as eval/pass@1.
+    ``facts``, such as the task's name, go to the trackers. The keys have TRL's prefix for an evaluation,
+    ``eval_pass@1``; trackers show that as eval/pass@1.
     """
     scores: dict[str, float] = {}
     for k in result.ks:
@@ -27,14 +28,14 @@ def log_scores(
     state.log_history.append({**scores, "step": state.global_step})
     if handler is None:
         return
-    due = control.should_log  # the handler takes it back, and the training's own metrics may be due at this step too
+    due = control.should_log  # the handler resets it, but the metrics of training may be due at this step too
     texts = {f"eval_{name}": text for name, text in facts.items() if text}
     handler.on_log(args, state, control, {**scores, **texts})
     control.should_log = due
 
 
 def calling_handler() -> CallbackHandler | None:
-    """Return the handler that is calling the current callback: transformers gives a callback no way to the trackers."""
+    """Return the handler that calls the current callback: transformers gives callbacks no access to trackers."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")

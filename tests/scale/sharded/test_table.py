@@ -16,7 +16,7 @@ from tests.scale.strategies import one_of_each, unlike
 pytestmark = pytest.mark.scale
 pytest.importorskip("deepspeed")
 
-WORDS = "moves the reference, which cannot be done where FSDP shards it"
+WORDS = "changes the reference, which is not possible if FSDP shards it"
 
 
 @pytest.mark.parametrize("backend", ["zero3", "fsdp2"])

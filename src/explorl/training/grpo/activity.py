@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from explorl.training.grpo.trainer import ExplorationTrainer
 
 CLEAR = 20
-"""Generation batches without a difference between rewards after which a run need not end to be told."""
+"""Number of generation batches without reward differences after which to warn during the run."""
 CHANGES = ("reward_rows", "advantage_tokens", "masked_tokens", "weight_tokens")
-"""Metrics of a strategy that count what it has changed."""
+"""Metrics that count what a strategy has changed."""
 UNMEASURED = ("arguments", "order", "sampling", "clip", "after_step")
-"""Hooks whose effect is not counted: a strategy with one of them is taken to have acted."""
+"""Hooks whose effect is not counted: a strategy with one of them counts as active."""
 
 
 class Activity(TrainerCallback):
-    """Counts what a training has changed, and warns once, with the reason, of what never had an effect."""
+    """Counts what changes during training, and warns once, with the reason, about what never had an effect."""
 
     def __init__(self, trainer: ExplorationTrainer) -> None:
         self.trainer = trainer
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.batches, self._has_rows = 0, False
         self._scored = self._varied = False
         self._acted: set[str] = set()
@@ -58,14 +58,14 @@ class Activity(TrainerCallback):
         self._penalties[name] = self._penalties[name] | acts if name in self._penalties else acts
 
     def branching(self, numbers: Mapping[str, float]) -> None:
-        """Count the places at which it was decided whether to branch, and the branches."""
+        """Count the positions at which branching was decided, and the branches."""
         self._places += numbers["branching/places"]
         self._branches += numbers["branching/branches"]
 
     # ---------------------------------------------------------------- events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._begin()
+        self._reset()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._has_rows = True
@@ -73,7 +73,7 @@ class Activity(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._has_rows and state.global_step < state.max_steps:
             raise ValueError(
-                "train_dataset gave no generation batch, so nothing was trained; give it "
+                "train_dataset is too small for a generation batch, so nothing was trained; give it "
                 f"{args.generation_batch_size // args.num_generations} prompts or more"
             )
         acted = {name for name, acts in self._penalties.items() if bool(acts)} | self._acted
@@ -88,7 +88,7 @@ class Activity(TrainerCallback):
             if not self._has_acted(strategy, acted):
                 self.trainer.warn_once(f"{name_of(strategy)} {self._why_idle(strategy)}")
 
-    # ---------------------------------------------------------------- what is said
+    # ---------------------------------------------------------------- warnings
 
     def _has_acted(self, strategy: Strategy, acted: set[str]) -> bool:
         if isinstance(strategy, ReferenceReset):
@@ -100,8 +100,8 @@ class Activity(TrainerCallback):
     def _about_rewards(self) -> str:
         if not self._scored:
             return (
-                f"no completion was scored in {self._counted}: every reward function gave None or NaN, and nothing was "
-                "learned; check the reward functions"
+                f"no completion was scored in {self._counted}: every reward function returned None or NaN, so nothing "
+                "was learned; check the reward functions"
             )
         return (
             f"all completions of a prompt got equal rewards in {self._counted}: without a difference within a group "
@@ -114,12 +114,12 @@ class Activity(TrainerCallback):
             markers = ", ".join(strategy.at)
             if self._places:
                 return (
-                    f"never branched in {self._counted}: it decided against each of {self._places:,.0f} places; raise "
-                    "base or weight"
+                    f"never branched in {self._counted}: it decided against branching at each of "
+                    f"{self._places:,.0f} positions; raise base or weight"
                 )
             return (
-                f"found no place to branch in {self._counted}: no completion had one of its markers ({markers}) early "
-                "enough; set at to what completions contain, such as newline"
+                f"found no position to branch in {self._counted}: no completion had one of its markers ({markers}) "
+                "early enough; set at to what completions contain, such as newline"
             )
         if isinstance(strategy, ReferenceReset):
             return f"changed nothing in {self._counted}: no reset was due; lower every or on_stall"

@@ -1,9 +1,9 @@
-"""From a generation batch as TRL has it to the `Batch` that strategies see, and back.
+"""Convert TRL's generation batch to the `Batch` of the strategies, and their results back.
 
-Strategies act on the whole batch of all processes. Where one of them must see it, what was recorded is gathered, and
-each process puts its own rows of what the strategies said into the dictionary that is split into micro-batches. Where
-all of them act on parts, each process keeps to its own rows, and asks the others for sums and for what there is one of
-per row (`explorl.training.grpo.distributed`).
+Strategies act on the whole batch of all processes. If one of them needs it at once, token statistics are gathered, and
+each process puts its rows of the results into the dictionary that is split into micro-batches. If all of them can act
+on parts, each process handles its own rows, and uses collectives for sums and for values per row
+(`explorl.training.grpo.distributed`).
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from explorl.training.grpo.shaping import Shaped
 
 
 class TokenStats(NamedTuple):
-    """What is known of every completion token of this process."""
+    """Statistics of every completion token of this process."""
 
     logps: Tensor
     """log π at the temperature of sampling."""
     entropy: Tensor
-    """At temperature 1."""
+    """Entropy at temperature 1."""
     branching: Tensor | None
-    """At temperature 1; None where no full distribution was seen."""
+    """Branching factor at temperature 1; None if no full distribution was seen."""
     sampling_logps: Tensor | None
-    """log q; None where something else than the engine sampled."""
+    """log q; None unless the engine sampled."""
     min_p_mass: Tensor | None = None
-    """None where it was not asked for."""
+    """None unless a strategy needs it."""
     drawn_by: Tensor | None = None
-    """None where answers do not branch."""
+    """None unless completions branch."""
 
 
 def padded_to(values: Tensor, length: int) -> Tensor:
-    """Zeros on the right up to `length`, which TRL may round up."""
+    """Pad with zeros on the right to `length`, which TRL may round up."""
     return torch.nn.functional.pad(values, (0, length - values.size(1)))
 
 
 def engine_token_stats(records: PaddedRollouts, length: int) -> TokenStats:
-    """What the engine recorded while sampling."""
+    """Return the token statistics that the engine recorded while sampling."""
     values = records.logps, records.entropy, records.branching.float(), records.sampling_logps
     mass = None if records.min_p_mass is None else padded_to(records.min_p_mass, length)
     drawn_by = None if records.drawn_by is None else padded_to(records.drawn_by, length)
@@ -61,9 +61,10 @@ def engine_token_stats(records: PaddedRollouts, length: int) -> TokenStats:
 def forward_token_stats(
     model: Any, output: Mapping[str, Any], *, temperature: float, rows: int, autocast: Any
 ) -> TokenStats:
-    """The same by a pass over the batch, after `model.generate`, vLLM or tools; 0 where the mask is 0.
+    """Compute token statistics by a pass over the batch, for completions that the engine did not sample.
 
-    Not packed: equal answers must have equal records however many rows there are at once, because strategies rank them.
+    Values are 0 where the mask is 0. The pass is not packed: equal completions must have equal values regardless of the
+    number of rows, because strategies rank them.
     """
     records = answer_records(
         model,
@@ -80,7 +81,7 @@ def forward_token_stats(
 
 def generation_batch(
     accelerator: Any,
-    recorded: TokenStats,
+    stats: TokenStats,
     output: Mapping[str, Any],
     *,
     prompts: Sequence[Any],
@@ -97,9 +98,13 @@ def generation_batch(
     max_length: int | None = None,
     gathered: bool = True,
 ) -> Batch:
-    """The generation batch of all processes; unless it is to be `gathered`, this process's own rows of it.
+    """Return the generation batch of all processes if `gathered`, else this process's rows of it.
 
-    rewards, parts: of the rows of all processes. ends: tokens that end an answer; stopped: whether a stop string has.
+    Args:
+        parts: Reward parts of the rows of all processes.
+        rewards: Total rewards of the rows of all processes.
+        ends: Tokens that end a completion.
+        stopped: Whether a stop string has ended the completion, for each row of this process.
     """
     rows, length = output["completion_ids"].shape
     collectives = LOCAL if gathered else Distributed(rows, rewards.device)
@@ -113,51 +118,51 @@ def generation_batch(
     def optional(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tokens(tensor)
 
-    def known(values: Tensor) -> Tensor:
+    def rowwise(values: Tensor) -> Tensor:
         return accelerator.gather(values) if gathered else values
 
     def texts(values: Sequence[Any]) -> Sequence[Any]:
         return gather_object(list(values)) if gathered else list(values)
 
-    mask = counted_tokens(output).to(recorded.logps.dtype)
+    mask = counted_tokens(output).to(stats.logps.dtype)
     lengths = output["completion_mask"].sum(1)
     last = output["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
     ended = torch.isin(last, torch.tensor(list(ends), device=last.device))
     truncated = ~(ended | torch.tensor(list(stopped), device=last.device)) | (lengths == 0)
     old = output.get("old_per_token_logps")
     return Batch(
-        logps=tokens(recorded.logps),
-        old_logps=tokens(recorded.logps if old is None else old),
+        logps=tokens(stats.logps),
+        old_logps=tokens(stats.logps if old is None else old),
         ref_logps=optional(output.get("ref_per_token_logps")),
         sampling_logps=optional(
-            output.get("sampling_per_token_logps") if recorded.sampling_logps is None else recorded.sampling_logps
+            output.get("sampling_per_token_logps") if stats.sampling_logps is None else stats.sampling_logps
         ),
-        entropy=tokens(recorded.entropy),
-        branching=optional(recorded.branching),
+        entropy=tokens(stats.entropy),
+        branching=optional(stats.branching),
         mask=tokens(mask),
         advantages=tokens(output["advantages"].unsqueeze(1) * mask),
         rewards=collectives.local_rows(rewards),
         correct=collectives.local_rows(correct.marks(parts)),
         correctness=collectives.local_rows(correct.rewards(parts)),
         group=collectives.local_rows(torch.arange(len(rewards), device=rewards.device) // generations),
-        truncated=known(truncated),
+        truncated=rowwise(truncated),
         temperature=(
             torch.full_like(collectives.local_rows(rewards), temperature)
             if row_temperature is None
-            else known(per_row(row_temperature, mask))
+            else rowwise(per_row(row_temperature, mask))
         ),
         step=step,
         prompts=texts([prompt_text(prompt) for prompt in prompts]),
         answers=() if answers is None else texts(answers),
         max_length=max_length,
-        min_p_mass=optional(recorded.min_p_mass),
-        drawn_by=optional(recorded.drawn_by),
+        min_p_mass=optional(stats.min_p_mass),
+        drawn_by=optional(stats.drawn_by),
         collectives=collectives,
     )
 
 
 def per_row(temperature: Tensor, mask: Tensor) -> Tensor:
-    """One temperature per row; where they go by position, their mean over the tokens that count, else the first."""
+    """Return one temperature per row; of temperatures per token, the mean over the counted tokens, or the first."""
     if temperature.dim() == 1:
         return temperature
     width = min(temperature.size(1), mask.size(1))
@@ -170,22 +175,22 @@ ROW_FIELDS = ("rewards", "correct", "correctness", "group", "truncated")
 
 
 def put_back(shaped: Shaped, output: dict[str, Any], batch: Batch, *, process: int, penalties: bool) -> None:
-    """Puts this process's rows of what the strategies said into the dictionary that is split into micro-batches."""
+    """Write this process's rows of the strategies' results into the dictionary that is split into micro-batches."""
     rows, length = output["completion_ids"].shape
-    first = process * rows if len(batch.mask) > rows else 0  # the whole batch, or this process's part of it
-    here = slice(first, first + rows)
-    output["advantages"] = shaped.advantages[here, :length]
-    output["loss_mask"] = shaped.loss_mask[here, :length]
-    output["token_weights"] = shaped.weights[here, :length]
-    output["kl_weights"] = shaped.kl_weights[here, :length]
+    first = process * rows if len(batch.mask) > rows else 0  # of the whole batch, or of this process's part
+    local = slice(first, first + rows)
+    output["advantages"] = shaped.advantages[local, :length]
+    output["loss_mask"] = shaped.loss_mask[local, :length]
+    output["token_weights"] = shaped.weights[local, :length]
+    output["kl_weights"] = shaped.kl_weights[local, :length]
     if shaped.clip is not None:
-        output["clip_low"], output["clip_high"] = (bound[here, :length] for bound in shaped.clip)
+        output["clip_low"], output["clip_high"] = (bound[local, :length] for bound in shaped.clip)
     if penalties:
-        output["recorded_entropy"] = batch.entropy[here, :length]
+        output["recorded_entropy"] = batch.entropy[local, :length]
         for name in ROW_FIELDS:
-            output[f"row_{name}"] = getattr(batch, name)[here]
+            output[f"row_{name}"] = getattr(batch, name)[local]
         for name, tensor in shaped.kept.items():
-            output[f"kept/{name}"] = tensor[here, :length]
+            output[f"kept/{name}"] = tensor[local, :length]
     output["num_items_in_batch"] = batch.collectives.sum(shaped.loss_mask.sum())
 
 
@@ -200,7 +205,7 @@ def penalties(
     temperature: float,
     step: int,
 ) -> Iterator[tuple[Strategy, Tensor]]:
-    """The strategies' terms with gradient, for a micro-batch."""
+    """Yield the strategies' penalty terms, with gradient, for a micro-batch."""
     if "recorded_entropy" not in inputs:
         return
     rows = {name: inputs[f"row_{name}"] for name in ROW_FIELDS}

@@ -1,4 +1,4 @@
-"""What a checkpoint needs beyond TRL's: the strategies' memory, a moved reference, a generation batch in use."""
+"""State of a checkpoint beyond TRL's: the strategies' memory, a changed reference, a generation batch in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.s
 
 
 def find_fault(folder: Path) -> str | None:
-    """What keeps a training from going on from this checkpoint, such as a torn file; None where nothing is seen."""
+    """Return why training can't resume from this checkpoint, such as an incomplete file; None if it can."""
     if not any((folder / name).exists() for name in WEIGHTS) and not _sharded(folder):
         return "it has no weights"
     if not _sharded(folder):
@@ -48,7 +48,7 @@ def find_fault(folder: Path) -> str | None:
 
 
 def _sharded(folder: Path) -> bool:
-    """Whether FSDP or DeepSpeed wrote it, with weights and optimizer in folders of their own."""
+    """Tell whether FSDP or DeepSpeed wrote the checkpoint, with weights and optimizer in subfolders."""
     return any(path.is_dir() for path in folder.iterdir()) or (folder / "optimizer.bin").exists()
 
 
@@ -56,7 +56,7 @@ def _json_fault(path: Path) -> str | None:
     try:
         state = parse_json(path.read_bytes(), path.name)
     except DocumentError:
-        return "is not whole"
+        return "is incomplete"
     if path.name == STRATEGY_STATE:
         return None if _is_strategy_state(state) else "has no memory of strategies"
     if path.name != "trainer_state.json":
@@ -65,14 +65,14 @@ def _json_fault(path: Path) -> str | None:
         return "has no global_step"
     try:
         trainer = TrainerState.load_from_json(str(path))
-    except Exception:  # whatever its fields make of what is there
-        return "is no state of a trainer"
-    wrong = next((field.name for field in fields(TrainerState) if not _is_trainers(trainer, field)), None)
-    return None if wrong is None else f"has {wrong} that is none"
+    except Exception:  # fields of any type may fail in any way
+        return "is not the state of a trainer"
+    invalid = next((field.name for field in fields(TrainerState) if not _is_valid_field(trainer, field)), None)
+    return None if invalid is None else f"has an invalid {invalid}"
 
 
-def _is_trainers(state: TrainerState, field: Field[Any]) -> bool:
-    """Return whether a field of a trainer's state is what it could be."""
+def _is_valid_field(state: TrainerState, field: Field[Any]) -> bool:
+    """Tell whether a field of a trainer's state has a valid type."""
     value = getattr(state, field.name)
     if field.name == "log_history":
         return isinstance(value, list) and all(isinstance(line, dict) for line in value)
@@ -97,26 +97,26 @@ def _is_strategy_state(state: Any) -> bool:
 
 
 def _safetensors_fault(path: Path) -> str | None:
-    """The header says how long the file is."""
+    """Check the length of the file, which its header states."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = parse_json(file.read(min(length, path.stat().st_size)), path.name)
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
-        return "is not whole"
-    return None if path.stat().st_size == 8 + length + max(ends, default=0) else "is not whole"
+        return "is incomplete"
+    return None if path.stat().st_size == 8 + length + max(ends, default=0) else "is incomplete"
 
 
 def _torch_fault(path: Path) -> str | None:
-    """A file of torch is a zip archive, whose table of contents is written last; its tensors are not read."""
+    """Check a file of torch without reading its tensors: it is a zip archive, whose directory is written last."""
     if not zipfile.is_zipfile(path):
-        return "is not whole"
+        return "is incomplete"
     try:
         with safe_globals():  # of random number generators, as the trainer loads them
             content = load_tensors(path, map_location="meta", mmap=True)
     except DocumentError:
-        return "is no file of tensors and plain values"
+        return "is not a file of tensors and plain values"
     keys = _KEYS.get(path.name, frozenset())
     missing = sorted(keys - content.keys()) if isinstance(content, dict) else sorted(keys)
     if missing:
@@ -152,7 +152,7 @@ _KEYS = {
     "scheduler.pt": frozenset(("last_epoch",)),
     "rng_state.pth": frozenset(("python", "numpy", "cpu")),
 }
-"""What the files of a trainer hold."""
+"""Keys of the files of a trainer."""
 _CONTENT_FAULTS = {"scheduler.pt": _scheduler_fault, "optimizer.pt": _optimizer_fault}
 _FAULTS = {".json": _json_fault, ".safetensors": _safetensors_fault, ".pt": _torch_fault, ".pth": _torch_fault}
 
@@ -230,7 +230,7 @@ def _described(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where a run stands between two micro-batches."""
+    """Progress of a run between two micro-batches."""
 
     micro_step: int
     reward: float
@@ -239,6 +239,7 @@ class TrainingProgress:
 
 
 def write_progress(folder: Path, progress: TrainingProgress, strategies: Sequence[Strategy]) -> None:
+    """Write the progress and the strategies' memory."""
     memories = [{"name": strategy.name, "memory": strategy.memory} for strategy in strategies]
     state = {
         "step": progress.micro_step,
@@ -250,16 +251,17 @@ def write_progress(folder: Path, progress: TrainingProgress, strategies: Sequenc
 
 
 def read_progress(folder: Path, strategies: Sequence[Strategy], processes: int) -> TrainingProgress | None:
-    """Gives the strategies their memory back; None where the checkpoint is of a plain GRPOTrainer.
+    """Restore the strategies' memory and return the progress; None if a plain GRPOTrainer wrote the checkpoint.
 
-    processes: how many there are now, for checkpoints that do not say how many there were.
+    ``processes`` is the current number, used if the checkpoint has none.
     """
     if not (folder / STRATEGY_STATE).exists():
         return None
     saved = read_json(folder / STRATEGY_STATE, dict)
-    names, own = [entry["name"] for entry in saved["strategies"]], [strategy.name for strategy in strategies]
-    if names != own:
-        raise ValueError(f"{folder} was written with the strategies {names}, this trainer has {own}")
+    saved_names = [entry["name"] for entry in saved["strategies"]]
+    names = [strategy.name for strategy in strategies]
+    if saved_names != names:
+        raise ValueError(f"{folder} was written with the strategies {saved_names}, but this trainer has {names}")
     for strategy, entry in zip(strategies, saved["strategies"], strict=True):
         strategy.memory.clear()
         strategy.memory.update(entry["memory"])
@@ -267,19 +269,22 @@ def read_progress(folder: Path, strategies: Sequence[Strategy], processes: int) 
 
 
 def write_reference(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write the weights of the reference."""
     save_file({key: value.detach().cpu().clone() for key, value in weights.items()}, folder / REFERENCE_STATE)
 
 
 def read_reference(folder: Path) -> dict[str, Tensor] | None:
+    """Return the weights of the reference; None if the checkpoint has none."""
     return load_file(folder / REFERENCE_STATE) if (folder / REFERENCE_STATE).exists() else None
 
 
 def write_batches(folder: Path, process: int, batches: list[dict[str, Any]]) -> None:
+    """Write the micro-batches of this process's generation batch in use."""
     torch.save(batches, folder / BUFFER_STATE.format(process))
 
 
 def read_batches(folder: Path, process: int, device: torch.device) -> list[dict[str, Any]] | None:
-    """The micro-batches of a generation batch in use."""
+    """Return the micro-batches of this process's generation batch in use; None if the checkpoint has none."""
     path = folder / BUFFER_STATE.format(process)
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Checks of what a script gives the trainer, before anything is trained: its class, its model and its data."""
+"""Checks of the trainer's arguments before training: its class, its model and its data."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CARRIED_BY: Mapping[str, tuple[str, ...]] = {
     "_generate_single_turn": _SAMPLING,
     "_generate_and_score_completions": (*_SAMPLING, "rewards", "advantages", *_LOSS),
 }
-"""Which hooks of a strategy act through which method of the trainer."""
+"""For each method of the trainer, the strategies' hooks that act through it."""
 _REACHED_THROUGH = {"compute_loss": "_compute_loss", "_generate": "_generate_single_turn"}
-"""What TRL's method calls in turn: to call that is as good."""
+"""A method that TRL's method calls in turn: an override that calls it directly is fine."""
 REPLACED = (
     "_compute_loss",
     "_prepare_inputs",
@@ -37,33 +37,33 @@ REPLACED = (
     "_generate_single_turn",
     "_get_train_sampler",
 )
-"""TRL's methods that `ExplorationTrainer` does not always call: what another base class makes of them would be lost."""
+"""TRL's methods that `ExplorationTrainer` does not always call: overrides in another base class would be lost."""
 
 
 # ---------------------------------------------------------------- classes
 
 
 def check_class(trainer: type, ours: type, strategies: Sequence[Strategy]) -> None:
-    """Raise where a class derived from ours overrides what the strategies act through, or has another trainer as base.
+    """Raise if a subclass bypasses methods that strategies act through, or has another trainer as base class.
 
-    A method in front of ours must call it. A method of a base class behind ours is called where ours calls it.
+    A method before ours in the resolution order must call ours. A method after ours is called if ours calls it.
     """
     order = inspect.getmro(trainer)
     before = order[: order.index(ours)]
-    behind = order[order.index(ours) + 1 : order.index(GRPOTrainer)]
-    for other in behind:
+    after = order[order.index(ours) + 1 : order.index(GRPOTrainer)]
+    for other in after:
         lost = [name for name in REPLACED if name in vars(other) and not other.__module__.startswith("explorl.")]
         if lost:
             raise TypeError(
                 f"{trainer.__name__} derives from {ours.__name__} and {other.__name__}, and the {lost[0]} of "
-                f"{other.__name__} would not be called; use one of the two trainers, or name {other.__name__} first"
+                f"{other.__name__} would not be called; use one of the two trainers, or put {other.__name__} first"
             )
     for name, hooks in CARRIED_BY.items():
-        whole = next((cls for cls in before if name in vars(cls) and not _calls(vars(cls)[name], name)), None)
-        if whole is None:
+        replacing = next((cls for cls in before if name in vars(cls) and not _calls(vars(cls)[name], name)), None)
+        if replacing is None:
             continue
         # Another trainer's loss expects one advantage per completion, and strategies give one per token.
-        foreign = hooks is _LOSS and issubclass(whole, GRPOTrainer) and not issubclass(whole, ours)
+        foreign = hooks is _LOSS and issubclass(replacing, GRPOTrainer) and not issubclass(replacing, ours)
         affected = [
             f"{name_of(strategy)} ({', '.join(acting) or 'advantages'})"
             for strategy in strategies
@@ -71,8 +71,8 @@ def check_class(trainer: type, ours: type, strategies: Sequence[Strategy]) -> No
         ]
         if affected:
             raise ValueError(
-                f"{whole.__name__}.{name} does not call that of {ours.__name__}, through which these strategies act: "
-                f"{', '.join(affected)}; call super().{name} in it, or leave them out"
+                f"{replacing.__name__}.{name} does not call that of {ours.__name__}, through which these strategies "
+                f"act: {', '.join(affected)}; call super().{name} in it, or remove them"
             )
 
 
@@ -83,7 +83,7 @@ def _acting(strategy: Strategy, hooks: Sequence[str]) -> list[str]:
 
 
 def _calls(method: Any, name: str) -> bool:
-    """Return whether a method names the one it overrides; True where its code cannot be read."""
+    """Return whether a method names the one it overrides; True if its code cannot be read."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     return code is None or not _names(code).isdisjoint({name, _REACHED_THROUGH.get(name, name)})
 
@@ -94,16 +94,16 @@ def _names(code: CodeType) -> set[str]:
 
 
 def named_arguments(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what follows ``train_dataset`` by name: a base class in between may take its arguments by name alone."""
+    """Return the arguments after ``train_dataset`` by name: other base classes may take keyword arguments only."""
     names = list(inspect.signature(GRPOTrainer.__init__).parameters)[5:]
     if len(positional) > len(names):
         raise TypeError(
-            f"GRPOTrainer takes {len(names)} arguments after train_dataset, and {len(positional)} are given"
+            f"GRPOTrainer takes {len(names)} arguments after train_dataset, but {len(positional)} are given"
         )
     arguments = dict(zip(names, positional, strict=False))
     twice = next((name for name in arguments if name in named), None)
     if twice is not None:
-        raise TypeError(f"{twice} is given twice, by its place and by its name")
+        raise TypeError(f"{twice} is given twice, by position and by name")
     return {**arguments, **named}
 
 
@@ -111,14 +111,14 @@ def named_arguments(positional: Sequence[Any], named: Mapping[str, Any]) -> dict
 
 
 def model_path(model: Any) -> Any:
-    """Return the folder of a model with a name of ours, such as smollm2-135m; anything else as it is."""
+    """Return the folder of a model with one of our names, such as smollm2-135m; anything else as it is."""
     return resolve_model(model) if isinstance(model, str) and model in NAMED and not os.path.isdir(model) else model
 
 
 def first_rows(dataset: Any, args: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the first row of the data set to train on, by its name, checked; raise where it would give no step.
+    """Return the first row of the training data set by its name, checked; raise if it is too small for a step.
 
-    A stream is not read before it is trained on, and TRL refuses what is neither.
+    Streams are not read before training, and TRL rejects other types.
     """
     if not isinstance(dataset, Dataset):
         return {}
@@ -128,7 +128,7 @@ def first_rows(dataset: Any, args: Any) -> dict[str, Mapping[str, Any]]:
     check_prompts([dataset[0]], "train_dataset")
     if rows < needed:
         raise ValueError(
-            f"train_dataset has {rows} prompt{'s' * (rows != 1)}, and a generation batch takes {needed} "
+            f"train_dataset has {rows} prompt{'s' * (rows != 1)}, but a generation batch takes {needed} "
             f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}), so no "
             "step would be trained; give more prompts, or lower gradient_accumulation_steps"
         )
@@ -136,7 +136,7 @@ def first_rows(dataset: Any, args: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def check_prompts(rows: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Raise where a row has no prompt, or one that is neither a text nor a list of messages."""
+    """Raise if a row has no prompt, or one that is neither a text nor a list of messages."""
     for number, row in enumerate(rows):
         if "prompt" not in row:
             what = f"{where} has no column 'prompt'" if number == 0 else f"row {number} of {where} has no 'prompt'"
@@ -155,24 +155,24 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], where: str) -> None:
 
 
 def first_evaluation_rows(dataset: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the first row of each data set that is evaluated on, by what it is called in errors, checked."""
-    named = {"eval_dataset": dataset}
+    """Return the first row of each evaluation data set, checked, by its name in errors."""
+    datasets = {"eval_dataset": dataset}
     if isinstance(dataset, Mapping):
-        named = {f"eval_dataset[{name!r}]": one for name, one in dataset.items()}
-    rows = {where: one[0] for where, one in named.items() if isinstance(one, Dataset) and len(one)}
-    for where, row in rows.items():
-        check_prompts([row], where)
+        datasets = {f"eval_dataset[{name!r}]": value for name, value in dataset.items()}
+    rows = {name: value[0] for name, value in datasets.items() if isinstance(value, Dataset) and len(value)}
+    for name, row in rows.items():
+        check_prompts([row], name)
     return rows
 
 
-def check_chat_template(row: Mapping[str, Any], where: str, processing_class: Any) -> None:
-    """Raise where a prompt is messages and nothing turns them into a text."""
-    own = (
+def check_chat_template(row: Mapping[str, Any], name: str, processing_class: Any) -> None:
+    """Raise if a prompt is a list of messages and there is no chat template; ``name`` is the data set's."""
+    custom = (
         getattr(type(processing_class), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template
     )
-    if own or getattr(processing_class, "chat_template", None) or not is_conversational({"prompt": row["prompt"]}):
+    if custom or getattr(processing_class, "chat_template", None) or not is_conversational({"prompt": row["prompt"]}):
         return
     raise ValueError(
-        f"the prompts of {where} are lists of messages, and the tokenizer has no chat template; use a chat model, set "
+        f"the prompts of {name} are lists of messages, but the tokenizer has no chat template; use a chat model, set "
         "processing_class.chat_template, or give the prompts as texts"
     )

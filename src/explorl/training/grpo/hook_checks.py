@@ -1,4 +1,4 @@
-"""What a strategy says of a batch, checked: an error names the strategy, its hook, what came and what should have."""
+"""Check the results of strategies' hooks: errors name the strategy, the hook, the bad value and a good one."""
 
 from __future__ import annotations
 
@@ -17,91 +17,92 @@ PerToken = Float[Tensor, "batch time"]
 
 
 def per_token(strategy: Strategy, hook: str, value: Any, batch: Batch) -> PerToken:
-    """One number per token; a number for all tokens and a column, one number per row, are spread over them."""
-    place, like = f"{name_of(strategy)}.{hook}", batch.mask
+    """Return one number per token; a single number and a column with one number per row are expanded."""
+    name, like = f"{name_of(strategy)}.{hook}", batch.mask
     shape = tuple(like.shape)
     if isinstance(value, Real):
         return torch.full_like(like, float(value))
     if not isinstance(value, Tensor):
-        raise TypeError(f"{place} is {type(value).__name__}; give a tensor of shape {shape}, one value per token")
+        raise TypeError(f"{name} is {type(value).__name__}; return a tensor of shape {shape}, one value per token")
     if value.dim() == 1:
         raise ValueError(
-            f"{place} has shape {tuple(value.shape)}; give one value per token, shape {shape}: what there is one of "
-            "per row becomes that by .unsqueeze(1)"
+            f"{name} has shape {tuple(value.shape)}; return one value per token, shape {shape}; values per row need "
+            ".unsqueeze(1)"
         )
     if value.dim() and tuple(value.shape) not in (shape, (shape[0], 1)):
-        raise ValueError(f"{place} has shape {tuple(value.shape)}; give one value per token, shape {shape}")
+        raise ValueError(f"{name} has shape {tuple(value.shape)}; return one value per token, shape {shape}")
     if value.device != like.device:
-        raise ValueError(f"{place} is on {value.device}; give it on {like.device}, the batch's own device")
+        raise ValueError(f"{name} is on {value.device}; return it on {like.device}, the batch's own device")
     return (value if value.is_floating_point() else value.to(like.dtype)).expand_as(like)
 
 
 def per_row(strategy: Strategy, hook: str, value: Any, batch: Batch) -> Float[Tensor, " batch"]:
-    """One finite number per row, NaN only where there was NaN before: an answer that could not be scored."""
-    place, like = f"{name_of(strategy)}.{hook}", batch.rewards
+    """Return one finite number per row; NaN is allowed only if the reward was NaN (not scored) before."""
+    name, like = f"{name_of(strategy)}.{hook}", batch.rewards
     shape = tuple(like.shape)
     if not isinstance(value, Tensor):
-        raise TypeError(f"{place} is {type(value).__name__}; give a tensor of shape {shape}, one value per row")
+        raise TypeError(f"{name} is {type(value).__name__}; return a tensor of shape {shape}, one value per row")
     if tuple(value.shape) != shape:
-        raise ValueError(f"{place} has shape {tuple(value.shape)}; give one value per row, shape {shape}")
+        raise ValueError(f"{name} has shape {tuple(value.shape)}; return one value per row, shape {shape}")
     if value.device != like.device:
-        raise ValueError(f"{place} is on {value.device}; give it on {like.device}, the batch's own device")
+        raise ValueError(f"{name} is on {value.device}; return it on {like.device}, the batch's own device")
     value = value.detach().to(like.dtype)
-    bad = _Bad.of(value, ~value.isfinite() & like.isfinite(), torch.ones_like(like, dtype=torch.bool), batch)
-    if bad.number:
+    invalid = _InvalidValues.of(
+        value, ~value.isfinite() & like.isfinite(), torch.ones_like(like, dtype=torch.bool), batch
+    )
+    if invalid.number:
         raise ValueError(
-            f"{place} is {bad.first} on {bad.number} of {bad.among} rows at step {batch.step}; give finite numbers, "
-            "and NaN only where batch.rewards has it"
+            f"{name} is {invalid.first} on {invalid.number} of {invalid.total} rows at step {batch.step}; return "
+            "finite numbers, and NaN only for rows with NaN in batch.rewards"
         )
     return value
 
 
 def finite(strategy: Strategy, hook: str, value: PerToken, batch: Batch, *, infinite: bool = False) -> PerToken:
-    """NaN (and ±∞, unless ``infinite``) on a counted token is an error, unless the batch itself has some."""
+    """Raise for NaN (and ±∞, unless ``infinite``) on a counted token, unless the batch itself has some."""
     counted = batch.mask > 0
-    bad = _Bad.of(value, _bad(value, counted, infinite), counted, batch)
-    if bad.number and _sound(batch, counted):
+    invalid = _InvalidValues.of(value, _is_invalid(value, counted, infinite), counted, batch)
+    if invalid.number and _is_finite_batch(batch, counted):
         raise ValueError(
-            f"{name_of(strategy)}.{hook} is {bad.first} on {bad.number} of {bad.among} tokens at step {batch.step}; "
-            "give finite numbers (a division by a standard deviation of 0 is a usual cause)"
+            f"{name_of(strategy)}.{hook} is {invalid.first} on {invalid.number} of {invalid.total} tokens at step "
+            f"{batch.step}; return finite numbers (a division by a standard deviation of 0 is a usual cause)"
         )
     return value
 
 
 def number(strategy: Strategy, name: str, value: Any) -> float:
-    """A number to log."""
+    """Return a metric as a number."""
     single = isinstance(value, Tensor) and value.numel() == 1
     if single or isinstance(value, Real):
         return float(value)
     what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise TypeError(f"{name_of(strategy)}.metrics: {name!r} is {what}; give one number, such as its mean")
+    raise TypeError(f"{name_of(strategy)}.metrics: {name!r} is {what}; return one number, such as its mean")
 
 
-class _Bad(NamedTuple):
-    """Values that are wrong, on all processes: each of them must come to know, or the others would wait for the one
-    that fails."""
+class _InvalidValues(NamedTuple):
+    """Invalid values on all processes, so that all of them fail together and none waits for the others."""
 
     number: int
     first: float
-    among: int
+    total: int
 
     @classmethod
-    def of(cls, value: Tensor, wrong: Tensor, counted: Tensor, batch: Batch) -> _Bad:
+    def of(cls, value: Tensor, invalid: Tensor, counted: Tensor, batch: Batch) -> _InvalidValues:
         first = value.new_tensor(0.0)
-        if wrong.numel():
-            first = value[torch.unravel_index(wrong.view(torch.uint8).argmax(), wrong.shape)]
-        found = batch.collectives.gather(torch.stack([double(x) for x in (wrong.sum(), first, counted.sum())]))
-        counts, firsts, among = found.T.tolist()
-        which = next((which for which, count in enumerate(counts) if count), 0)
-        return cls(int(sum(counts)), firsts[which], int(sum(among)))
+        if invalid.numel():
+            first = value[torch.unravel_index(invalid.view(torch.uint8).argmax(), invalid.shape)]
+        gathered = batch.collectives.gather(torch.stack([double(x) for x in (invalid.sum(), first, counted.sum())]))
+        counts, firsts, totals = gathered.T.tolist()
+        process = next((process for process, count in enumerate(counts) if count), 0)
+        return cls(int(sum(counts)), firsts[process], int(sum(totals)))
 
 
-def _bad(value: Tensor, counted: Bool[Tensor, "batch time"], infinite: bool) -> Tensor:
+def _is_invalid(value: Tensor, counted: Bool[Tensor, "batch time"], infinite: bool) -> Tensor:
     return (value.isnan() if infinite else ~value.isfinite()) & counted
 
 
-def _sound(batch: Batch, counted: Bool[Tensor, "batch time"]) -> bool:
-    """Whether what the strategies read is finite: else the model or a reward is to blame."""
-    read = (batch.logps.detach(), batch.entropy, batch.advantages)
-    wrong = torch.stack([batch.rewards.isinf().sum(), *(_bad(x, counted, False).sum() for x in read)])
-    return not bool(batch.collectives.sum(wrong).any())
+def _is_finite_batch(batch: Batch, counted: Bool[Tensor, "batch time"]) -> bool:
+    """Tell whether the inputs of the strategies are finite; if not, the model or a reward is the cause."""
+    inputs = (batch.logps.detach(), batch.entropy, batch.advantages)
+    invalid = torch.stack([batch.rewards.isinf().sum(), *(_is_invalid(x, counted, False).sum() for x in inputs)])
+    return not bool(batch.collectives.sum(invalid).any())

@@ -1,12 +1,12 @@
-"""What a generation batch leaves behind: columns for listeners at once, numbers of observers after its last update.
+"""Report generation batches: columns to listeners at once, numbers of observers after the last update.
 
-    sampled and shaped ─► columns ─► listeners           and once more with ``logp_after``, when that is known
+    sampled and shaped ─► columns ─► listeners           and again with ``logp_after``, once that is known
              │
-             └─► some answers looked at closely ─► updates ─► looked at again ─► observers ─► lens/…
+             └─► some completions inspected ─► updates ─► inspected again ─► observers ─► lens/…
 
-All of it happens on the main process, whose own answers are those that are looked at closely; what all processes have
-recorded is gathered for it. A batch that is still in use when a checkpoint is written is looked at again by whoever
-goes on from there.
+All of this happens on the main process, whose own completions are the inspected ones; the token statistics of all
+processes are gathered there. If a checkpoint is written while a batch is in use, the resumed run finishes its
+inspection.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from explorl.training.grpo.inspection_schedule import (
     StepView,
     dump,
     load,
-    name_of,
+    observer_name,
+    observer_state,
     preserved_random_state,
-    remembered,
     run_observers,
 )
 from explorl.training.grpo.logged_columns import (
     counted_tokens,
     logged_columns,
     policy_texts,
-    spread,
+    sparse_column,
     token_advantages,
     token_lists,
     token_weights,
     tool_call_columns,
 )
-from explorl.training.grpo.logprobs import widened
+from explorl.training.grpo.logprobs import pad_temperatures
 from explorl.training.grpo.objective import ObjectiveTrainer
 from explorl.training.grpo.rollout_columns import token_columns
 from explorl.training.grpo.tool_transcripts import ToolTranscript
 from explorl.training.grpo.trl_adapter import IMAGES, rendered_prompt
 
 RolloutListener = Callable[[int, dict[str, list[Any]]], None]
-"""Gets the step that a generation batch is for, and the batch's columns."""
+"""Called with the step that a generation batch is for, and the batch's columns."""
 
 STATE = "lens.pt"
 _INPUTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
@@ -66,41 +66,44 @@ _INPUTS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 @dataclass(eq=False)
 class PendingInspection:
-    """A generation batch whose last update is still to come."""
+    """A generation batch whose last update has not happened yet."""
 
     step: int
     view: StepView | None
-    """For the observers, where there are any."""
+    """For the observers, None without observers."""
     sampled: InspectedRows | None
     columns: dict[str, list[Any]]
-    """What the listeners got."""
+    """What the listeners were called with."""
     inputs: dict[str, Tensor]
-    """The answers that are looked at closely, their temperature, and which of their tokens count."""
+    """The inspected completions, their temperature, and which of their tokens count."""
     until: int
-    """Micro-batches seen when the batch is used up."""
+    """Number of micro-batches seen when the batch is used up."""
 
 
 class InspectingTrainer(ObjectiveTrainer):
-    """Tells listeners and observers of its generation batches."""
+    """Reports generation batches to listeners and observers."""
 
     correct: Correct
     lens: Lens
     observers: list[Observer]
 
-    def _begin_watching(self, lens: Lens, observers: list[Observer], token_records: int) -> None:
+    def _init_inspection(self, lens: Lens, observers: list[Observer], token_records: int) -> None:
         self.lens, self.observers = lens, observers
         self._listeners: list[RolloutListener] = []
         self._listeners_after: list[RolloutListener] = []
         self._token_records = token_records
         self._token_texts: dict[int, str] = {}
-        self._looks: list[PendingInspection] = []
-        self.add_callback(_Watching(self))
+        self._pending: list[PendingInspection] = []
+        self.add_callback(_InspectionCallback(self))
 
     def listen(self, listener: RolloutListener, token_records: int = 0, after: RolloutListener | None = None) -> None:
-        """Have another function called as ``on_rollouts`` is, with at least so many prompts' token records.
+        """Add a listener like ``on_rollouts``, with token records of at least ``token_records`` prompts.
 
-        ``after`` is called with the same columns and ``logp_after`` when the last update on a batch is done, where some
-        of its answers are looked at closely; to ask for it is to have them looked at.
+        Args:
+            listener: Called with each generation batch before its first update.
+            token_records: Number of prompts whose token records are among the columns.
+            after: Called after the last update on a batch with inspected completions, with the same columns and
+                ``logp_after``; switches inspection on.
         """
         self._listeners.append(listener)
         self._token_records = max(self._token_records, token_records)
@@ -112,38 +115,38 @@ class InspectingTrainer(ObjectiveTrainer):
     def _inspect_batch(
         self, output: Mapping[str, Any], recorded: TokenStats | None, advantage: Tensor, rewards: Tensor
     ) -> None:
-        """Tells of a batch that was sampled and shaped; called on every process."""
+        """Report a batch that was sampled and shaped, and inspect some of its completions; called on every process."""
         number = self.micro_step // self._micro_batches_of_batch
-        asked = bool(self.observers or self._listeners_after)
-        said = None if self.transcripts is None else gather_object(self.transcripts)
-        view = self._view(output, recorded, advantage, rewards, said) if self.observers else None
-        if not self.accelerator.is_main_process or not (asked or self._listeners):
+        inspects = bool(self.observers or self._listeners_after)
+        transcripts = None if self.transcripts is None else gather_object(self.transcripts)
+        view = self._view(output, recorded, advantage, rewards, transcripts) if self.observers else None
+        if not self.accelerator.is_main_process or not (inspects or self._listeners):
             return
-        rows = self._rows_to_look_at(output, number) if asked and self.lens.due(number) else []
-        inputs, records = self._looked_at(output, rows) if rows else ({}, None)
-        sampled = None if records is None else self._sampled(output, rows, records, inputs["temperature"])
-        told = self._listeners or self._listeners_after
-        columns = self._columns(output, recorded, sampled, records) if told else {}
-        columns |= tool_call_columns(said) if said and told else {}
+        rows = self._rows_to_inspect(output, number) if inspects and self.lens.due(number) else []
+        inputs, records = self._inspect(output, rows) if rows else ({}, None)
+        sampled = None if records is None else self._inspected_rows(output, rows, records, inputs["temperature"])
+        needs_columns = self._listeners or self._listeners_after
+        columns = self._columns(output, recorded, sampled, records) if needs_columns else {}
+        columns |= tool_call_columns(transcripts) if transcripts and needs_columns else {}
         for listener in self._listeners:
             listener(self.current_step + 1, columns)
         if view is not None and sampled is not None and records is not None:
-            view = _filled(view, sampled, records)
+            view = _with_records(view, sampled, records)
         if view is not None or sampled is not None:
             until = self.micro_step + self._micro_batches_of_batch
-            self._looks.append(PendingInspection(self.current_step + 1, view, sampled, columns, inputs, until))
+            self._pending.append(PendingInspection(self.current_step + 1, view, sampled, columns, inputs, until))
 
     @property
     def _micro_batches_of_batch(self) -> int:
-        """Micro-batches from one generation batch to the next."""
+        """Number of micro-batches from one generation batch to the next."""
         return int(self.args.steps_per_generation * self.num_iterations)
 
-    def _rows_to_look_at(self, output: Mapping[str, Any], number: int) -> list[int]:
+    def _rows_to_inspect(self, output: Mapping[str, Any], number: int) -> list[int]:
         rows = self.lens.chosen(len(output["completion_ids"]), number)
-        why = "it sees images" if any(name in output for name in IMAGES) else ""
+        why = "the model takes images" if any(name in output for name in IMAGES) else ""
         why = "weights are sharded over processes (ZeRO-3 or FSDP)" if self.sharded else why
         if rows and why:
-            self.warn_once(f"the lens looks at no answer closely, and records no change of probabilities: {why}")
+            self.warn_once(f"the lens inspects no completions and records no change of probabilities: {why}")
             return []
         return rows
 
@@ -153,15 +156,16 @@ class InspectingTrainer(ObjectiveTrainer):
         recorded: TokenStats | None,
         advantage: Tensor,
         rewards: Tensor,
-        said: list[ToolTranscript] | None,
+        transcripts: list[ToolTranscript] | None,
     ) -> StepView:
+        """Return the generation batch of all processes for the observers; complete on the main process only."""
         accelerator = self.accelerator
         mask = counted_tokens(output).float()
-        unknown = torch.full_like(mask, torch.nan)
+        missing = torch.full_like(mask, torch.nan)
 
-        def told(tensor: Tensor | None) -> Tensor:
-            """Of all processes on the main one, which alone looks at it."""
-            values = unknown if tensor is None else tensor
+        def gathered(tensor: Tensor | None) -> Tensor:
+            """Gather values per token on the main process."""
+            values = missing if tensor is None else tensor
             if accelerator.num_processes == 1:
                 return values
             return gather_to_main(accelerator.pad_across_processes(values.contiguous(), dim=1))
@@ -171,40 +175,41 @@ class InspectingTrainer(ObjectiveTrainer):
         logged = logged_columns(self.logs, len(rewards))
         return StepView(
             step=self.current_step + 1,
-            token_ids=told(output["completion_ids"]),
-            mask=told(mask),
-            logps=told(None if recorded is None else recorded.logps),
-            entropy=told(None if recorded is None else recorded.entropy),
-            branching=told(None if recorded is None else recorded.branching),
-            advantages=told(token_advantages(output) * mask),
-            weights=told(token_weights(output)),
+            token_ids=gathered(output["completion_ids"]),
+            mask=gathered(mask),
+            logps=gathered(None if recorded is None else recorded.logps),
+            entropy=gathered(None if recorded is None else recorded.entropy),
+            branching=gathered(None if recorded is None else recorded.branching),
+            advantages=gathered(token_advantages(output) * mask),
+            weights=gathered(token_weights(output)),
             advantage=advantage if accelerator.num_processes == 1 else accelerator.gather(advantage),
             rewards=rewards,
             reward_parts=dict(zip(self.reward_func_names, parts.unbind(1), strict=True)),
             correct=self.correct.marks(parts),
             group=torch.arange(len(rewards), device=rewards.device) // self.num_generations,
             prompts=logged["prompt"],
-            completions=policy_texts(self.logs, len(rewards), said),
+            completions=policy_texts(self.logs, len(rewards), transcripts),
         )
 
-    # ---------------------------------------------------------------- a closer look
+    # ---------------------------------------------------------------- inspection
 
-    def _looked_at(self, output: Mapping[str, Any], rows: list[int]) -> tuple[dict[str, Tensor], AnswerRecords]:
+    def _inspect(self, output: Mapping[str, Any], rows: list[int]) -> tuple[dict[str, Tensor], AnswerRecords]:
+        """Return the inputs of these rows and their records from a pass before the first update."""
         chosen = torch.tensor(rows, device=output["completion_ids"].device)
         inputs = {name: output[name][chosen] for name in _INPUTS}
         temperature = torch.full((len(rows),), float(self.temperature), device=chosen.device)
         if self._row_temperature is not None:
             temperature = self._row_temperature[chosen]
         if temperature.dim() == 2:
-            temperature = widened(temperature, output["completion_ids"].size(1))
+            temperature = pad_temperatures(temperature, output["completion_ids"].size(1))
         inputs["temperature"] = temperature
         inputs["counted"] = counted_tokens(output)[chosen]
         return inputs, self._records_of(inputs)
 
     def _records_of(self, inputs: Mapping[str, Tensor]) -> AnswerRecords:
-        """A pass over these answers that leaves no trace."""
+        """Return the records of these completions from a pass without side effects."""
         width = inputs["completion_ids"].size(1)
-        time = max(int(inputs["completion_mask"].sum(1).max()), 1)  # without columns that are padding in all of them
+        time = max(int(inputs["completion_mask"].sum(1).max()), 1)  # without columns of padding only
         before = max(int(inputs["prompt_mask"].sum(1).max()), 1)
         ids, mask = (
             torch.cat([inputs[f"prompt_{kind}"][:, -before:], inputs[f"completion_{kind}"][:, :time]], dim=1)
@@ -213,24 +218,25 @@ class InspectingTrainer(ObjectiveTrainer):
         model = self.accelerator.unwrap_model(self.model)
         temperature = inputs["temperature"]  # one per row, or one per position
         temperature = temperature if temperature.dim() == 1 else temperature[:, :time]
-        with preserved_random_state(ids.device), _still(model):
-            found = answer_records(
+        with preserved_random_state(ids.device), _evaluation_mode(model):
+            records = answer_records(
                 model, ids, mask, time, rows=self.args.per_device_train_batch_size,
                 temperature=temperature, autocast=self.accelerator.autocast,
                 packed=self._packed is not False,
             )  # fmt: skip
-        return AnswerRecords(*(padded_to(values, width) for values in found))
+        return AnswerRecords(*(padded_to(values, width) for values in records))
 
-    def _sampled(
+    def _inspected_rows(
         self, output: Mapping[str, Any], rows: list[int], records: AnswerRecords, temperature: Tensor
     ) -> InspectedRows:
+        """Return what is known of these rows before the updates; `logps_after` is NaN until then."""
         chosen = torch.tensor(rows, device=records.logps.device)
-        moved = (token_advantages(output) * token_weights(output))[chosen]  # at the first update the ratio is 1
+        factors = (token_advantages(output) * token_weights(output))[chosen]  # at the first update the ratio is 1
         size = update_size(
             records.logps,
             records.others_squared,
             records.state_norms,
-            moved,
+            factors,
             temperature=temperature.view(len(temperature), -1),
         )
         return InspectedRows(
@@ -251,13 +257,13 @@ class InspectingTrainer(ObjectiveTrainer):
         sampled: InspectedRows | None,
         records: AnswerRecords | None,
     ) -> dict[str, list[Any]]:
-        """The latest generation batch as TRL logged it, with token records of some answers of this process."""
+        """Return the latest generation batch as TRL logged it, with token records of some rows of this process."""
         parts = self.reward_parts
         assert parts is not None
         columns = logged_columns(self.logs, len(parts), partial(rendered_prompt, self))
         if not self.correct.guessed:
             marks, unscored = self.correct.marks(parts).tolist(), self.correct.rewards(parts).isnan().tolist()
-            columns["correct"] = [None if no else mark for mark, no in zip(marks, unscored, strict=True)]
+            columns["correct"] = [None if missing else mark for mark, missing in zip(marks, unscored, strict=True)]
         rows = min(self._token_records * self.num_generations, len(output["completion_ids"]))
         return columns | token_columns(output, recorded, sampled, records, rows, len(parts), self._token_text)
 
@@ -268,59 +274,64 @@ class InspectingTrainer(ObjectiveTrainer):
 
     # ---------------------------------------------------------------- after the last update
 
-    def _look_again(self, look: PendingInspection) -> None:
-        """What has become of a batch: for the observers, and for those who keep it."""
-        if look.sampled is not None:
-            after = self._records_of(look.inputs).logps
-            look.sampled = replace(look.sampled, logps_after=after)
-            lists = token_lists(after, look.inputs["completion_mask"], look.inputs["counted"])
+    def _finish(self, inspection: PendingInspection) -> None:
+        """Inspect a batch again after its last update, and report to listeners and observers."""
+        if inspection.sampled is not None:
+            after = self._records_of(inspection.inputs).logps
+            inspection.sampled = replace(inspection.sampled, logps_after=after)
+            lists = token_lists(after, inspection.inputs["completion_mask"], inspection.inputs["counted"])
             for listener in self._listeners_after:
-                column = spread(lists, look.sampled.rows.tolist(), len(look.columns["completion"]))
-                listener(look.step, {**look.columns, "logp_after": column})
-        if look.view is not None:
-            sampled = None if look.sampled is None else look.sampled.padded(look.view.mask.size(1))
-            for name, value in run_observers(self.observers, replace(look.view, sampled=sampled)).items():
+                rows, count = inspection.sampled.rows.tolist(), len(inspection.columns["completion"])
+                listener(inspection.step, {**inspection.columns, "logp_after": sparse_column(lists, rows, count)})
+        view = inspection.view
+        if view is not None:
+            sampled = None if inspection.sampled is None else inspection.sampled.padded(view.mask.size(1))
+            for name, value in run_observers(self.observers, replace(view, sampled=sampled)).items():
                 self.record_metric(name, value, "train")
 
-    def finish_inspections(self, *, all_of_them: bool = False) -> None:
-        """Ends the looks at batches that are used up, or at all of them."""
-        looks, self._looks = self._looks, []
-        for look in looks:
-            if all_of_them or look.until <= self.micro_step:
-                self._look_again(look)
+    def finish_inspections(self, *, unfinished: bool = False) -> None:
+        """Finish the inspections of batches that are used up, or with ``unfinished`` all of them."""
+        pending, self._pending = self._pending, []
+        for inspection in pending:
+            if unfinished or inspection.until <= self.micro_step:
+                self._finish(inspection)
             else:
-                self._looks.append(look)
+                self._pending.append(inspection)
 
     # ---------------------------------------------------------------- checkpoints
 
-    def _write_looks(self, folder: Path) -> None:
-        """Keeps what the observers remember and the batches that are still in use; on the main process."""
-        looks = [{name: dump(value) for name, value in vars(look).items()} for look in self._looks]
-        states = [(name_of(one), remembered(one)) for one in self.observers if hasattr(one, "state_dict")]
-        if looks or states:
-            torch.save({"looks": looks, "observers": states}, folder / STATE)
+    def _write_inspections(self, folder: Path) -> None:
+        """Write the states of the observers and the batches that are still in use; on the main process."""
+        pending = [{name: dump(value) for name, value in vars(inspection).items()} for inspection in self._pending]
+        states = [
+            (observer_name(observer), observer_state(observer))
+            for observer in self.observers
+            if hasattr(observer, "state_dict")
+        ]
+        if pending or states:
+            torch.save({"looks": pending, "observers": states}, folder / STATE)
 
-    def _read_looks(self, folder: Path) -> None:
-        """An observer that the checkpoint does not know begins anew."""
+    def _read_inspections(self, folder: Path) -> None:
+        """Read what `_write_inspections` has written; an observer that is not in the checkpoint starts empty."""
         if not self.accelerator.is_main_process or not (folder / STATE).exists():
             return
-        self._looks = []
+        self._pending = []
         with restoring(folder, STATE):
             saved = load_tensors(folder / STATE)
             if self.observers or self._listeners_after:
-                for one in send_to_device(saved["looks"], self.accelerator.device):
-                    view, sampled = load(StepView, one["view"]), load(InspectedRows, one["sampled"])
-                    self._looks.append(PendingInspection(**{**one, "view": view, "sampled": sampled}))
+                for values in send_to_device(saved["looks"], self.accelerator.device):
+                    view, sampled = load(StepView, values["view"]), load(InspectedRows, values["sampled"])
+                    self._pending.append(PendingInspection(**{**values, "view": view, "sampled": sampled}))
             states = [(name, state) for name, state in saved["observers"]]
         for observer in self.observers:
-            found = next((one for one in states if one[0] == name_of(observer)), None)
-            if found is not None and hasattr(observer, "load_state_dict"):
-                states.remove(found)
-                observer.load_state_dict(found[1])
+            entry = next((entry for entry in states if entry[0] == observer_name(observer)), None)
+            if entry is not None and hasattr(observer, "load_state_dict"):
+                states.remove(entry)
+                observer.load_state_dict(entry[1])
 
 
-def _filled(view: StepView, sampled: InspectedRows, records: AnswerRecords) -> StepView:
-    """The view with what a closer look found, where nothing else is known of its tokens."""
+def _with_records(view: StepView, sampled: InspectedRows, records: AnswerRecords) -> StepView:
+    """Add the records of the inspected rows to the view if it has no token statistics."""
     if not view.entropy.isnan().all():
         return view
     filled = {}
@@ -332,8 +343,8 @@ def _filled(view: StepView, sampled: InspectedRows, records: AnswerRecords) -> S
 
 
 @contextmanager
-def _still(model: Any) -> Iterator[None]:
-    """Without dropout."""
+def _evaluation_mode(model: Any) -> Iterator[None]:
+    """Switch dropout off."""
     was_training = model.training
     model.eval()
     try:
@@ -342,12 +353,12 @@ def _still(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-class _Watching(TrainerCallback):
+class _InspectionCallback(TrainerCallback):
     def __init__(self, trainer: InspectingTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Steps may be counted anew: a batch that an earlier call of `train` has left was made at none of them."""
+        """Mark batches left over from an earlier call of `train`, since steps may be counted from 0 again."""
         for part in self.trainer.buffered_batches or []:
             part["made_at"] = torch.tensor(-1)
 
@@ -355,4 +366,4 @@ class _Watching(TrainerCallback):
         self.trainer.finish_inspections()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.finish_inspections(all_of_them=True)
+        self.trainer.finish_inspections(unfinished=True)

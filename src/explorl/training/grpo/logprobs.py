@@ -1,5 +1,4 @@
-"""Log-probabilities of a batch: packed where that is right for the model, else padded, at each row's temperature, or
-that of each of its tokens."""
+"""Log-probabilities of a batch, with a temperature per row or token: packed if exact for the model, else padded."""
 
 from __future__ import annotations
 
@@ -17,20 +16,21 @@ from explorl.training.grpo.trl_adapter import IMAGES
 from explorl.training.sharding import spread_devices
 
 
-def widened(temperature: Tensor, completion: int) -> Tensor:
-    """Temperatures by position for so many of them, since TRL may round their number up; 1 where there is none."""
-    wide = padded_to(temperature, completion)
-    return torch.where(wide > 0, wide, 1.0)
+def pad_temperatures(temperature: Tensor, completion: int) -> Tensor:
+    """Pad temperatures per token with 1 to ``completion`` tokens, which TRL may round up."""
+    padded = padded_to(temperature, completion)
+    return torch.where(padded > 0, padded, 1.0)
 
 
 class LogProbabilityTrainer(SamplingTrainer):
-    """Computes log π as fast as is proven right on its model."""
+    """Computes log π by the fastest pass that is proven exact for its model."""
 
     _packed: bool | None
 
-    def _only_padded(self) -> bool:
-        apart = self.sharded or bool(spread_devices(self.model))
-        if self.sees_images or self.aux_loss_enabled or self.args.torch_compile or apart:
+    def _requires_padding(self) -> bool:
+        """Tell whether only TRL's padded pass works with this model and these arguments."""
+        distributed = self.sharded or bool(spread_devices(self.model))
+        if self.sees_images or self.aux_loss_enabled or self.args.torch_compile or distributed:
             if self.aux_loss_enabled:
                 self.warn_once(
                     f"router_aux_loss_coef is {self.router_aux_loss_coef}: the router's loss counts the tokens of "
@@ -40,13 +40,13 @@ class LogProbabilityTrainer(SamplingTrainer):
         if self.args.neftune_noise_alpha is not None:
             self.warn_once(
                 f"neftune_noise_alpha is {self.args.neftune_noise_alpha}: the noise is scaled by the length of a row, "
-                "so TRL's padded pass is used; leave it out for the faster packed one"
+                "so TRL's padded pass is used; unset it for the faster packed one"
             )
             return True
         return False
 
-    def _kind(self, model: Any, longest: int) -> passes.Kind:
-        """How log-probabilities are computed: as fast as is proven right on this model."""
+    def _pass_kind(self, model: Any, longest: int) -> passes.Kind:
+        """Return the fastest kind of pass that is proven exact for this model."""
         if self._packed is False:
             return "padded"
         inner = self.accelerator.unwrap_model(model)
@@ -58,9 +58,9 @@ class LogProbabilityTrainer(SamplingTrainer):
         return choice.kind
 
     def _logps(
-        self, batch: Mapping[str, Any], *, model: Any = None, rows: int | None = None, **asked: Any
+        self, batch: Mapping[str, Any], *, model: Any = None, rows: int | None = None, **options: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """log π, entropy and auxiliary loss of a batch's completions, with gradients where they are on."""
+        """Return log π, entropy and auxiliary loss of a batch's completions, with gradients if they are enabled."""
         ids, mask = (
             torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
             torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
@@ -69,9 +69,9 @@ class LogProbabilityTrainer(SamplingTrainer):
         rows = rows or (len(ids) if torch.is_grad_enabled() else self.args.per_device_train_batch_size)
         completion = batch["completion_ids"].size(1)
         model = self.model if model is None else model
-        asked = {name: value for name, value in asked.items() if value is not None}
-        return self._get_per_token_logps_and_entropies(  # by TRL's name, as somebody may have written another one
-            model, ids, mask, completion, batch_size=rows, **asked, **images
+        options = {name: value for name, value in options.items() if value is not None}
+        return self._get_per_token_logps_and_entropies(  # by TRL's name: a user may have overridden it
+            model, ids, mask, completion, batch_size=rows, **options, **images
         )
 
     def log_probabilities(
@@ -83,10 +83,9 @@ class LogProbabilityTrainer(SamplingTrainer):
         *,
         rows: int,
         temperature: Tensor | None = None,
-        **asked: Any,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Packed where that is right for the model, padded else; at each row's own temperature, where it has one, or at
-        each token's."""
+        """Compute log-probabilities at the temperature of each row or token: packed if that is exact, else padded."""
         no_gradient = not torch.is_grad_enabled()
         if self._old_logps is not None and model is self.model and no_gradient:
             recorded, self._old_logps = padded_to(self._old_logps, completion), None
@@ -94,38 +93,38 @@ class LogProbabilityTrainer(SamplingTrainer):
         if temperature is None and no_gradient:
             temperature = self._row_temperature
         if temperature is not None and temperature.dim() == 2:
-            temperature = widened(temperature, completion)
-        entropy = bool(asked.get("compute_entropy"))
-        kind = "padded" if asked.keys() - {"compute_entropy"} else self._kind(model, input_ids.size(1))
+            temperature = pad_temperatures(temperature, completion)
+        entropy = bool(options.get("compute_entropy"))
+        kind = "padded" if options.keys() - {"compute_entropy"} else self._pass_kind(model, input_ids.size(1))
         if kind == "padded" and temperature is None:
-            return self.padded_log_probabilities(model, input_ids, attention_mask, completion, rows=rows, **asked)
-        found: list[tuple[Tensor, Tensor | None]] = []
-        for some in torch.arange(len(input_ids), device=input_ids.device).split(rows):
-            ids, mask = input_ids[some], attention_mask[some]
-            own = None if temperature is None else temperature[some]
+            return self.padded_log_probabilities(model, input_ids, attention_mask, completion, rows=rows, **options)
+        results: list[tuple[Tensor, Tensor | None]] = []
+        for chunk in torch.arange(len(input_ids), device=input_ids.device).split(rows):
+            ids, mask = input_ids[chunk], attention_mask[chunk]
+            chunk_temperature = None if temperature is None else temperature[chunk]
             if kind == "padded":
-                assert own is not None
-                found.append(self._tempered(model, ids, mask, completion, own, entropy))
+                assert chunk_temperature is not None
+                results.append(self._tempered(model, ids, mask, completion, chunk_temperature, entropy))
                 continue
             with self.accelerator.autocast():
-                found.append(
+                results.append(
                     packed_logps(
                         model,
                         ids,
                         mask,
                         completion,
-                        temperature=own,
+                        temperature=chunk_temperature,
                         head_temperature=self.temperature,
                         unrolled=kind == "unrolled",
                     )
                 )
-        logps, entropies = zip(*found, strict=True)
+        logps, entropies = zip(*results, strict=True)
         return torch.cat(logps), torch.cat(entropies) if entropy else None, None
 
     def _tempered(
         self, model: Any, ids: Tensor, mask: Tensor, completion: int, temperature: Tensor, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The padded pass with a temperature per row, or per token; TRL's head of a reference gives no entropy."""
+        """Run the padded pass with a temperature per row or token; TRL's head of a reference returns no entropy."""
         if not is_linear(model):
             with self.accelerator.autocast():
                 return passes.tempered_logps(model, ids, mask, completion, temperature)

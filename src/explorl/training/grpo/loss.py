@@ -28,7 +28,7 @@ OVER_TOKENS = ("dapo", "cispo", "vespo")
 
 
 class Surrogate(NamedTuple):
-    """The objective of each token, and what there is to log about it."""
+    """The objective of each token and its metrics."""
 
     loss: PerToken
     low_clipped: Marks | None = None
@@ -47,7 +47,7 @@ class Bounds:
 
 
 def importance_ratio(logps: Tokens, old_logps: Tokens, mask: Tokens, level: Literal["token", "sequence"]) -> PerToken:
-    """π / π_old of every token, or its geometric mean over the sequence."""
+    """Return π / π_old of every token, or its geometric mean over the sequence."""
     log_ratio = logps - old_logps
     if level == "sequence":
         log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
@@ -57,7 +57,7 @@ def importance_ratio(logps: Tokens, old_logps: Tokens, mask: Tokens, level: Lite
 def clipped_surrogate(
     ratio: PerToken, advantages: PerToken, low: Tensor | float, high: Tensor | float, delta: float | None = None
 ) -> Surrogate:
-    """−min(r · A, clip(r, 1 − low, 1 + high) · A); ``delta`` bounds the unclipped r as well (two-sided clipping)."""
+    """Return −min(r · A, clip(r, 1 − low, 1 + high) · A); ``delta`` also bounds r itself (two-sided clipping)."""
     low, high = torch.as_tensor(low).to(ratio), torch.as_tensor(high).to(ratio)
     clipped = torch.minimum(torch.maximum(ratio, 1 - low), 1 + high)
     bounded = ratio if delta is None else ratio.clamp(max=delta)
@@ -69,7 +69,7 @@ def clipped_surrogate(
 
 
 def cispo_surrogate(ratio: PerToken, advantages: PerToken, logps: Tokens, ceiling: Tensor | float) -> Surrogate:
-    """−clip(r, max) · A · log π: every token keeps its gradient, with a bounded weight."""
+    """Return −clip(r, max) · A · log π: every token keeps its gradient, with a bounded weight."""
     ceiling = torch.as_tensor(ceiling).to(ratio)
     marks = (ratio > ceiling) & (advantages > 0)
     weight = torch.minimum(ratio, ceiling).detach()
@@ -77,20 +77,20 @@ def cispo_surrogate(ratio: PerToken, advantages: PerToken, logps: Tokens, ceilin
 
 
 def sapo_surrogate(ratio: PerToken, advantages: PerToken, *, positive: float, negative: float) -> Surrogate:
-    """−(4/τ) · σ(τ (r − 1)) · A: a soft gate around r = 1 instead of a clip."""
+    """Return −(4/τ) · σ(τ (r − 1)) · A: a soft gate around r = 1 instead of a clip."""
     tau = torch.where(advantages > 0, positive, negative)
     return Surrogate(-torch.sigmoid(tau * (ratio - 1)) * 4 / tau * advantages)
 
 
 def vespo_surrogate(weight: PerToken, advantages: PerToken, logps: Tokens) -> Surrogate:
-    """−φ · A · log π with detached weights φ of the sequences."""
+    """Return −φ · A · log π with detached weights φ of the sequences."""
     return Surrogate(-weight * advantages * logps, values={"vespo/phi_seq_mean": weight})
 
 
 def surrogate(
     kind: str, ratio: PerToken, advantages: PerToken, logps: Tokens, bounds: Bounds, args: Any, weight: Any = None
 ) -> Surrogate:
-    """The objective of a loss type; ``args`` is TRL's configuration, ``weight`` vespo's φ."""
+    """Return the objective of a loss type; ``args`` is TRL's configuration, ``weight`` vespo's φ."""
     if kind == "cispo":
         return cispo_surrogate(ratio, advantages, logps, bounds.ceiling)
     if kind == "sapo":
@@ -101,7 +101,7 @@ def surrogate(
 
 
 def k3(logps: Tokens, ref_logps: Tokens) -> Tokens:
-    """The estimator ρ − log ρ − 1 of KL(π ‖ π_ref), ρ = π_ref / π."""
+    """Return the estimator ρ − log ρ − 1 of KL(π ‖ π_ref), ρ = π_ref / π."""
     ahead = ref_logps - logps
     return torch.exp(ahead) - ahead - 1
 
@@ -109,7 +109,7 @@ def k3(logps: Tokens, ref_logps: Tokens) -> Tokens:
 def normalised(
     token_loss: PerToken, mask: Tokens, kind: str, *, rows: float, longest: int, tokens: Tensor, accumulated: float
 ) -> Float[Tensor, ""]:
-    """From token losses to one number.
+    """Reduce token losses to one number.
 
     Args:
         kind: "grpo" and "sapo", the mean over sequences of their means; "luspo", the mean over sequences of their sums;
@@ -165,7 +165,7 @@ class LoggedRows(NamedTuple):
         return torch.stack([empty.index_add(1, self.part, values) for values in (self.sums, self.counts)])
 
     def extremes(self, value: int, parts: int, *, largest: bool) -> Float[Tensor, " parts"]:
-        """Return the least (or largest) row mean of a value in each part; ±∞ where no row has a counted token."""
+        """Return the least (or largest) row mean of a value in each part; ±∞ if no row has a counted token."""
         empty = -torch.inf if largest else torch.inf
         means = torch.nan_to_num(self.sums[value] / self.counts[value], nan=empty)
         return means.new_full((parts,), empty).scatter_reduce(0, self.part, means, "amax" if largest else "amin")

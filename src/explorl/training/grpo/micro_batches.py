@@ -1,8 +1,8 @@
-"""Which rows of a generation batch stand in which micro-batch: as many tokens in each, neighbours together.
+"""Split a generation batch into micro-batches of about equally many tokens, keeping neighbouring rows together.
 
-A step takes as long, and as much memory, as its tokens, not its rows; and samples of one prompt share its tokens in the
+Time and memory of a step depend on its tokens, not its rows. Completions of one prompt share the prompt's tokens in the
 packed pass, so they stay together. No micro-batch has more rows than the user allows. The gradient of an optimizer step
-is a sum over its rows, so it does not matter which micro-batch a row is in.
+is a sum over its rows, so the assignment of rows to micro-batches does not change it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from explorl.training.grpo.batch import padded_to
 from explorl.training.grpo.logged_columns import counted_tokens
 
 
-def split_by_tokens(tokens: Sequence[int], parts: int, most: int | None = None) -> list[range]:
-    """Cuts rows with so many tokens each into `parts` runs of about equally many tokens.
+def split_by_tokens(tokens: Sequence[int], parts: int, max_rows: int | None = None) -> list[range]:
+    """Cut rows into `parts` runs of about equally many tokens, each with at least one row and at most ``max_rows``.
 
-    Each has at least one row and at most `most`: memory has a bound that the user has set.
+    ``tokens`` has the number of tokens of each row.
     """
-    most = len(tokens) if most is None else most
+    max_rows = len(tokens) if max_rows is None else max_rows
     if len(tokens) < parts:
-        raise ValueError(f"{len(tokens)} rows cannot be split into {parts} micro-batches; give each a row")
-    if len(tokens) > parts * most:
-        raise ValueError(f"{len(tokens)} rows cannot be split into {parts} micro-batches of at most {most} rows")
+        raise ValueError(f"{len(tokens)} rows cannot be split into {parts} micro-batches; each needs a row")
+    if len(tokens) > parts * max_rows:
+        raise ValueError(f"{len(tokens)} rows cannot be split into {parts} micro-batches of at most {max_rows} rows")
     ends = list(accumulate(tokens))
     cuts = [0]
     for part in range(1, parts):
-        wanted = ends[-1] * part / parts
-        left = parts - part
-        row = max(cuts[-1] + 1, len(tokens) - left * most)
-        last = min(len(tokens) - left, cuts[-1] + most)
-        while row < last and abs(ends[row] - wanted) <= abs(ends[row - 1] - wanted):
+        target = ends[-1] * part / parts
+        remaining = parts - part
+        row = max(cuts[-1] + 1, len(tokens) - remaining * max_rows)
+        last = min(len(tokens) - remaining, cuts[-1] + max_rows)
+        while row < last and abs(ends[row] - target) <= abs(ends[row - 1] - target):
             row += 1
         cuts.append(row)
     return [range(start, end) for start, end in zip(cuts, [*cuts[1:], len(tokens)], strict=True)]
 
 
-def rows_of(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
-    """These rows of all that has rows; what is of the whole batch stays."""
+def take_rows(batch: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
+    """Return these rows of all values that have rows; values of the whole batch are kept as they are."""
 
-    def chosen(value: Any) -> Any:
+    def take(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value if value.ndim == 0 else value[rows.to(value.device)]
         return None if value is None else [value[row] for row in rows.tolist()]
 
-    return {key: chosen(value) for key, value in batch.items()}
+    return {key: take(value) for key, value in batch.items()}
 
 
 def make_micro_batches(
@@ -58,33 +58,35 @@ def make_micro_batches(
     windows: int,
     parts: int,
     needed: Tensor,
-    most: int | None = None,
+    max_rows: int | None = None,
     entropy: Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """The micro-batches of a generation batch: for each of `windows` optimizer steps, `parts` of equal tokens.
+    """Return the micro-batches of a generation batch: `parts` of about equally many tokens for each optimizer step.
 
-    Where a batch serves several optimizer steps, chance decides which rows each sees. Rows that are not `needed` are
-    left out; of each, ``left_out`` has what is logged: its part, its summed ``entropy`` and its tokens. ``mean_rows``
-    is how many rows a micro-batch of the step has on average, counting those. ``trl_part`` is which of the step's
-    ``trl_parts`` micro-batches TRL would have put a row into.
+    If a batch serves several optimizer steps (`windows`), rows are assigned to them at random. Rows that are not
+    `needed` are left out. Keys added to the micro-batches:
+
+        left_out    metrics of the rows left out: part, summed ``entropy`` and number of tokens of each
+        mean_rows   mean number of rows of a micro-batch of the step, including rows left out
+        trl_part    for each row, which of the step's ``trl_parts`` micro-batches TRL would have put it into
     """
     tokens = batch["completion_mask"].sum(1).cpu()
-    order = torch.randperm(len(tokens))  # drawn as TRL does, in whose micro-batches the order is this one
+    order = torch.randperm(len(tokens))  # the same draw as TRL's, whose micro-batches have this order
     trl_part = torch.empty_like(order)
     trl_part[order] = torch.arange(len(order)) * windows * parts // len(order) % parts
     trl_part = trl_part.to(batch["completion_mask"].device)
-    more = {"trl_parts": torch.tensor(parts)}
+    extra = {"trl_parts": torch.tensor(parts)}
     if not needed.all():
         assert entropy is not None
-        counted, without = counted_tokens(batch), ~needed.to(trl_part.device)
+        counted, unneeded = counted_tokens(batch), ~needed.to(trl_part.device)
         sums = (padded_to(entropy, counted.size(1)) * counted).sum(1)
-        more["left_out"] = torch.stack([trl_part.float(), sums.float(), counted.sum(1).float()])[:, without]
+        extra["left_out"] = torch.stack([trl_part.float(), sums.float(), counted.sum(1).float()])[:, unneeded]
     batch = {**batch, "trl_part": trl_part}
-    found = []
+    micro_batches = []
     for window in order.chunk(windows):
         rows = window.sort().values
-        kept = rows[needed[rows]]
-        for run in split_by_tokens(tokens[kept].tolist(), parts, most):
-            part = rows_of(batch, kept[run.start : run.stop])
-            found.append({**part, **more, "mean_rows": torch.tensor(len(rows) / parts)})
-    return found
+        needed_rows = rows[needed[rows]]
+        for run in split_by_tokens(tokens[needed_rows].tolist(), parts, max_rows):
+            part = take_rows(batch, needed_rows[run.start : run.stop])
+            micro_batches.append({**part, **extra, "mean_rows": torch.tensor(len(rows) / parts)})
+    return micro_batches

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, from log-probabilities to one number, and what is logged of it."""
+"""The loss of a micro-batch, from log-probabilities to one number, and its metrics."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from explorl.training.grpo.loss import (
 
 
 class ObjectiveTrainer(LogProbabilityTrainer):
-    """TRL's loss types, with what the strategies say of each token."""
+    """TRL's loss types with the strategies' values per token."""
 
     _logged_rows: Sequence[LoggedRows] = ()
-    """What is to be logged of the micro-batches that the optimizer step has seen so far."""
+    """Metrics of the micro-batches that the optimizer step has seen so far."""
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Tensor:
-        """The loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         logps, entropies, aux_loss = self._logps(
             batch,
             model=model,
@@ -45,8 +45,8 @@ class ObjectiveTrainer(LogProbabilityTrainer):
         old_logps = self._old(batch, logps)
 
         ratio = importance_ratio(logps, old_logps, mask, self.importance_sampling_level)
-        found = self._surrogate(batch, ratio, advantages, logps, old_logps, mask)
-        token_loss = found.loss
+        objective = self._surrogate(batch, ratio, advantages, logps, old_logps, mask)
+        token_loss = objective.loss
         if "token_weights" in batch:
             token_loss = token_loss * batch["token_weights"]
         if self.off_policy_mask_threshold is not None:
@@ -63,7 +63,7 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             token_loss, effective = token_loss * chosen, mask * chosen
         if "importance_sampling_ratio" in batch and self.loss_type != "vespo":
             token_loss = token_loss * batch["importance_sampling_ratio"]
-        values = {"entropy": entropies, **found.values}
+        values = {"entropy": entropies, **objective.values}
         if self.beta != 0.0:
             kl = k3(logps, batch["ref_per_token_logps"])
             kl = kl * ratio if self.args.use_bias_correction_kl else kl
@@ -89,27 +89,27 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             accumulated = self.current_gradient_accumulation_steps if self.mode == "train" else 1.0
             loss = loss + self.router_aux_loss_coef * aux_loss / accumulated
             self.record_metric("aux_loss", self.accelerator.gather_for_metrics(aux_loss).mean().item())
-        self._log(found, values, batch)
+        self._log(objective, values, batch)
         return loss
 
     def _old(self, batch: dict[str, Any], logps: Tensor) -> Tensor:
-        """log π_old. Until the policy has moved that is log π, without the rounding between two passes."""
+        """Return log π_old. Until the policy changes that is log π itself, without rounding between two passes."""
         old: Tensor | None = batch.get("old_per_token_logps")
-        unmoved = self.mode == "train" and "made_at" in batch and int(batch["made_at"]) == self.current_step
-        if old is None or unmoved:
+        unchanged = self.mode == "train" and "made_at" in batch and int(batch["made_at"]) == self.current_step
+        if old is None or unchanged:
             old = logps.detach()
             if self.mode == "train" and self.needs_old_logps:
-                batch["old_per_token_logps"] = old  # for when this micro-batch comes again
+                batch["old_per_token_logps"] = old  # for the next iteration over this micro-batch
         return old
 
     def _surrogate(
         self, batch: Mapping[str, Any], ratio: Tensor, advantages: Tensor, logps: Tensor, old: Tensor, mask: Tensor
     ) -> Surrogate:
-        own = "clip_high" in batch
+        custom = "clip_high" in batch
         bounds = Bounds(
             batch.get("clip_low", self.epsilon_low),
             batch.get("clip_high", self.epsilon_high),
-            1 + batch["clip_high"] if own else self.epsilon_high,
+            1 + batch["clip_high"] if custom else self.epsilon_high,
         )
         weight = None
         if self.loss_type == "vespo":
@@ -126,7 +126,7 @@ class ObjectiveTrainer(LogProbabilityTrainer):
         return surrogate(self.loss_type, ratio, advantages, logps, bounds, self.args, weight)
 
     def _normalised(self, token_loss: Tensor, mask: Tensor, batch: Mapping[str, Any]) -> Tensor:
-        """From token losses to one number, as TRL's loss types do it, scaled for gradient accumulation."""
+        """Reduce token losses to one number as TRL's loss types do, scaled for gradient accumulation."""
         training = self.mode == "train"
         accumulated = self.current_gradient_accumulation_steps if training else 1.0
         tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
@@ -142,26 +142,26 @@ class ObjectiveTrainer(LogProbabilityTrainer):
             accumulated=accumulated,
         )
 
-    def _log(self, found: Surrogate, values: dict[str, Tensor], batch: Mapping[str, Any]) -> None:
+    def _log(self, objective: Surrogate, values: dict[str, Tensor], batch: Mapping[str, Any]) -> None:
         """Log means over counted tokens of all processes, whether or not a strategy took the tokens out of the loss.
 
-        TRL averages the means of its micro-batches. Ours hold other rows (see `dealing`), so rows are collected until
-        an optimizer step has seen all of its micro-batches, and averaged by those that TRL would have made.
+        TRL averages the means of its micro-batches. Ours have other rows (see `micro_batches`), so rows are collected
+        until an optimizer step has seen all of its micro-batches, and averaged as in those of TRL.
         """
         counted = counted_tokens(batch)
-        if found.low_clipped is not None and found.high_clipped is not None:
-            values["clip_ratio/low_mean"] = found.low_clipped.float()
-            values["clip_ratio/high_mean"] = found.high_clipped.float()
-            values["clip_ratio/region_mean"] = (found.low_clipped | found.high_clipped).float()
+        if objective.low_clipped is not None and objective.high_clipped is not None:
+            values["clip_ratio/low_mean"] = objective.low_clipped.float()
+            values["clip_ratio/high_mean"] = objective.high_clipped.float()
+            values["clip_ratio/region_mean"] = (objective.low_clipped | objective.high_clipped).float()
         if "trl_part" not in batch:  # TRL's own micro-batch
             part = counted.new_zeros(len(counted), dtype=torch.long)
             self._record(LoggedRows.of(values, counted, part), list(values), 1)
             return
         parts = int(batch["trl_parts"])
-        place = self.micro_step % parts
-        before = self._logged_rows if place else ()
-        self._logged_rows = [*before, LoggedRows.of(values, counted, batch["trl_part"])]
-        if place == parts - 1:
+        index = self.micro_step % parts
+        earlier = self._logged_rows if index else ()
+        self._logged_rows = [*earlier, LoggedRows.of(values, counted, batch["trl_part"])]
+        if index == parts - 1:
             rows = LoggedRows.joined([*self._logged_rows, *self._left_out(values, batch)])
             self._record(rows, list(values), parts)
 

@@ -1,7 +1,7 @@
-"""The statistics that `explorl train` logs of every step, as observers (`explorl.training.grpo.inspection_schedule`).
+"""The statistics that `explorl train` logs for every step, as observers (see `inspection_schedule`).
 
 Deng et al. 2025, §3.2: entropy by the answer's sign and by position, tokens whose entropy falls fastest, sizes of
-updates, changes of probability, quality of responses. Only tokens that the policy wrote count.
+updates, changes of probability, quality of responses. Only tokens that the policy sampled count.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from explorl.training.grpo.inspection_schedule import Observer, StepView
 
 BINS = 20
 SMALL_CHANGE = 0.06
-"""Deng et al. 2025 §3.2.2: on the plateau over 99 % of tokens change their probability by less."""
+"""Deng et al. 2025 §3.2.2: in the plateau phase over 99 % of tokens change their probability by less."""
 FORM = "format"
-"""The reward function that says whether an answer has the task's form."""
+"""Name of the reward function that checks the task's format."""
 
 
 def statistics() -> list[Observer]:
-    """The observers of `explorl train`, with nothing remembered."""
+    """Return new observers of `explorl train`."""
     return [EntropyBySign(), EntropyByPosition(), FastestDrop(), UpdateSize(), ProbabilityChange(), ResponseQuality()]
 
 
 class EntropyBySign:
-    """Mean token entropy of the positive answers, and of the negative ones."""
+    """Mean token entropy of completions with positive and with negative advantage."""
 
     def see(self, step: StepView) -> dict[str, float]:
         known = step.known
@@ -39,33 +39,33 @@ class EntropyBySign:
 
 
 class EntropyByPosition:
-    """Mean token entropy by a token's place in its answer ÷ the answer's length, in 20 bins."""
+    """Mean token entropy by relative position in the completion, in 20 bins."""
 
     def see(self, step: StepView) -> dict[str, float]:
         means = position_profile(step.entropy, step.mask, BINS)
-        return {f"entropy_position_{place:02d}": mean for place, mean in enumerate(means.tolist())}
+        return {f"entropy_position_{index:02d}": mean for index, mean in enumerate(means.tolist())}
 
 
 def position_profile(
     values: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], bins: int
 ) -> Float[Tensor, " bins"]:
-    """Mean of the tokens whose relative position is in each bin, NaN where there is none.
+    """Return the mean of the tokens in each bin of relative positions, NaN for a bin without tokens.
 
-        bin = ⌊bins · i / n⌋   for the i-th of an answer's n counted tokens, from 0
+        bin = ⌊bins · i / n⌋   for the i-th of a completion's n counted tokens, from 0
 
-    Deng et al. 2025 §3.4. A value that is not finite is left out.
+    Deng et al. 2025 §3.4. Values that are not finite are ignored.
     """
     counted = mask > 0
     index, lengths = counted.long().cumsum(1) - 1, counted.sum(1, keepdim=True).clamp(min=1)
     known = counted & values.isfinite()
-    place = (bins * index // lengths)[known]
+    bin_of = (bins * index // lengths)[known]
     sums = torch.zeros(bins, dtype=torch.float64, device=values.device)
-    sums.index_add_(0, place, values[known].double())
-    return sums / torch.bincount(place, minlength=bins)
+    sums.index_add_(0, bin_of, values[known].double())
+    return sums / torch.bincount(bin_of, minlength=bins)
 
 
 class UpdateSize:
-    """Mean and quantiles of G over the tokens that were looked at closely."""
+    """Mean and quantiles of the update size G over the inspected tokens."""
 
     def see(self, step: StepView) -> dict[str, float]:
         if step.sampled is None:
@@ -81,7 +81,7 @@ class UpdateSize:
 
 
 class ProbabilityChange:
-    """How far the updates moved the tokens that were looked at closely: mean |Δπ|, and the share below 0.06."""
+    """Change of probability of the inspected tokens: mean |Δπ|, and the share below 0.06."""
 
     def see(self, step: StepView) -> dict[str, float]:
         if step.sampled is None:
@@ -94,29 +94,29 @@ class ProbabilityChange:
 
 
 class ResponseQuality:
-    """Shares of malformed and of repetitive responses and of those that mix languages; mean 3-gram redundancy.
+    """Shares of responses that are malformed, repetitive or mix languages; mean 3-gram redundancy.
 
-    Counted as in `explorl.analysis.response_quality`: malformed is what the reward function ``format`` says, where
-    there is one, else what has not exactly one ``<answer>``.
+    Counted as in `explorl.analysis.response_quality`: a response is malformed according to the reward function
+    ``format``; without one, if it has not exactly one ``<answer>``.
     """
 
     def see(self, step: StepView) -> dict[str, float]:
         form = step.reward_parts.get(FORM)
-        found = response_quality(step.completions, None if form is None else form.tolist())
-        share = 1 / max(found.responses, 1)
+        quality = response_quality(step.completions, None if form is None else form.tolist())
+        share = 1 / max(quality.responses, 1)
         return {
-            "quality_format_violations": found.format_violations * share,
-            "quality_repetitive": found.repetitive * share,
-            "quality_language_mixing": found.language_mixing * share,
-            "quality_redundancy": found.redundancy,
+            "quality_format_violations": quality.format_violations * share,
+            "quality_repetitive": quality.repetitive * share,
+            "quality_language_mixing": quality.language_mixing * share,
+            "quality_redundancy": quality.redundancy,
         }
 
 
 class FastestDrop:
-    """The fifth of the tokens whose entropy falls fastest, and the share of their occurrences in negative answers.
+    """Share of occurrences in negative completions of the 20 % of tokens whose entropy falls fastest.
 
     For every token of the vocabulary, the slope of its entropy over the batches seen, by least squares over its
-    occurrences, in which a batch counts λ times as much as the next one:
+    occurrences, with each batch weighted λ times as much as the next one:
 
         slope = (W·Wxy − Wx·Wy) / (W·Wxx − Wx²),   W = Σ λ^age, Wx = Σ λ^age·x, …   x = −age in batches
 
@@ -127,7 +127,7 @@ class FastestDrop:
     def __init__(self, share: float = 0.2, decay: float = 0.95, least: float = 8.0) -> None:
         self.share, self.decay, self.least = share, decay, least
         self._sums = torch.zeros(7, 0, dtype=torch.float64)
-        """W, Wx, Wxx, Wy, Wxy, and W over positive and over negative answers; one column a token of the vocabulary."""
+        """W, Wx, Wxx, Wy, Wxy, and W over positive and over negative completions; one column per vocabulary token."""
 
     def see(self, step: StepView) -> dict[str, float]:
         known = step.known.cpu()
@@ -138,7 +138,7 @@ class FastestDrop:
         return {"fastest_drop_negative_share": negative / (positive + negative)} if positive + negative else {}
 
     def fastest(self, in_order: bool = True) -> tuple[Int[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-        """Ids of the fastest tokens and their drop in nats per batch, the fastest first if ``in_order``; none rises."""
+        """Return the ids of the fastest falling tokens and their drop in nats per batch, sorted if ``in_order``."""
         weight, x, xx, y, xy = self._sums[:5]
         spread = weight * xx - x**2
         counts = torch.nonzero((weight >= self.least) & (spread > 1e-9 * weight**2)).squeeze(1)
@@ -152,7 +152,7 @@ class FastestDrop:
         size = max(self._sums.shape[1], int(ids.max()) + 1 if len(ids) else 0)
         sums = torch.nn.functional.pad(self._sums, (0, size - self._sums.shape[1]))
         weight, x, xx, y, xy, positive, negative = sums * self.decay
-        # all that was seen is one batch older
+        # everything seen so far is one batch older now
         sums = torch.stack([weight, x - weight, xx - 2 * x + weight, y, xy - y, positive, negative])
         for row, values in ((0, None), (3, entropy.double()), (5, (sign > 0).double()), (6, (sign < 0).double())):
             sums[row] += torch.bincount(ids, values, minlength=size)
@@ -169,5 +169,5 @@ class FastestDrop:
 
 
 def _mean(values: Tensor) -> float:
-    """NaN where there are none."""
+    """Return the mean, NaN without values."""
     return values.double().mean().item()

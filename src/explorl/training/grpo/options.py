@@ -1,11 +1,11 @@
-"""Every option of TRL's `GRPOConfig` and `GRPOTrainer`, and what becomes of it here.
+"""How each option of TRL's `GRPOConfig` and `GRPOTrainer` is treated.
 
-    HONOURED     does what TRL says it does
-    STEPS_ASIDE  honoured as well, and while it is set something of ours makes way for TRL's own code
-    IRRELEVANT   changes nothing, and why
+    HONOURED     works as in TRL
+    STEPS_ASIDE  works as in TRL, and while it is set TRL's own code replaces some of ours
+    IRRELEVANT   has no effect, with the reason
 
-A test compares these lists with TRL's own fields, so that a field that a new release adds is noticed. What is refused
-is in `refuse`, each with what to use instead; docs/trl.md is made from this module.
+A test compares these lists with TRL's own fields, so a field that a new release adds is noticed. `refuse` raises for
+unsupported values; docs/trl.md is generated from this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from explorl.training.grpo.loss import LOSSES
 from explorl.training.grpo.stopping import configured_stop_strings
 
 ARGUMENTS: Mapping[str, str] = {
-    "model": "honoured; a name of ours, such as smollm2-135m, is one as well",
+    "model": "honoured; may also be one of our model names, such as smollm2-135m",
     "reward_funcs": "honoured",
     "args": "honoured",
     "train_dataset": "honoured",
@@ -31,38 +31,42 @@ ARGUMENTS: Mapping[str, str] = {
     "optimizers": "honoured",
     "quantization_config": "honoured",
     "peft_config": "honoured",
-    "tools": "honoured; the engine samples every turn, each row as the strategies say, and keeps what it has computed",
-    "rollout_func": "honoured; the engine steps aside, and answers end where the function ends them",
-    "environment_factory": "honoured, as tools are",
+    "tools": "honoured; the engine samples every turn with the strategies' options per row, and keeps its cache",
+    "rollout_func": "honoured; replaces the engine, and completions end where the function ends them",
+    "environment_factory": "honoured, like tools",
 }
 """Arguments of `GRPOTrainer`."""
 
 STEPS_ASIDE: Mapping[str, str] = {
-    "use_vllm": "vLLM samples instead of the engine, each row as the strategies say (docs/vllm.md)",
+    "use_vllm": "vLLM samples instead of the engine, with the strategies' options per row (docs/vllm.md)",
     "use_transformers_continuous_batching": "transformers samples instead of the engine",
     "generation_kwargs": (
-        "temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, do_sample, eos_token_id and the strings "
-        "that end an answer (stop_strings, or stop; without them those of the model's generation config) go to the "
-        "engine; with any other key `model.generate` samples"
+        "temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens, do_sample, eos_token_id and stop "
+        "strings (stop_strings, or stop; without them those of the model's generation config) go to the engine; with "
+        "any other key `model.generate` samples"
     ),
-    "router_aux_loss_coef": "the router's loss counts tokens as they stand in padded rows: TRL's padded pass",
+    "router_aux_loss_coef": "the router's loss counts the tokens of padded rows: TRL's padded pass is used",
     "fsdp": (
-        "weights are sharded: the padded pass; "
-        "FSDP2 gathers them while the engine samples, with FSDP1 `model.generate` does"
+        "weights are sharded: the padded pass is used; "
+        "FSDP2 gathers them while the engine samples, with FSDP1 `model.generate` samples"
     ),
-    "fsdp_config": "as fsdp",
-    "deepspeed": "as ever with ZeRO-1 and 2; ZeRO-3 gathers weights while the engine samples, and has the padded pass",
-    "parallelism_config": "weights are sharded: `model.generate` and the padded pass",
-    "neftune_noise_alpha": "its noise is scaled by the length of a row: the padded pass; the engine samples without it",
-    "torch_compile": "the compiled model is run as it is: the padded pass",
-    "torch_compile_backend": "as torch_compile",
-    "torch_compile_mode": "as torch_compile",
-    "use_liger_kernel": "layers that Liger has replaced run as they are; fast passes are used where they still agree",
-    "liger_kernel_config": "as use_liger_kernel",
+    "fsdp_config": "like fsdp",
+    "deepspeed": (
+        "no change with ZeRO-1 and 2; ZeRO-3 gathers weights while the engine samples, and uses the padded pass"
+    ),
+    "parallelism_config": "weights are sharded: `model.generate` and the padded pass are used",
+    "neftune_noise_alpha": (
+        "its noise is scaled by the length of a row: the padded pass is used; the engine samples without it"
+    ),
+    "torch_compile": "the compiled model is used: the padded pass",
+    "torch_compile_backend": "like torch_compile",
+    "torch_compile_mode": "like torch_compile",
+    "use_liger_kernel": "Liger's layers are kept; fast passes are used if they agree with them",
+    "liger_kernel_config": "like use_liger_kernel",
 }
 
 IRRELEVANT: Mapping[str, str] = {
-    "cache_implementation": "the engine has a cache of its own; honoured with engine='generate'",
+    "cache_implementation": "the engine has its own cache; honoured with engine='generate'",
     "transformers_continuous_batching_config": "read with use_transformers_continuous_batching alone",
     "ds3_gather_for_generation": "read with DeepSpeed ZeRO-3 alone",
     "vllm_mode": "read with use_vllm alone",
@@ -83,7 +87,7 @@ IRRELEVANT: Mapping[str, str] = {
     "vllm_importance_sampling_clip_min": "read with use_vllm alone",
     "vllm_importance_sampling_cap": "TRL's old name of vllm_importance_sampling_clip_max",
     "use_transformers_paged": "TRL's old name of use_transformers_continuous_batching",
-    "auto_find_batch_size": "TRL refuses it: a smaller batch would cut groups apart",
+    "auto_find_batch_size": "TRL rejects it: a smaller batch would split groups",
     "label_names": "GRPO has no labels",
     "label_smoothing_factor": "GRPO has no labels",
     "include_for_metrics": "GRPO computes no metrics from predictions",
@@ -93,7 +97,7 @@ IRRELEVANT: Mapping[str, str] = {
     "prediction_loss_only": "GRPO computes no metrics from predictions",
     "length_column_name": "GRPO samples prompts in groups",
     "train_sampling_strategy": "GRPO samples prompts in groups",
-    "average_tokens_across_devices": "GRPO's losses are scaled by themselves",
+    "average_tokens_across_devices": "GRPO scales its own losses",
     "do_predict": "read by scripts alone",
     "do_train": "read by scripts alone",
     "do_eval": "read by scripts alone",
@@ -248,61 +252,67 @@ HONOURED: frozenset[str] = frozenset(
 
 
 REFUSED: Mapping[str, str] = {
-    "a class that derives from another trainer as well": (
-        "where a method of that trainer would not be called, such as the loss of `GMPOTrainer` behind ours"
+    "a class that also derives from another trainer": (
+        "if a method of that trainer would not be called, such as the loss of `GMPOTrainer` after ours"
     ),
     "a strategy that acts through a method which a subclass replaces": (
-        "a `_compute_loss`, `_generate` or `_generate_and_score_completions` has to call `super()`'s; advantages alone "
-        "reach a loss of your own, one per token"
+        "a `_compute_loss`, `_generate` or `_generate_and_score_completions` has to call `super()`'s; a custom loss "
+        "gets only the strategies' advantages, one per token"
     ),
     "a data set without prompts, or with fewer than a generation batch takes": "no step would be trained",
-    "prompts in messages, with a tokenizer that has no chat template": "nothing would make a text of them",
-    "a strategy that sets sampling per row, with `generate`": "it samples all rows alike; the engine and vLLM do not",
-    "with vLLM, beside such a strategy": (
-        "answers that branch, tools, images, `vllm_structured_outputs_regex`, and keys of `generation_kwargs` other "
+    "prompts in messages, with a tokenizer that has no chat template": "they cannot be converted to text",
+    "a strategy that sets sampling per row, with `generate`": (
+        "it samples all rows with the same options; the engine and vLLM do not"
+    ),
+    "with vLLM and such a strategy": (
+        "branching completions, tools, images, `vllm_structured_outputs_regex`, and keys of `generation_kwargs` other "
         "than temperature, top_p, top_k, min_p, repetition_penalty, max_tokens, stop and stop_token_ids"
     ),
     "a strategy that orders the prompts, with a stream": "it would have to be read to its end",
-    "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from any place of the data set",
+    "`dynamic_sampling` or `skip_solved`, with a stream": "they take fresh prompts from anywhere in the data set",
     "`interpreter`, with tools, environments, a `rollout_func` or without the engine": (
-        "calls in text are made while the engine samples"
+        "calls in text are executed while the engine samples"
     ),
     "`dynamic_sampling`, with tools, environments, a `rollout_func`, images or vLLM": (
-        "answers to fresh prompts could not be put among the others, or nobody has tried it"
+        "completions of fresh prompts could not be combined with the others, or it is untested"
     ),
     "a strategy that changes rewards, with multi_objective_aggregation='normalize_then_sum'": (
-        "each reward is normalised by itself, before there is a total to change"
+        "each reward is normalised separately, before there is a total to change"
     ),
 }
-"""What is refused at construction; no option of TRL's by itself is."""
+"""What is refused at construction; no option of TRL is refused by itself."""
 
 
 def refuse_strategies(args: Any, strategies: Sequence[Strategy]) -> None:
-    """The same for strategies: what cannot work with these arguments."""
-    shares = {name_of(one): one.needs_min_p_mass for one in strategies if one.needs_min_p_mass is not None}
+    """Raise for strategies that cannot work with these arguments."""
+    shares = {
+        name_of(strategy): strategy.needs_min_p_mass for strategy in strategies if strategy.needs_min_p_mass is not None
+    }
     if len(set(shares.values())) > 1:
-        raise ValueError(f"strategies need the mass above different shares of the likeliest token: {shares}; use one")
+        raise ValueError(
+            f"strategies need the mass above different shares of the most likely token: {shares}; use one share"
+        )
     for strategy in strategies:
         strategy.check(num_generations=args.num_generations)
         strategy.check_length(max_completion_length=args.max_completion_length)
         if overrides(strategy, "rewards") and args.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"{name_of(strategy)} changes the total reward, and multi_objective_aggregation="
-                f"{args.multi_objective_aggregation!r} normalises each reward by itself, before there is a total; use "
-                f"'sum_then_normalize', or leave out {name_of(strategy)}"
+                f"{args.multi_objective_aggregation!r} normalises each reward separately, before there is a total; use "
+                f"'sum_then_normalize', or remove {name_of(strategy)}"
             )
 
 
 def refuse(args: Any) -> None:
-    """What cannot be honoured is an error before anything is loaded, with what to use instead."""
+    """Raise for values of TRL's options that are not supported, before anything is loaded."""
     if args.loss_type not in LOSSES:
         raise ValueError(f"loss_type is {args.loss_type!r}; use one of {', '.join(LOSSES)}")
     configured_stop_strings(args.generation_kwargs)
-    given = args.generation_kwargs or {}
-    own = None if args.use_vllm or given.get("do_sample") is False else given.get("temperature")
-    for name, value in (("temperature", args.temperature), ("generation_kwargs['temperature']", own)):
+    kwargs = args.generation_kwargs or {}
+    temperature = None if args.use_vllm or kwargs.get("do_sample") is False else kwargs.get("temperature")
+    for name, value in (("temperature", args.temperature), ("generation_kwargs['temperature']", temperature)):
         if value is not None and not value > 0:
             raise ValueError(
-                f"{name} is {value}; use one above 0, such as 1.0: greedy answers are all the same, and a group of "
-                "them has no advantage"
+                f"{name} is {value}; use one above 0, such as 1.0: all greedy completions of a prompt are equal, so "
+                "a group of them has no advantage"
             )

@@ -1,4 +1,4 @@
-"""From a configuration to a GRPO run in a folder, started or resumed."""
+"""Start or resume a GRPO run in a folder from a configuration."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from explorl.training.tracking import log_scores
 
 
 class StoredExplorationTrainer(StoredCheckpoints, ExplorationTrainer):
-    """The trainer with whole checkpoints."""
+    """The trainer with complete checkpoints only."""
 
 
 def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
-    """TRL's arguments for a configuration."""
+    """Convert a configuration to TRL's arguments."""
     training, rollout = config.training, config.rollout
     task = get_task(config.task.name, **task_options(config))
     return GRPOConfig(
@@ -100,13 +100,13 @@ def grpo_config(config: Config, output_dir: str) -> GRPOConfig:
 
 
 def correct_reward(task: Task) -> tuple[str, float]:
-    """The reward function that says whether an answer is correct, by the name that TRL gives it, and from where on.
+    """Return the name and the threshold of the reward function that decides whether a completion is correct.
 
-    TRL calls a function by its ``__name__``, here the reward part, and multiplies by the weights afterwards.
+    TRL names a function by its ``__name__``, here the reward part, and multiplies by the weights afterwards.
     """
     if task.correct_part not in task.reward_parts:
         raise ValueError(
-            f"task {task.name!r} has no reward that says which answers are correct: correct_part is "
+            f"task {task.name!r} has no reward part that decides which completions are correct: correct_part is "
             f"{task.correct_part!r}; set it to one of {', '.join(task.reward_parts)}"
         )
     return task.correct_part, 1.0
@@ -121,10 +121,13 @@ def run_grpo(
     on_step: Callable[[int], bool | None] | None = None,
     alone: bool = False,
 ) -> Path:
-    """Trains from the last whole checkpoint on, or from the start; returns the folder of the trained policy.
+    """Train from the latest valid checkpoint, or from the start; return the folder of the trained policy.
 
-    Nothing is written before all parts are there and fit together. Training ends early where `on_step`, called after
-    each step, returns True. ``alone`` keeps other processes out of the folder.
+    Nothing is written before everything is loaded and checked.
+
+    Args:
+        on_step: Called after each step; training ends early if it returns True.
+        alone: Lock the folder against other processes.
     """
     from datasets import Dataset
 
@@ -137,7 +140,7 @@ def run_grpo(
     rows = task.rows("train", template=config.task.template, limit=config.task.train_problems)
     if config.evaluation.every or config.evaluation.ends:
         check_holdout(config, task, [Problem(row["id"], row["data"]) for row in rows])
-    for row in rows:  # a table would give all problems the keys of each, and all numbers one type
+    for row in rows:  # a table would give all rows the same keys, and all numbers the same type
         row["data"] = json_text(task, row["id"], row["data"])
     policy = configured_policy(config, to_train=True)
     prompts = [row["prompt"] for row in rows]
@@ -147,13 +150,13 @@ def run_grpo(
         row["opened"] = opened
     lora = None if config.model.lora is None else lora_config(**config.model.lora.model_dump())
 
-    shown = ProgressDisplay(label, console)
+    display = ProgressDisplay(label, console)
     divergence = StopAtDivergence("training.learning_rate", config.training.learning_rate)
-    callbacks = [divergence, MetricsRecorder(store), shown]
+    callbacks = [divergence, MetricsRecorder(store), display]
     if on_step is not None:
         callbacks.append(PeriodicCallback(1, on_step))
-    with disabled_progress(), TemporaryDirectory() as nowhere:
-        args = grpo_config(config, nowhere)  # the trainer makes its folder at once
+    with disabled_progress(), TemporaryDirectory() as folder:
+        args = grpo_config(config, folder)  # the trainer creates its output folder at once
         check_one_gpu(args)
         args.project, args.run_name = "explorl", run_name(store.folder)  # for trackers
         reward_functions, answers = task.scorers()
@@ -175,11 +178,11 @@ def run_grpo(
             answers=answers if task.has_answers else None,
             observers=observers,
             lens=None if lens is None else Lens(lens.every, lens.answers, lens.rate),
-            dynamic_sampling=_settings(config.training.dynamic_sampling),
-            skip_solved=_settings(config.training.skip_solved),
+            dynamic_sampling=_fields(config.training.dynamic_sampling),
+            skip_solved=_fields(config.training.skip_solved),
             callbacks=callbacks,
         )
-        _check_steps(config, len(trainer.train_dataset))  # a strategy may have left some out
+        _check_steps(config, len(trainer.train_dataset))  # a strategy may have removed some
         if config.training.save_rollouts:
             after = None if lens is None else store.write_rollouts
             trainer.listen(store.write_rollouts, config.training.token_records, after=after)
@@ -206,50 +209,50 @@ def run_grpo(
             step = trainer.state.global_step // config.training.iterations + 1
             raise divergence.error(step, "the policy's logits are not finite") from error
         finally:
-            shown.close()
+            display.close()
         return save_model(store, trainer, policy.tokenizer)
 
 
 def _check_steps(config: Config, problems: int) -> None:
-    """Raise where so few problems would give no step at all."""
-    asked = config.training.prompts_per_step
-    if problems < asked:
+    """Raise if there are fewer problems than prompts in a step."""
+    needed = config.training.prompts_per_step
+    if problems < needed:
         raise ConfigError(
-            f"training.prompts_per_step is {asked}, and there are {problems} problems to train on; use {problems} or "
+            f"training.prompts_per_step is {needed}, and there are {problems} problems to train on; use {problems} or "
             "fewer"
         )
 
 
-def _settings(section: Section | None) -> dict[str, Any] | None:
+def _fields(section: Section | None) -> dict[str, Any] | None:
     return None if section is None else section.model_dump()
 
 
 def run_name(folder: Path) -> str:
-    """What a tracker calls a run: its folder's name, in a study with the study's and the arm's."""
+    """Return the name of a run in trackers: its folder's name, within a study with the study's and the arm's."""
     parts = folder.resolve().parts
     return "/".join((parts[-4], *parts[-2:])) if len(parts) > 4 and parts[-3] == "arms" else parts[-1]
 
 
 class _Evaluation:
-    """Scores the policy during training and writes a line of metrics and the completions."""
+    """Evaluates the policy during training and writes a line of metrics and the completions."""
 
     def __init__(
         self, config: Config, store: RunStore, trainer: ExplorationTrainer, policy: Policy, console: Console
     ) -> None:
         self.config, self.store, self.trainer, self.policy, self.console = config, store, trainer, policy, console
         self._has_named = False
-        """Whether the trackers know the task and the strategies."""
+        """Whether the task and the strategies have been sent to the trackers."""
 
     @property
     def ends(self) -> bool:
-        """Whether the policy is scored before the first step and after the last one."""
+        """True if the policy is evaluated before the first step and after the last one."""
         return bool(self.config.evaluation.every or self.config.evaluation.ends)
 
     def __call__(self, step: int) -> None:
-        """Called on every process: the main one scores, with weights that all of them have to gather."""
+        """Evaluate on the main process; called on every process, which all have to gather the weights."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
         if trainer.sharded and (why := why_not_gathered(trainer.model, accelerator)):
-            trainer.warn_once(f"the policy is not scored during training: {why}")
+            trainer.warn_once(f"the policy is not evaluated during training: {why}")
             return
         with gathered_weights(trainer.model_wrapped, accelerator):
             if accelerator.is_main_process:
@@ -274,13 +277,13 @@ class _Evaluation:
         named, self._has_named = self._has_named, True
         handler = trainer.callback_handler
         log_scores(handler, trainer.args, trainer.state, trainer.control, result, {} if named else facts)
-        shown = step // self.config.training.iterations
+        display_step = step // self.config.training.iterations
         self.console.print(
-            literal(f"step {shown}: {format_scores(scores)} on {len(result.problem_ids)} held-out problems"),
+            literal(f"step {display_step}: {format_scores(scores)} on {len(result.problem_ids)} held-out problems"),
             highlight=False,
         )
 
 
 def is_finished(store: RunStore) -> bool:
-    """Whether the run has reached its last step."""
+    """Tell whether the run has reached its last step."""
     return (store.folder / "model").is_dir()

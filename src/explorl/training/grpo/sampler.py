@@ -26,7 +26,7 @@ from explorl.training.grpo.branches import branch_metrics, branch_record, branch
 from explorl.training.grpo.conversations import Conversation
 from explorl.training.grpo.logged_columns import prompt_text
 from explorl.training.grpo.sampling_plan import (
-    KNOWN,
+    HONOURED_OPTIONS,
     SamplingPlan,
     pad_schedules,
     sampling_options,
@@ -205,7 +205,9 @@ class SamplingTrainer(GRPOAdapter):
     def _generation(self) -> dict[str, Any]:
         """Return the current options of `generate`: a callback may have changed TRL's `generation_config`."""
         config = self.generation_config
-        return config.to_diff_dict() | {name: getattr(config, name, None) for name in KNOWN - {"stop_strings"}}
+        return config.to_diff_dict() | {
+            name: getattr(config, name, None) for name in HONOURED_OPTIONS - {"stop_strings"}
+        }
 
     def _why_not_whole(self) -> str:
         """Return why sharded weights can't be gathered for sampling, or ""."""
@@ -386,8 +388,8 @@ class SamplingTrainer(GRPOAdapter):
     @property
     def old_is_first_pass(self) -> bool:
         """True if every micro-batch is seen before the policy changes: then its first pass gives log π_old."""
-        whole = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
-        return whole and not self.use_vllm and not self.has_own_loss
+        complete = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
+        return complete and not self.use_vllm and not self.has_own_loss
 
     @property
     def has_penalties(self) -> bool:

@@ -15,7 +15,7 @@ from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 from explorl.training.grpo.branches import branching_of
 
-KNOWN = {
+HONOURED_OPTIONS = {
     "temperature",
     "top_p",
     "top_k",
@@ -62,15 +62,15 @@ ROW_OPTIONS = (
 """What a strategy may set for each row (`explorl.strategies.base.Sampling`)."""
 
 
-def unsupported_options(given: Mapping[str, Any], declared: GenerationConfig | None) -> dict[str, Any]:
+def unsupported_options(generate_options: Mapping[str, Any], declared: GenerationConfig | None) -> dict[str, Any]:
     """Return the options of TRL's call of `generate`, or of the model's generation config, that the engine lacks."""
     defaults = GenerationConfig()
     options = declared.to_diff_dict() if declared is not None else {}
-    options |= {name: value for name, value in given.items() if value is not None}
+    options |= {name: value for name, value in generate_options.items() if value is not None}
     return {
         name: value
         for name, value in options.items()
-        if name not in KNOWN | IRRELEVANT_OPTIONS
+        if name not in HONOURED_OPTIONS | IRRELEVANT_OPTIONS
         and value != getattr(defaults, name, None)
         and not _is_disabled(name, value)
     }
@@ -89,14 +89,14 @@ def _is_disabled(name: str, value: Any) -> bool:
     return value is None or value is False or value == [] or (name in no_effect_at_one and value == 1)
 
 
-def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, Any]:
+def sampling_options(generate_options: Mapping[str, Any], eos: Sequence[int]) -> dict[str, Any]:
     """Convert TRL's options of `generate` to arguments of `SamplingParams`."""
-    greedy = given.get("do_sample") is False
-    stop_tokens = given.get("eos_token_id")
+    greedy = generate_options.get("do_sample") is False
+    stop_tokens = generate_options.get("eos_token_id")
     stop_tokens = eos if stop_tokens is None else [stop_tokens] if isinstance(stop_tokens, int) else stop_tokens
 
     def number(name: str, off: float) -> Any:
-        value = given.get(name)
+        value = generate_options.get(name)
         return off if value is None else value
 
     return {
@@ -105,7 +105,7 @@ def sampling_options(given: Mapping[str, Any], eos: Sequence[int]) -> dict[str, 
         "top_k": max(0, int(number("top_k", 0))),
         "min_p": number("min_p", 0.0),
         "repetition_penalty": number("repetition_penalty", 1.0),
-        "max_tokens": int(given["max_new_tokens"]),
+        "max_tokens": int(generate_options["max_new_tokens"]),
         "stop_token_ids": list(stop_tokens),
     }
 

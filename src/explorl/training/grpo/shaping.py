@@ -1,4 +1,4 @@
-"""What a list of strategies makes of a generation batch: everything that the loss will multiply with."""
+"""Apply a list of strategies to a generation batch: the result is everything that the loss multiplies with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PerRow = Float[Tensor, " batch"]
 
 @dataclass(frozen=True)
 class Shaped:
-    """The strategies' word on a batch, one value per token."""
+    """The result of the strategies for a batch, one value per token."""
 
     advantages: PerToken
     loss_mask: PerToken
@@ -41,12 +41,13 @@ class Shaped:
 
 @torch.no_grad()
 def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[PerRow], PerRow] | None = None) -> Shaped:
-    """Calls the hooks of all strategies in their order, on the whole batch, or on this process's part of it where
-    `Batch.collectives` knows of others: then what comes back is of these rows, and metrics are still of all.
+    """Call the hooks of all strategies in order, on the whole batch, or on this process's part of it.
 
-    First every `rewards`, from whose last word `normalised` makes advantages, one per row; then every `advantages`,
-    each on what the one before it left; then `select`, `weights`, `clip` and `keep`, which see the final advantages.
-    Weights multiply, masks multiply, and of several clips the last one counts.
+    With a part (`Batch.collectives` spans several processes), the result is for its rows, and metrics are for all rows.
+
+    First every `rewards`, from whose final result `normalised` computes advantages, one per row; then every
+    `advantages`, each applied to the result of the one before; then `select`, `weights`, `clip` and `keep`, which see
+    the final advantages. Weights multiply, masks multiply, and of several clips the last one counts.
     """
     metrics: dict[str, float] = {}
     counted, collectives = batch.mask > 0, batch.collectives
@@ -55,7 +56,7 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
     def prefix(strategy: Strategy) -> str:
         return f"strategy/{name_of(strategy)}"
 
-    def said(strategy: Strategy, hook: str, value: Any, *, infinite: bool = False) -> PerToken:
+    def checked(strategy: Strategy, hook: str, value: Any, *, infinite: bool = False) -> PerToken:
         return finite(strategy, hook, per_token(strategy, hook, value, batch), batch, infinite=infinite)
 
     def log(strategy: Strategy, what: str, before: Tensor, after: Tensor) -> None:
@@ -75,14 +76,14 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
             metrics[f"{prefix(strategy)}/reward_rows"] = float((change > 0).sum().item())
             batch, changed = batch.with_(rewards=rewards), True
     if changed:
-        assert normalised is not None, "nobody said how rewards become advantages"
-        anew = collectives.map_rows(normalised, batch.rewards).unsqueeze(1) * batch.mask
-        batch = batch.with_(advantages=anew.to(batch.advantages.dtype))
+        assert normalised is not None, "normalised is needed with strategies that change rewards"
+        new = collectives.map_rows(normalised, batch.rewards).unsqueeze(1) * batch.mask
+        batch = batch.with_(advantages=new.to(batch.advantages.dtype))
 
     for strategy in strategies:
         advantages = strategy.advantages(batch)
         if advantages is not None:
-            advantages = said(strategy, "advantages", advantages)
+            advantages = checked(strategy, "advantages", advantages)
             log(strategy, "advantage", batch.advantages, advantages)
             batch = batch.with_(advantages=torch.where(counted, advantages, 0.0).to(batch.advantages.dtype))
 
@@ -93,12 +94,12 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
     for index, strategy in enumerate(strategies):
         selected = strategy.select(batch)
         if selected is not None:
-            selected = said(strategy, "select", selected)
+            selected = checked(strategy, "select", selected)
             log(strategy, "masked", ones, selected)
             loss_mask = loss_mask * torch.where(counted, selected, 0.0).to(loss_mask.dtype)
         factors = strategy.weights(batch)
         if factors is not None:
-            factors = said(strategy, "weights", factors)
+            factors = checked(strategy, "weights", factors)
             log(strategy, "weight", ones, factors)
             factors = factors.to(ones.dtype)
             weights = weights * factors
@@ -106,8 +107,8 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
         bounds = strategy.clip(batch)
         if bounds is not None:
             if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-                raise TypeError(f"{name_of(strategy)}.clip is {bounds!r}; give (low, high), such as (0.2, 0.28)")
-            low, high = (said(strategy, "clip", bound, infinite=True).to(ones.dtype) for bound in bounds)
+                raise TypeError(f"{name_of(strategy)}.clip is {bounds!r}; return (low, high), such as (0.2, 0.28)")
+            low, high = (checked(strategy, "clip", bound, infinite=True).to(ones.dtype) for bound in bounds)
             clip = (low, high)
         for name, tensor in (strategy.keep(batch) or {}).items():
             kept[f"{index}/{name}"] = _kept(strategy, name, tensor, ones)
@@ -117,8 +118,10 @@ def shape(strategies: Sequence[Strategy], batch: Batch, normalised: Callable[[Pe
 
 
 def _kept(strategy: Strategy, name: str, tensor: Any, like: PerToken) -> PerToken:
-    """Of any type, but one value per token: it is split into micro-batches as the tokens are."""
+    """Return a kept tensor, checked to have one value per token; it is split into micro-batches like the tokens."""
     if isinstance(tensor, Tensor) and tensor.shape == like.shape:
         return tensor
     what = f"has shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"is {type(tensor).__name__}"
-    raise ValueError(f"{name_of(strategy)}.keep: {name!r} {what}; give one value per token, shape {tuple(like.shape)}")
+    raise ValueError(
+        f"{name_of(strategy)}.keep: {name!r} {what}; return one value per token, shape {tuple(like.shape)}"
+    )

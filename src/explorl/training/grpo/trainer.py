@@ -1,20 +1,19 @@
 """GRPO with exploration strategies: a drop-in for TRL's `GRPOTrainer`.
 
-    sample ─► reward ─► advantage ─► record ─► strategies ─► micro-batches ─► loss ─► update
+    sample ─► reward ─► advantage ─► token statistics ─► strategies ─► micro-batches ─► loss ─► update
 
 TRL samples (through our engine), rewards and normalises; the generation batch of all processes then becomes a `Batch`
-(the whole of it, or each process's part), the strategies act on it, and per-token tensors go back into the
+(as a whole, or each process's part of it), the strategies act on it, and per-token tensors are put into the
 micro-batches for the loss:
 
     loss_t = −min(r·A, clip(r, 1 − low, 1 + high)·A)·weight + β·k3(π_ref, π_θ)·kl_weight + penalties
     r = exp(log π − log π_old),   k3 = exp(log π_ref − log π) − (log π_ref − log π) − 1
 
-(k3·r instead of k3 where `GRPOConfig.use_bias_correction_kl` says so, which is TRL's default; the other loss types are
-in `explorl.training.grpo.loss`.) With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
+(k3·r instead of k3 with `GRPOConfig.use_bias_correction_kl`, TRL's default; the other loss types are in
+`explorl.training.grpo.loss`.) With `strategies=[]` loss and gradients equal those of `GRPOTrainer`.
 
-The trainer is built up in rooms, each a class on the one before: `trl_trainer` (what is asked of TRL), `sampling`,
-`logps`, `objective`, `watching` (what is told of a step), `refilling` (which prompts there are), and this one, which
-ties them together.
+The trainer is a chain of subclasses: `trl_adapter` (TRL's interface), `sampler`, `logprobs`, `objective`, `inspection`
+(what is reported of a step), `refilling` (which prompts are used), and this one, which ties them together.
 """
 
 from __future__ import annotations
@@ -67,33 +66,34 @@ class ExplorationTrainer(RefillingTrainer):
     Args:
         strategies: `Strategy` objects, names ("ppl_shaping") or mappings ({"ppl_shaping": {"alpha": 0.02}}), in the
             order in which they act.
-        correct: what a correct answer is, for strategies that ask: the name of a reward function, or that and the least
-            value that it gives one ("accuracy" or ("accuracy", 0.5)). None guesses, and says so.
-        answers: what each answer says, for strategies that ask: a function that is called as a reward function is and
-            gives one text per completion, equal where two say the same, or None where there is no answer.
-        engine: what samples: "explorl" (`explorl.rollout.Engine`), "generate" (`model.generate`) or "vllm" (TRL's own
-            path, each row as strategies say). None is vllm where `args.use_vllm` says so, else "explorl" where it
-            computes what the model computes, else "generate", with a warning that says why.
-        engine_options: `batch_size` (most rows decoded together) and `memory_budget` (bytes beside the model) of that
-            engine. Between two batches it gives its memory back where that is more than a tenth of the device's.
-        packed: compute log-probabilities without padding. None is yes where that gives what the model's own pass gives,
-            True insists, False is TRL's padded pass.
-        interpreter: a tool that answers may call in text: "python" (fenced blocks), "calculator" (``<<12*34=408>>``),
-            or one with limits of its own, like ``python_tool(max_calls=3)`` of `explorl.rollout.tools`. What it says is
-            not learnt from and enters no statistic, and rewards are given for the text without it.
-        on_rollouts: called on the main process with the step that a generation batch is for, and its columns.
-        token_records: so many prompts of each batch come to `on_rollouts` with what was recorded of every token.
-        observers: objects with ``see(step: StepView)`` whose numbers are logged of each generation batch, or their
+        correct: The reward function that decides whether a completion is correct, for strategies that need it: its
+            name, optionally with the minimum value of a correct completion ("accuracy" or ("accuracy", 0.5)). With
+            None it is guessed, with a warning.
+        answers: Extracts the answers, for strategies that need them: a function with the arguments of a reward function
+            that returns one text per completion, equal for equal answers, or None for a completion without an answer.
+        engine: Backend that samples: "explorl" (`explorl.rollout.Engine`), "generate" (`model.generate`) or "vllm"
+            (TRL's vLLM, with the strategies' options per row). None selects vllm if `args.use_vllm` is set, else
+            "explorl" if it computes what the model computes, else "generate" with a warning that gives the reason.
+        engine_options: `batch_size` (maximum number of rows decoded together) and `memory_budget` (bytes beside the
+            model) of the engine. Between two batches it frees its memory if that is more than a tenth of the device's.
+        packed: Compute log-probabilities without padding. None does so if the result equals the model's own pass, True
+            raises if it does not, False uses TRL's padded pass.
+        interpreter: A tool that completions may call in text: "python" (fenced blocks), "calculator"
+            (``<<12*34=408>>``), or one with custom limits, like ``python_tool(max_calls=3)`` of
+            `explorl.rollout.tools`. Its outputs are excluded from the loss and from all statistics, and rewards are
+            computed for the text without them.
+        on_rollouts: Called on the main process with the step that a generation batch is for, and its columns.
+        token_records: Number of prompts of each batch whose token records are passed to `on_rollouts`.
+        observers: Objects with ``see(step: StepView)`` whose numbers are logged for each generation batch, or their
             import paths (`explorl.training.grpo.inspection_schedule`); `explorl train` uses
             `explorl.training.grpo.observers.statistics()`.
-        lens: how many answers are looked at closely, and how often.
-        dynamic_sampling: exchange groups whose rewards are all equal for those of fresh prompts, before anything is
-            learnt from the batch: True, a `DynamicSampling` (`explorl.training.grpo.dynamic`) or a mapping of its
-            settings.
-        skip_solved: ask prompts that are solved every time less often: True, a `SkipSolved`
+        lens: How many completions are inspected by two additional passes, and how often.
+        dynamic_sampling: Replace groups whose rewards are all equal by groups of fresh prompts before the update: True,
+            a `DynamicSampling` (`explorl.training.grpo.dynamic`) or a mapping of its settings.
+        skip_solved: Sample prompts that are solved every time less often: True, a `SkipSolved`
             (`explorl.training.grpo.solved`) or a mapping of its settings.
 
-    All other arguments are those of `GRPOTrainer`; docs/trl.md lists what becomes of each of TRL's options.
+    All other arguments are those of `GRPOTrainer`; docs/trl.md lists how each of TRL's options is treated.
     """
 
     _tag_names = ["explorl", "trl", "grpo"]  # noqa: RUF012 (TRL's own attribute)
@@ -121,9 +121,11 @@ class ExplorationTrainer(RefillingTrainer):
         **trl: Any,
     ) -> None:
         if engine not in (None, *ENGINES):
-            raise ValueError(f"engine is {engine!r}; use {', '.join(map(repr, ENGINES))}, or None to have one chosen")
+            raise ValueError(
+                f"engine is {engine!r}; use {', '.join(map(repr, ENGINES))}, or None for an automatic choice"
+            )
         self.strategies: list[Strategy] = build_all(strategies)
-        watching = build_observers(observers)
+        built_observers = build_observers(observers)
         dynamic = as_option(DynamicSampling, dynamic_sampling, "dynamic_sampling")
         skip = as_option(SkipSolved, skip_solved, "skip_solved")
         self._warned: set[str] = set()
@@ -163,15 +165,15 @@ class ExplorationTrainer(RefillingTrainer):
 
         self.correct = Correct.of(correct, self.reward_func_names)
         self._engine = self._engine_for(engine, engine_options or {})
-        self._packed = False if self._only_padded() else packed
-        self._begin_watching(lens or Lens(), watching, token_records)
+        self._packed = False if self._requires_padding() else packed
+        self._init_inspection(lens or Lens(), built_observers, token_records)
         self._init_refilling(dynamic, skip)
         if on_rollouts is not None:
             self.listen(on_rollouts)
         self._clear_rollout()
         self._mean_reward = math.nan
         self._reference_moved = bool(args.sync_ref_model)
-        self._say_what_is_inert()
+        self._warn_of_inert_settings()
         self._check_sharding()
         if any(overrides(strategy, "after_step") for strategy in self.strategies):
             self.add_callback(_AfterStep(self))
@@ -179,31 +181,33 @@ class ExplorationTrainer(RefillingTrainer):
         self.add_callback(self.activity)
 
     def _ordered(self, dataset: Any) -> Any:
-        """The data set as the strategies want it: which prompts, in which order."""
+        """Return the data set with the prompts that the strategies select, in their order."""
         for strategy in self.strategies:
             if not overrides(strategy, "order"):
                 continue
             if not hasattr(dataset, "select"):
                 raise ValueError(
-                    f"{strategy.name} orders the prompts, and {type(dataset).__name__} is a stream, which would have "
-                    "to be read to its end; give a datasets.Dataset"
+                    f"{strategy.name} orders the prompts, but {type(dataset).__name__} is a stream, which would have "
+                    "to be read to its end; use a datasets.Dataset"
                 )
-            made = "prompt" not in dataset.column_names  # by a transform, when a row is read
-            prompts = (row["prompt"] for row in dataset) if made else dataset["prompt"]
+            transformed = "prompt" not in dataset.column_names  # a transform makes it when a row is read
+            prompts = (row["prompt"] for row in dataset) if transformed else dataset["prompt"]
             order = strategy.order([prompt_text(prompt) for prompt in prompts])
             if order is not None:
-                dataset = dataset.select(self._places(strategy, [int(place) for place in order], len(dataset)))
+                dataset = dataset.select(self._checked_order(strategy, [int(index) for index in order], len(dataset)))
         return dataset
 
     @staticmethod
-    def _places(strategy: Strategy, order: list[int], rows: int) -> list[int]:
-        wrong = [place for place in order if not 0 <= place < rows]
-        if wrong or not order:
-            what = f"place {wrong[0]}" if wrong else "none of the prompts"
-            raise ValueError(f"{name_of(strategy)}.order gives {what}; give places from 0 to {rows - 1}, one or more")
+    def _checked_order(strategy: Strategy, order: list[int], rows: int) -> list[int]:
+        invalid = [index for index in order if not 0 <= index < rows]
+        if invalid or not order:
+            problem = f"index {invalid[0]}" if invalid else "no prompts"
+            raise ValueError(
+                f"{name_of(strategy)}.order returns {problem}; return one or more indices from 0 to {rows - 1}"
+            )
         return order
 
-    def _say_what_is_inert(self) -> None:
+    def _warn_of_inert_settings(self) -> None:
         args = self.args
         reused = args.num_iterations > 1 or args.steps_per_generation > args.gradient_accumulation_steps
         for warning in warn_inert(self.strategies, reused=reused):
@@ -211,33 +215,33 @@ class ExplorationTrainer(RefillingTrainer):
         for strategy in self.strategies:
             if isinstance(strategy, ReferenceReset) and self.beta == 0.0:
                 self.warn_once(
-                    "reference_reset empties only the optimizer's state: beta is 0; set it above 0, say to 0.001"
+                    "reference_reset resets only the optimizer's state: beta is 0; set it above 0, such as 0.001"
                 )
             if overrides(strategy, "clip") and self.loss_type in ("sapo", "vespo"):
                 self.warn_once(f"the clip of {strategy.name} has no effect: loss_type={self.loss_type!r} clips nothing")
-        asked = self.skip_solved is not None or (self.dynamic_sampling and self.dynamic_sampling.by == "correct")
-        if self.correct.guessed and (asked or any(strategy.needs_correct for strategy in self.strategies)):
+        needed = self.skip_solved is not None or (self.dynamic_sampling and self.dynamic_sampling.by == "correct")
+        if self.correct.guessed and (needed or any(strategy.needs_correct for strategy in self.strategies)):
             self.warn_once(self.correct.guess)
 
     def _check_sharding(self) -> None:
         if ignored := ignored_sharding(self.args, self.accelerator):
             self.warn_once(
-                f"{ignored} is asked for, and accelerate leaves it out on a {self.accelerator.device.type} device: "
+                f"{ignored} is configured, but accelerate ignores it on a {self.accelerator.device.type} device: "
                 "every process holds all weights, gradients and optimizer states"
             )
         zero3 = zero_stage(self.accelerator) == 3
-        apart = "FSDP" if fsdp_version(self.accelerator) else "ZeRO-3" if zero3 and self.ref_model is None else ""
+        sharding = "FSDP" if fsdp_version(self.accelerator) else "ZeRO-3" if zero3 and self.ref_model is None else ""
         for strategy in self.strategies:
-            if isinstance(strategy, ReferenceReset) and self.beta != 0.0 and apart:
+            if isinstance(strategy, ReferenceReset) and self.beta != 0.0 and sharding:
                 raise ValueError(
-                    f"{name_of(strategy)} moves the reference, which cannot be done where {apart} shards "
-                    f"{'it' if apart == 'FSDP' else 'the model that it is an adapter of'}; use ZeRO-2, or beta=0"
+                    f"{name_of(strategy)} changes the reference, which is not possible if {sharding} shards "
+                    f"{'it' if sharding == 'FSDP' else 'the model that it is an adapter of'}; use ZeRO-2, or beta=0"
                 )
 
-    # ---------------------------------------------------------------- record, shape
+    # ---------------------------------------------------------------- token statistics, shaping
 
     def scored(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A generation batch: sampled, rewarded, and shaped by the strategies."""
+        """Return a generation batch: sampled, rewarded, and shaped by the strategies."""
         if self.environment_factories is None:
             construction.check_prompts(inputs, "a generation batch")
         if self.mode == "train":
@@ -248,7 +252,7 @@ class ExplorationTrainer(RefillingTrainer):
             self._old_logps = torch.zeros(len(inputs), 0, device=self.accelerator.device)  # TRL need not compute them
         output = super().scored(inputs)
         self._old_logps = None
-        self._log_calls()
+        self._log_tool_calls()
         if self.mode == "eval":
             return output
         if self.needs_old_logps and self.old_is_first_pass:
@@ -259,33 +263,32 @@ class ExplorationTrainer(RefillingTrainer):
         rewards = self._rewards()
         self._mean_reward = rewards.nanmean().item()
         advantage = output["advantages"]
+        stats: TokenStats | None = None
         if self.strategies:
-            recorded = self._recorded(output)
-            self._shape(output, recorded, rewards)
-            self._inspect_batch(output, recorded, advantage, rewards)
-        else:
-            known = (
-                None if self._records is None else engine_token_stats(self._records, output["completion_ids"].size(1))
-            )
-            self._inspect_batch(output, known, advantage, rewards)
+            stats = self._token_stats(output)
+            self._shape(output, stats, rewards)
+        elif self._records is not None:
+            stats = engine_token_stats(self._records, output["completion_ids"].size(1))
+        self._inspect_batch(output, stats, advantage, rewards)
         self.activity.batch(rewards)
         return output
 
-    def _log_calls(self) -> None:
+    def _log_tool_calls(self) -> None:
         if self.transcripts is not None:
             for name, value in tool_call_metrics(gather_object(self.transcripts)).items():
                 self.record_metric(name, value)
 
     def _rewards(self) -> Tensor:
-        """Weighted sum of the reward parts of all processes; NaN where no reward function scored the row."""
+        """Return the weighted sums of the reward parts of all processes; NaN if no reward function scored the row."""
         assert self.reward_parts is not None
         return check_totals(self._totals(self.reward_parts), self.reward_weights.tolist())
 
-    def _shape(self, output: dict[str, Any], recorded: TokenStats, rewards: Tensor) -> None:
+    def _shape(self, output: dict[str, Any], stats: TokenStats, rewards: Tensor) -> None:
+        """Apply the strategies to the generation batch."""
         assert self.reward_parts is not None
         batch = generation_batch(
             self.accelerator,
-            recorded,
+            stats,
             output,
             prompts=self._prompts,
             parts=self.reward_parts,
@@ -308,23 +311,23 @@ class ExplorationTrainer(RefillingTrainer):
         self.activity.shaped(shaped.metrics)
 
     def _answers(self) -> list[str | None] | None:
-        """What this process's answers say; None where no strategy asks."""
+        """Return the answers of this process's completions; None if no strategy needs them."""
         if self._answer_function is None or not any(strategy.needs_answers for strategy in self.strategies):
             return None
         return answers_of(self._answer_function, {**self.rewarded, "trainer_state": self.state})
 
-    def _recorded(self, output: Mapping[str, Any]) -> TokenStats:
-        """log π at the sampling temperature, entropy and branching factor at 1, of every completion token."""
+    def _token_stats(self, output: Mapping[str, Any]) -> TokenStats:
+        """Return the token statistics of this process: recorded by the engine, or from a pass over the batch."""
         length = output["completion_ids"].size(1)
         if self._records is not None:
-            recorded = engine_token_stats(self._records, length)
+            stats = engine_token_stats(self._records, length)
             if self._row_temperature is self._sampling_temperature:
-                return recorded
-            own = output.get("old_per_token_logps")
-            if own is None:  # the loss looks at the rows at another temperature than they were sampled at
+                return stats
+            logps = output.get("old_per_token_logps")
+            if logps is None:  # the temperature of the loss differs from that of sampling
                 with self.without_gradient():
-                    own, _, _ = self._logps(output, temperature=self._row_temperature)
-            return recorded._replace(logps=own)
+                    logps, _, _ = self._logps(output, temperature=self._row_temperature)
+            return stats._replace(logps=logps)
         if any(name in output for name in IMAGES):
             with self.without_gradient():
                 logps, entropy, _ = self._logps(output, compute_entropy=True)
@@ -344,73 +347,76 @@ class ExplorationTrainer(RefillingTrainer):
     # ---------------------------------------------------------------- micro-batches
 
     def micro_batches(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
-        """As many tokens in each, and at most as many rows as TRL would take; by chance, as TRL does it, where the loss
-        looks at what is in a micro-batch or where optimizer steps do not end with the generation batch."""
+        """Split into micro-batches of about equally many tokens, with at most as many rows as TRL would use.
+
+        TRL's own split is used if the loss depends on the composition of micro-batches, or if optimizer steps do not
+        end with the generation batch.
+        """
         parts, window = self.args.steps_per_generation, self.args.gradient_accumulation_steps
         uneven = parts % window != 0 and window % parts != 0
-        looks = self.loss_type == "bnpo" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0
-        looks = looks or self.has_own_loss
-        if looks or uneven or self.aux_loss_enabled or any(name in batch for name in IMAGES):
+        depends = self.loss_type == "bnpo" or self.has_entropy_bonus or self.top_entropy_quantile < 1.0
+        depends = depends or self.has_own_loss
+        if depends or uneven or self.aux_loss_enabled or any(name in batch for name in IMAGES):
             return super().micro_batches(batch)
         windows = max(parts // window, 1)
         needed = self._needed(batch).cpu()
-        if needed.sum() < parts:  # every micro-batch gets a row, and all processes one at a time
+        if needed.sum() < parts:  # every micro-batch needs a row, on every process
             needed.fill_(True)
-        # A callback may have lowered it since the batch was planned.
-        most = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
+        # A callback may have lowered the micro-batch size since the batch was planned.
+        max_rows = max(self.args.per_device_train_batch_size, -(-len(needed) // parts))
         entropy = None if self._records is None else self._records.entropy
-        found = make_micro_batches(
-            batch, windows=windows, parts=parts // windows, needed=needed, most=most, entropy=entropy
+        micro_batches = make_micro_batches(
+            batch, windows=windows, parts=parts // windows, needed=needed, max_rows=max_rows, entropy=entropy
         )
         if windows > 1 and self.has_penalties:
-            for part in found[window:]:  # seen after the policy has moved: by the pass that will see it
+            for part in micro_batches[window:]:  # used after the policy has changed: by the pass of the loss
                 with self.without_gradient():
                     part["old_per_token_logps"], _, _ = self._logps(
                         part, rows=len(part["completion_ids"]), temperature=part.get("row_temperature")
                     )
-        return found
+        return micro_batches
 
     def _needed(self, batch: Mapping[str, Any]) -> Tensor:
-        """Which rows have a gradient; all of them, where something besides the advantage makes one.
+        """Tell which rows have a gradient; all of them, if anything besides the advantage contributes to it.
 
-        What is logged of the others is in the engine's records, if those are of this very policy at temperature 1.
+        The metrics of the other rows come from the engine's records, if those are of this policy at temperature 1.
         """
         advantages = batch["advantages"]
         reused = self.num_iterations > 1 or self.args.steps_per_generation > self.args.gradient_accumulation_steps
         recorded = self._records is not None and self.temperature == 1.0 and self._row_temperature is None
-        weighed = self.loss_type == "vespo"  # which logs a weight of every row
-        if reused or not recorded or self.beta != 0.0 or self.has_penalties or weighed:
+        weighs = self.loss_type == "vespo"  # logs a weight of every row
+        if reused or not recorded or self.beta != 0.0 or self.has_penalties or weighs:
             return torch.ones(len(advantages), dtype=torch.bool, device=advantages.device)
         if advantages.dim() == 1:
             return advantages != 0
         return (advantages * batch["loss_mask"]).abs().sum(1) > 0
 
-    # ---------------------------------------------------------------- what strategies may do after a step
+    # ---------------------------------------------------------------- after a step
 
     def reset_reference(self) -> None:
-        """π_ref ← π_θ; nothing to do where β = 0."""
-        if self.beta == 0.0:  # no reference is in use
+        """Set the reference to the current policy, unless β = 0."""
+        if self.beta == 0.0:
             return
         model, reference = self._models()
-        with accessible_parameters(model), accessible_parameters(*self._of_reference(), change=True):
+        with accessible_parameters(model), accessible_parameters(*self._reference_models(), change=True):
             load_reference(model, reference, model.state_dict() if reference is not None else adapter_weights(model))
         self._reference_moved = True
 
     def _models(self) -> tuple[Any, Any]:
-        """The policy, and the model of the reference where that is not an adapter of the policy."""
+        """Return the policy and the reference model; None if the reference is an adapter of the policy."""
         reference = None if self.ref_model is None else self.accelerator.unwrap_model(self.ref_model)
         return self.accelerator.unwrap_model(self.model), reference
 
-    def _of_reference(self) -> list[Any]:
-        """The model of the reference, where it has one of its own."""
+    def _reference_models(self) -> list[Any]:
+        """Return the reference model as a list; empty if the reference is an adapter of the policy."""
         return [model for model in self._models()[1:] if model is not None]
 
     def reset_optimizer(self) -> None:
-        """Empties the optimizer's moments."""
+        """Clear the optimizer's moments."""
         clear_moments(self.optimizer)
 
     def after_step(self) -> None:
-        """Lets the strategies act once an optimizer step is done."""
+        """Call the strategies' hook after an optimizer step."""
         state = StepState(self.current_step, self._mean_reward, self.reset_reference, self.reset_optimizer)
         for strategy in self.strategies:
             strategy.after_step(state)
@@ -421,9 +427,9 @@ class ExplorationTrainer(RefillingTrainer):
         if self.buffered_batches is not None:
             checkpoint.write_batches(folder, self.accelerator.process_index, self.buffered_batches)
         if self.accelerator.is_main_process:
-            self._write_looks(folder)
+            self._write_inspections(folder)
         if self._reference_moved:
-            with accessible_parameters(*self._of_reference()):  # on every process
+            with accessible_parameters(*self._reference_models()):  # on every process
                 if self.args.should_save:
                     checkpoint.write_reference(folder, reference_weights(*self._models()))
         if not self.args.should_save:
@@ -433,7 +439,7 @@ class ExplorationTrainer(RefillingTrainer):
         self._write_streaks(folder)
 
     def read_state(self, folder: Path) -> None:
-        self._read_looks(folder)
+        self._read_inspections(folder)
         self._read_streaks(folder)
         processes = self.accelerator.num_processes
         progress = checkpoint.read_progress(folder, self.strategies, processes)
@@ -442,22 +448,22 @@ class ExplorationTrainer(RefillingTrainer):
         self.micro_step, self._mean_reward = progress.micro_step, progress.reward
         reference = checkpoint.read_reference(folder)
         if reference is not None:
-            with accessible_parameters(*self._of_reference(), change=True):
+            with accessible_parameters(*self._reference_models(), change=True):
                 load_reference(*self._models(), reference)
             self._reference_moved = True
         batches = checkpoint.read_batches(folder, self.accelerator.process_index, self.accelerator.device)
         if batches is not None and progress.processes != processes:
             self.warn_once(
-                f"{folder} was written by {progress.processes} processes, and there are {processes}: the generation "
-                "batch that was in use is left, and a new one is sampled"
+                f"{folder} was written by {progress.processes} processes, now there are {processes}: the generation "
+                "batch that was in use is dropped, and a new one is sampled"
             )
             batches = None
-        if batches is None:  # the next micro-batch is the first of a new one, also where there are more to a batch now
+        if batches is None:  # continue with the first micro-batch of a new batch, also if batches have more of them now
             self.micro_step = -(-self.micro_step // self._micro_batches_of_batch) * self._micro_batches_of_batch
         else:
             if len(batches) != self.args.steps_per_generation:
                 raise ValueError(
-                    f"{folder} holds a generation batch in {len(batches)} parts, and steps_per_generation is "
+                    f"{folder} has a generation batch in {len(batches)} parts, but steps_per_generation is "
                     f"{self.args.steps_per_generation}; resume with steps_per_generation={len(batches)}"
                 )
             self.buffered_batches = batches

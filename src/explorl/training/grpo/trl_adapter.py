@@ -432,15 +432,15 @@ class GRPOAdapter(GRPOTrainer):
         def calculate_and_store(
             inputs: Any, prompts: Any, completions: Any, ids: Any, *more: Any, **options: Any
         ) -> Tensor:
-            known, completions = self.known_rewards(), self.completions_to_reward(completions)
+            rewarded, completions = self.known_rewards(), self.completions_to_reward(completions)
             self.stopped = [isinstance(tokens, StoppedTokens) for tokens in ids]
             ids = plain_lists(ids)
-            if known is None:
+            if rewarded is None:
                 parts = calculate_rewards(inputs, prompts, completions, ids, *more, **options)
                 self.reward_parts = check_finite(parts, self.reward_func_names)
             else:
-                self.reward_parts = known.reward_parts
-                self._pending_extra_logs.update(known.extra)
+                self.reward_parts = rewarded.reward_parts
+                self._pending_extra_logs.update(rewarded.extra)
             columns = {key: [row[key] for row in inputs] for key in inputs[0] if key not in _NOT_COLUMNS}
             self.rewarded = {"prompts": prompts, "completions": completions, "completion_ids": ids, **columns}
             return self.reward_parts
@@ -457,11 +457,11 @@ class GRPOAdapter(GRPOTrainer):
         ):
             return super()._generate_and_score_completions(inputs)
 
-    def _calculate_rewards(self, *given: Any, **options: Any) -> Tensor:
+    def _calculate_rewards(self, *arguments: Any, **options: Any) -> Tensor:
         functions, names = self.reward_funcs, self.reward_func_names
         self.reward_funcs = [checked_function(*pair) for pair in zip(functions, names, strict=True)]
         try:
-            return super()._calculate_rewards(*given, **options)
+            return super()._calculate_rewards(*arguments, **options)
         finally:
             self.reward_funcs = functions
 

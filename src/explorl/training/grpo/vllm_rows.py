@@ -16,7 +16,16 @@ from explorl.strategies import Strategy
 from explorl.strategies._lib.validate import name_of
 from explorl.strategies.base import overrides
 
-KNOWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
+COMPATIBLE_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+)
 """Keys of ``generation_kwargs`` that can be combined with strategies that set sampling options per row."""
 
 
@@ -109,11 +118,11 @@ def refuse(trainer: Any, strategies: Sequence[Strategy]) -> None:
             f"{name} sets how each row is sampled, but the distribution after vllm_structured_outputs_regex is not "
             "recorded; remove one of them"
         )
-    unsupported = sorted(set(trainer.args.generation_kwargs or {}) - set(KNOWN))
+    unsupported = sorted(set(trainer.args.generation_kwargs or {}) - set(COMPATIBLE_KEYS))
     if unsupported:
         raise ValueError(
             f"{name} sets how each row is sampled, which cannot be combined with {unsupported[0]!r} in "
-            f"generation_kwargs; supported are {', '.join(KNOWN)}"
+            f"generation_kwargs; supported are {', '.join(COMPATIBLE_KEYS)}"
         )
 
 
