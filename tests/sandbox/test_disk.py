@@ -12,7 +12,7 @@ from explorl.sandbox import child, disk
 from explorl.sandbox.disk import Disk, clear
 from explorl.sandbox.interpreter import InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.sandbox.programs import Guarantees, Limits, run_python
+from explorl.sandbox.programs import Guarantees, ProgramLimits, run_python
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_program_is_told_why_it_was_ended(here: Guarantees, scratch: Path) -> 
     if "namespaces" in here.layers:
         pytest.skip("the host's disk is out of reach")
     large = "for i in range(1 << 40): open(str(i), 'wb').write(bytes(1 << 20))"
-    for source, limits in ((FLOOD, Limits()), (large, Limits(disk=1 << 22))):
+    for source, limits in ((FLOOD, ProgramLimits()), (large, ProgramLimits(disk=1 << 22))):
         outcome = run_python(source, limits=limits)
         assert (outcome.status, outcome.stderr) == ("killed", f"{child.FULL}\n")
     assert list(scratch.iterdir()) == []

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.sandbox import interpreter_pool, interpreter_process, programs
-from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_child import compiled, shown
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.interpreter_results import RESTARTED
 from explorl.sandbox.interpreter_supervisor import Limit, Shown
 from explorl.sandbox.programs import Guarantees, SandboxError
-from tests.sandbox.support import PERMITTED, alive, children, descendants, eventually, nursery_pid, script
+from tests.sandbox.support import PERMITTED, alive, children, descendants, eventually, fork_server_pid, script
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_no_error_shows_the_machine(shared: Interpreter, cell: str) -> None:
     result = shared.run(cell)
     assert result.status == "error"
     assert result.text
-    for place in (os.path.dirname(os.__file__), sys.prefix, sys.base_prefix, "explorl", "notebook.py"):
+    for place in (os.path.dirname(os.__file__), sys.prefix, sys.base_prefix, "explorl", "interpreter_child.py"):
         assert place not in result.text
 
 
@@ -322,13 +322,13 @@ def test_replay_that_fails_is_told(python: Interpreter) -> None:
 def test_nothing_runs_between_calls(pool: InterpreterPool) -> None:
     """A thread that never rests, and where there can be one a process that has left its session."""
     with pool.open() as python:
-        before = set(descendants(nursery_pid()))
+        before = set(descendants(fork_server_pid()))
         cell = "import threading, os\nn = 0\ndef count():\n    global n\n    while True: n += 1\n"
         cell += "try:\n    if os.fork() == 0:\n        os.setsid(); count()\nexcept OSError: pass\n"
         assert python.run(cell + "threading.Thread(target=count, daemon=True).start()").status == "ok"
-        busy = [pid for pid in before | set(descendants(nursery_pid())) if state(pid) == "T"]
+        busy = [pid for pid in before | set(descendants(fork_server_pid())) if state(pid) == "T"]
         assert busy
-        eventually(lambda: all(state(pid) in "ST" for pid in descendants(nursery_pid())))
+        eventually(lambda: all(state(pid) in "ST" for pid in descendants(fork_server_pid())))
         assert int(python.run("n").text) > 0
 
 
@@ -462,12 +462,12 @@ def test_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closing_ends_all() -> None:
     pool = InterpreterPool(warm=1)
     eventually(lambda: pool.poll() == 0 and pool._spare[0].state == "idle")
-    before = set(descendants(nursery_pid()))
+    before = set(descendants(fork_server_pid()))
     one, other = pool.open(), pool.open()
     one.run("import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass")
     waiting = [other.submit("import time; time.sleep(100)"), other.submit("1")]
     eventually(lambda: pool.poll() == 0 and other._running is not None)
-    mine = set(descendants(nursery_pid())) - before
+    mine = set(descendants(fork_server_pid())) - before
     one.close()
     one.close()
     with pytest.raises(ValueError, match=r"this interpreter is closed; open another with InterpreterPool\.open"):
@@ -489,12 +489,12 @@ def test_abandoned_interpreters_end() -> None:
         gc.collect()
         eventually(lambda: pool.poll() == 0 and pool._processes == {})  # polls look for such now and then
         pool.open().run("1")
-    before = set(children(nursery_pid()))
+    before = set(children(fork_server_pid()))
     forgotten = InterpreterPool(warm=2)
-    eventually(lambda: len(set(children(nursery_pid())) - before) == 2)
+    eventually(lambda: len(set(children(fork_server_pid())) - before) == 2)
     del forgotten
     gc.collect()
-    eventually(lambda: set(children(nursery_pid())) <= before)
+    eventually(lambda: set(children(fork_server_pid())) <= before)
 
 
 def test_many_interpreters_leave_nothing() -> None:
@@ -508,15 +508,15 @@ def test_many_interpreters_leave_nothing() -> None:
         assert sorted(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_nursery_that_was_killed() -> None:
+def test_fork_server_that_was_killed() -> None:
     with InterpreterPool(warm=1) as pool:
         idle, busy = pool.open(), pool.open()
         idle.run("x = 1")
         call = busy.submit("import time; time.sleep(100)")
         eventually(lambda: pool.poll() == 0 and busy._running is call)
-        keepers = children(nursery_pid())
-        os.kill(nursery_pid(), signal.SIGKILL)
-        eventually(lambda: not any(map(alive, keepers)))
+        supervisors = children(fork_server_pid())
+        os.kill(fork_server_pid(), signal.SIGKILL)
+        eventually(lambda: not any(map(alive, supervisors)))
         assert call.result().status == "killed"
         assert busy.run("2").text == "2\n"
         assert idle.run("3").text == f"[{RESTARTED}]\n3\n"
@@ -526,9 +526,9 @@ def test_nursery_that_was_killed() -> None:
 def test_warm_one_that_was_killed_is_not_given_out() -> None:
     with InterpreterPool(warm=1) as pool:
         eventually(lambda: pool.poll() == 0 and pool._spare[0].state == "idle")
-        keepers = children(nursery_pid())
-        os.kill(nursery_pid(), signal.SIGKILL)
-        eventually(lambda: not any(map(alive, keepers)))
+        supervisors = children(fork_server_pid())
+        os.kill(fork_server_pid(), signal.SIGKILL)
+        eventually(lambda: not any(map(alive, supervisors)))
         assert pool.open().run("1").text == "1\n"
 
 
@@ -536,10 +536,10 @@ def test_interpreter_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> Non
     with InterpreterPool(warm=0) as pool:
 
         def refuse() -> None:
-            raise Gone("no more")
+            raise ForkServerDied("no more")
 
         with monkeypatch.context() as patch:
-            patch.setattr(nursery, "start_notebook", refuse)
+            patch.setattr(fork_server_client, "start_interpreter", refuse)
             python = pool.open()
             call = python.submit("1")
             with pytest.raises(SandboxError, match="no interpreter starts, 3 times: no more"):
@@ -608,7 +608,7 @@ while True:
 
 def test_exit_without_closing_leaves_nothing() -> None:
     source = "from explorl.sandbox.interpreter_pool import *\npool = InterpreterPool()\npython = pool.open()\n"
-    with script(source + "print(python.run('1').text, programs.nursery._running[0].pid)") as training:
+    with script(source + "print(python.run('1').text, programs.fork_server_client._running[0].pid)") as training:
         out, err = training.communicate(timeout=60)
     assert (training.returncode, err) == (0, "")
     assert not alive(int(out.split()[1]))

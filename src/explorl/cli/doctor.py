@@ -109,14 +109,14 @@ def _judges(diagnosis: Diagnosis) -> None:
             right, wrong = judge.judge_many([("2k+2", "2(k+1)"), ("2k+2", "2(k+2)")])
             if not right.same or wrong.same:
                 raise RuntimeError(f"it says {right.same} of 2(k+1) for 2k+2, and {wrong.same} of 2(k+2)")
-        return f"judges in a sealed process, {1000 * wrong.seconds:.0f} ms for a comparison"
+        return f"judges in an isolated process, {1000 * wrong.seconds:.0f} ms for a comparison"
 
     def gym() -> str:
         task = get_task("gym:leg_counting", sizes={"sft": 0, "train": 0, "holdout": 1})
         (problem,) = task.problems("holdout")
         if not task.verify(f"<answer>{problem.data['answer']}</answer>", problem).correct:
             raise RuntimeError("it does not accept its own answer")
-        return "scores in a sealed process"
+        return "scores in an isolated process"
 
     def code() -> str:
         tested = programs.run_tests("def f(x): return x", "def check(c): assert c(1) == 1", entry_point="f")
@@ -237,7 +237,7 @@ def _programs(diagnosis: Diagnosis, guarantees: programs.Guarantees | None) -> N
     else:
         code = "refuses to run programs: nothing would isolate them"
     diagnosis.consequences["code"] = code
-    isolated = "sealed processes" if diagnosis.is_safe else "processes of their own, which nothing isolates"
+    isolated = "isolated processes" if diagnosis.is_safe else "processes of their own, which nothing isolates"
     diagnosis.consequences["math"] = f"compares answers in {isolated}" if works["math"] else "does not work"
     diagnosis.consequences["gym:…"] = f"scores answers in {isolated}" if works["gym"] else "does not work"
 

@@ -21,7 +21,7 @@ class ToolCall:
     source: str
     """The code."""
     status: str
-    """What became of it, as `explorl.sandbox.interpreter.Result` says; "refused" where no calls were left."""
+    """What became of it, as `explorl.sandbox.interpreter.CellResult` says; "refused" where no calls were left."""
     text: str
     """What it showed."""
     begin: int

@@ -21,7 +21,7 @@ from explorl.rollout.session import plain_tokens
 from explorl.rollout.tool_listener import Listener, processors, processors_left
 from explorl.rollout.tool_spans import LONGEST_CLOSING, opened_by
 from explorl.rollout.tools import check_stops, find_call, output_block
-from explorl.sandbox.interpreter import Call, Interpreter, Result
+from explorl.sandbox.interpreter import Call, CellResult, Interpreter
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ class ToolSession:
     def _call(self, index: int, stop: _Stop) -> None:
         row = self._rows[index]
         if row.left <= 0:
-            refused = Result("refused", f"no calls are left: {row.allowed} were allowed\n")
+            refused = CellResult("refused", f"no calls are left: {row.allowed} were allowed\n")
             self._go_on(index, stop, refused)
             return
         if row.interpreter is None:
@@ -362,10 +362,10 @@ class ToolSession:
         self._waiting[index] = stop, row.interpreter.submit(stop.source)
         self._listener.wanted.set()
 
-    def _go_on(self, index: int, stop: _Stop, result: Result) -> None:
+    def _go_on(self, index: int, stop: _Stop, result: CellResult) -> None:
         """Appends a call's output to a row and lets it go on, as far as there is room."""
         row = self._rows[index]
-        block, blank = (output_block(r, self.tool, stop.text) for r in (result, Result("ok", "")))
+        block, blank = (output_block(r, self.tool, stop.text) for r in (result, CellResult("ok", "")))
         tokens = plain_tokens(self.engine.tokenizer, stop.missing + block)[: row.limit - stop.keep]
         if stop.keep < len(self._session.rollout(row.row)):
             (shorter,) = self._session.fork(row.row, at=stop.keep, max_tokens=row.limit)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from explorl.core.plugins import unknown
-from explorl.sandbox.interpreter import InterpreterLimits, Result
+from explorl.sandbox.interpreter import CellResult, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
 _FENCE = re.compile(r"([ \t]*)(`{3,})([^`\n]*)")
@@ -59,7 +59,7 @@ class Fence(Protocol):
     def find(self, text: str, start: int) -> FoundCall | None:
         """The first complete call that begins at ``start`` or behind it."""
 
-    def block(self, result: Result, before: str) -> str:
+    def block(self, result: CellResult, before: str) -> str:
         """What is appended to the text ``before`` when a call has this result."""
 
 
@@ -116,7 +116,7 @@ class MarkdownFence:
         words = fence[3].split()
         return bool(words) and words[0].strip("{}.").lower() in self.languages
 
-    def block(self, result: Result, before: str) -> str:
+    def block(self, result: CellResult, before: str) -> str:
         """An output that has fences of its own gets a longer one around it."""
         runs = [len(run) for run in re.findall(r"`{3,}", result.text)]
         fence = "`" * (max(runs) + 1 if runs else 3)
@@ -170,7 +170,7 @@ class Delimiters:
             position = begin + len(self.opening)
         return None
 
-    def block(self, result: Result, before: str) -> str:
+    def block(self, result: CellResult, before: str) -> str:
         """The last line alone, without what would end it early or begin a call."""
         lines = result.text.split("\n") if result.status != "refused" else ["no calls left"]
         shown = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -257,7 +257,7 @@ def find_call(text: str, tool: ToolSpec, start: int = 0) -> FoundCall | None:
     return tool.fence.find(text, start)
 
 
-def output_block(result: Result, tool: ToolSpec, before: str = "") -> str:
+def output_block(result: CellResult, tool: ToolSpec, before: str = "") -> str:
     """The text to append for a result, behind the text ``before``, which ends with the call."""
     return tool.fence.block(result, before)
 

@@ -311,13 +311,13 @@ def _exit(body: Callable[..., None], *args: Any) -> NoReturn:  # pragma: no cove
 # The keeper -----------------------------------------------------------------------------------------------------------
 
 
-def keep(nursery: int) -> None:  # pragma: no cover (another process)
+def supervise(server: int) -> None:  # pragma: no cover (another process)
     """Run one request from standard input and answer on standard output."""
-    linux.die_with(nursery)
+    linux.die_with(server)
     request = marshal.loads(receive(0))
     answer = os.dup(1)
     try:
-        program = _start(request, nursery)
+        program = _start(request, server)
     except Exception as error:
         result = {"status": "setup", "error": described(error)}
     else:
@@ -343,7 +343,7 @@ class _Program:  # pragma: no cover (another process)
         """What it can write to of the host's, if it can."""
 
 
-def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cover (another process)
+def _start(request: dict[str, Any], server: int) -> _Program:  # pragma: no cover (another process)
     """Make the surroundings and have the program begin in them, and its tests in theirs."""
     restrict_keeper(request)
     given, out, err = (os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
@@ -357,7 +357,7 @@ def _start(request: dict[str, Any], nursery: int) -> _Program:  # pragma: no cov
         verdict, verdict_out = os.pipe()
         tests = _start_tests(request, {CALLS: calls_out, REPLIES: replies_in, _VERDICT: verdict_out})
         body = _answer_calls
-    uid, proc, disk = surround(request, nursery)
+    uid, proc, disk = surround(request, server)
     child, questions = launch(request, descriptors, uid, body, _wait_as_first)
     for descriptor in descriptors.values():
         if descriptor not in (out, err):

@@ -36,23 +36,23 @@ _PATIENCE = 5.0
 """Seconds that the nursery has to kill a keeper, or to end, when it was told to."""
 
 
-class Gone(RuntimeError):
+class ForkServerDied(RuntimeError):
     """The nursery has ended, and with it the keeper. Says what it left on standard error."""
 
 
-class Nursery:
+class ForkServerClient:
     """The nursery of this process, and of all its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
-    def keep(self, message: bytes, seconds: float) -> tuple[int, bytes, bytes]:
+    def run_program(self, message: bytes, seconds: float) -> tuple[int, bytes, bytes]:
         """Give a new keeper its message; its exit status (negative: the signal), its answer and its standard error.
 
         An answer says by its first eight bytes how long it is. When all of it is there, the keeper has only to end, and
         is not waited for: the kernel takes milliseconds to take its namespaces down.
-        TimeoutError when it takes longer, and then it is dead with all its group; `Gone` when the nursery has died.
+        TimeoutError when it takes longer, and then it is dead with all its group; `ForkServerDied` when it has died.
         """
         with ExitStack() as stack:
             with self._lock:
@@ -65,20 +65,20 @@ class Nursery:
             try:
                 return _talk(message, into, out, err, leash, time.monotonic() + seconds)
             except (EOFError, ConnectionError):
-                raise Gone(self._end(process)) from None
+                raise ForkServerDied(self._end(process)) from None
             except BaseException:
                 self._kill(process, leash)
                 raise
 
-    def start_notebook(self) -> tuple[socket.socket, socket.socket]:
+    def start_interpreter(self) -> tuple[socket.socket, socket.socket]:
         """A new keeper of a notebook: the socket to talk with it, and its leash, whose closing is its death.
 
-        `Gone` when the nursery has died.
+        `ForkServerDied` when it has died.
         """
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             try:
-                _, leash = self._fork(b"notebook", [theirs.fileno()] * 3)
+                _, leash = self._fork(b"interpreter", [theirs.fileno()] * 3)
             except BaseException:
                 ours.close()
                 raise
@@ -120,7 +120,7 @@ class Nursery:
                 socket.send_fds(control, [kind], [*standard, theirs.fileno()])
             except (ConnectionError, BlockingIOError):
                 leash.close()
-                raise Gone(self._end(process)) from None
+                raise ForkServerDied(self._end(process)) from None
         return process, leash
 
     def _end(self, process: subprocess.Popen[bytes]) -> str:
@@ -223,6 +223,10 @@ def _drain(descriptor: int, content: bytearray) -> bool:
     return True
 
 
-nursery = Nursery()
-os.register_at_fork(before=nursery.before_fork, after_in_parent=nursery.after_fork, after_in_child=nursery.forget)
-atexit.register(nursery.close)
+fork_server_client = ForkServerClient()
+os.register_at_fork(
+    before=fork_server_client.before_fork,
+    after_in_parent=fork_server_client.after_fork,
+    after_in_child=fork_server_client.forget,
+)
+atexit.register(fork_server_client.close)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def main() -> None:  # pragma: no cover (another process)
-    nursery = os.getpid()
-    keeper = interpreter_supervisor if nurse() == b"notebook" else child
-    keeper.keep(nursery)
+    server = os.getpid()
+    module = interpreter_supervisor if serve() == b"interpreter" else child
+    module.supervise(server)
 
 
-def nurse() -> bytes:  # pragma: no cover (another process)
+def serve() -> bytes:  # pragma: no cover (another process)
     """Fork a keeper for each message on standard input, a socket, and return it in the keeper; end with the socket.
 
     A message brings four descriptors: the keeper's standard three, and its leash. When the other end of the leash is

@@ -5,7 +5,7 @@
         python.run("x = 6 * 7")
         python.run("x + 1").text                    # "43\\n"
         call = python.submit("sum(range(10**6))")   # runs while the caller does something else
-        call.result()                               # Result(status="ok", text="499999500000\\n", …)
+        call.result()                               # CellResult(status="ok", text="499999500000\\n", …)
 
 Variables live on between calls. Each interpreter is shut in by the layers of `programs`, and whatever a cell does ends
 at most its own interpreter: the result says so, and the next call begins in a new one. Between calls it stands still.
@@ -20,13 +20,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from explorl.sandbox.interpreter_process import Process
-from explorl.sandbox.interpreter_results import InterpreterLimits, Result, Status
+from explorl.sandbox.interpreter_results import CellResult, InterpreterLimits, Status
 from explorl.sandbox.programs import SandboxError
 
 if TYPE_CHECKING:
     from explorl.sandbox.interpreter_pool import InterpreterPool
 
-__all__ = ["Call", "Interpreter", "InterpreterLimits", "Result", "Status"]
+__all__ = ["Call", "CellResult", "Interpreter", "InterpreterLimits", "Status"]
 
 
 class Call:
@@ -34,14 +34,14 @@ class Call:
 
     def __init__(self, interpreter: Interpreter, source: str, replayed: bool = False) -> None:
         self.interpreter, self.source, self.replayed = interpreter, source, replayed
-        self._result: Result | SandboxError | None = None
+        self._result: CellResult | SandboxError | None = None
 
     @property
     def done(self) -> bool:
         """Whether there is a result. Only `InterpreterPool.poll` and `result` make it so."""
         return self._result is not None
 
-    def result(self) -> Result:
+    def result(self) -> CellResult:
         """Wait for it; SandboxError where no interpreter could be started."""
         while self._result is None:
             self.interpreter._pool.poll(1.0)
@@ -78,13 +78,13 @@ class Interpreter:
             call = Call(self, source)
             if not self.calls_left:
                 limit = self._pool.limits.calls
-                call._result = Result("refused", f"no calls are left: {limit} were allowed\n")
+                call._result = CellResult("refused", f"no calls are left: {limit} were allowed\n")
                 return call
             self._calls += 1
             self._pool._queue(call)
         return call
 
-    def run(self, source: str) -> Result:
+    def run(self, source: str) -> CellResult:
         """Run a cell and wait for it."""
         return self.submit(source).result()
 

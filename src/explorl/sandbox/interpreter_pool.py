@@ -15,10 +15,10 @@ from dataclasses import replace
 from types import TracebackType
 
 from explorl.core.text import clean
-from explorl.sandbox.fork_client import Gone
+from explorl.sandbox.fork_client import ForkServerDied
 from explorl.sandbox.interpreter import Call, Interpreter
 from explorl.sandbox.interpreter_process import Process
-from explorl.sandbox.interpreter_results import RESTARTED, InterpreterLimits, Result, Status
+from explorl.sandbox.interpreter_results import RESTARTED, CellResult, InterpreterLimits, Status
 from explorl.sandbox.programs import SandboxError, isolating_layers
 from explorl.sandbox.usage import longest
 
@@ -154,7 +154,7 @@ class InterpreterPool:
             process = self._to_start.popleft()
             try:
                 process.start(self.limits.for_keeper(), self._layers, _START_LIMIT)
-            except (Gone, OSError) as error:
+            except (ForkServerDied, OSError) as error:
                 self._not_started(process, str(error))
                 continue
             self._processes[process.fileno()] = process
@@ -246,7 +246,7 @@ class InterpreterPool:
         if was_starting:
             self._retry(interpreter, said)
         elif interpreter._running is not None:
-            self._finish(interpreter, Result(status, self.limits.why_ended(status)))
+            self._finish(interpreter, CellResult(status, self.limits.why_ended(status)))
         else:
             interpreter._lost = True
         self._serve(interpreter)
@@ -270,7 +270,7 @@ class InterpreterPool:
             while interpreter._waiting:
                 self._settle(interpreter._waiting.popleft(), error)
 
-    def _finish(self, interpreter: Interpreter, result: Result) -> None:
+    def _finish(self, interpreter: Interpreter, result: CellResult) -> None:
         """The running call has this result."""
         call, interpreter._running = interpreter._running, None
         assert call is not None
@@ -287,7 +287,7 @@ class InterpreterPool:
             while interpreter._waiting and interpreter._waiting[0].replayed:
                 self._settle(interpreter._waiting.popleft(), result)
 
-    def _settle(self, call: Call, result: Result | SandboxError) -> None:
+    def _settle(self, call: Call, result: CellResult | SandboxError) -> None:
         call._result = result
         self._finished += 1
         self._pending -= 1
@@ -303,7 +303,7 @@ class InterpreterPool:
         interpreter._running = None
         interpreter._waiting.clear()
         for call in calls:
-            self._settle(call, Result("killed", "the interpreter was closed\n"))
+            self._settle(call, CellResult("killed", "the interpreter was closed\n"))
 
     def _end(self, process: Process) -> None:
         self._starting.discard(process)

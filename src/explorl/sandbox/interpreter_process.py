@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from explorl.sandbox.codec import CROWD
-from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.scratch import working_folder
 
 if TYPE_CHECKING:
@@ -52,12 +52,14 @@ class Process:
         return self._owner is not None and self._owner() is None
 
     def start(self, limits: dict[str, Any], layers: tuple[str, ...], seconds: float) -> None:
-        """Have it begin; OSError or `Gone` where that cannot be."""
+        """Have it begin; OSError or `ForkServerDied` where that cannot be."""
         folder = None if "namespaces" in layers else self._stack.enter_context(working_folder())
         try:
-            self._sockets = list(nursery.start_notebook())
-        except Gone:
-            self._sockets = list(nursery.start_notebook())  # the nursery was killed since: now there is a new one
+            self._sockets = list(fork_server_client.start_interpreter())
+        except ForkServerDied:
+            self._sockets = list(
+                fork_server_client.start_interpreter()
+            )  # the nursery was killed since: now there is a new one
         self._sockets[0].setblocking(False)
         self.state, self.deadline = "starting", time.monotonic() + seconds
         request = {"limits": limits, "layers": layers, "folder": folder, "entry_point": None}

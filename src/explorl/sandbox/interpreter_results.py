@@ -51,7 +51,7 @@ class InterpreterLimits:
         own = {"seconds": self.seconds, "memory": self.memory, "processes": self.processes, "characters": self.output}
         return {**asdict(DEFAULTS), **own, "cpu_seconds": (self.seconds + 1) * self.calls + 1}
 
-    def told(self, message: dict[str, Any]) -> Result:
+    def told(self, message: dict[str, Any]) -> CellResult:
         """The result that a keeper's message tells of."""
         head, tail = (clean(message[name].replace("\r\n", "\n")) for name in ("head", "tail"))
         cut = message["cut"]
@@ -60,7 +60,7 @@ class InterpreterLimits:
         if status in _ENDED:
             text += "\n" if text and not text.endswith("\n") else ""
             text += self.why_ended(status)
-        return Result(status, text, cut, message["seconds"])
+        return CellResult(status, text, cut, message["seconds"])
 
     def why_ended(self, status: Status) -> str:
         """The line that tells a model what has ended its interpreter."""
@@ -74,7 +74,7 @@ class InterpreterLimits:
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """What became of a call."""
 
     status: Status

@@ -66,12 +66,12 @@ class Shown:
         return self._head, self._tail
 
 
-def keep(nursery: int) -> NoReturn:  # pragma: no cover (another process)
+def supervise(server: int) -> NoReturn:  # pragma: no cover (another process)
     """Serve the calls that come on standard input, a socket, and answer there."""
-    linux.die_with(nursery)
+    linux.die_with(server)
     request = marshal.loads(program.receive(0))
     try:
-        notebook = _Notebook(request, nursery)
+        notebook = _Notebook(request, server)
     except Exception as error:
         program.send_json(1, {"status": "setup", "error": program.described(error)})
         os._exit(0)
@@ -92,11 +92,11 @@ def keep(nursery: int) -> NoReturn:  # pragma: no cover (another process)
 class _Notebook:  # pragma: no cover (another process)
     """The notebook's processes and the ways to them."""
 
-    def __init__(self, request: dict[str, Any], nursery: int) -> None:
+    def __init__(self, request: dict[str, Any], server: int) -> None:
         self._limits = request["limits"]
         self._in_namespaces = "namespaces" in request["layers"]
         program.restrict_keeper(request)
-        uid, proc, self._disk = program.surround(request, nursery)
+        uid, proc, self._disk = program.surround(request, server)
         nothing = os.memfd_create("stdin")
         calls_in, self._calls = os.pipe()
         self._replies, replies_out = os.pipe()

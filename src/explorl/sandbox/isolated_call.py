@@ -1,7 +1,7 @@
 """Compute a function of messages that nobody can trust: in bounded time and memory, shut in, one message at a time.
 
-    judges = Sealed("explorl.tasks.math.sympy_worker:compare", workers=2)
-    judges.call_many([{"gold": "1/2", "answer": "0.5"}])     # [Reply(value=True, error=None, seconds=0.01)]
+    judges = IsolatedFunction("explorl.tasks.math.sympy_worker:compare", workers=2)
+    judges.call_many([{"gold": "1/2", "answer": "0.5"}])     # [IsolatedResult(value=True, error=None, seconds=0.01)]
 
 Worker processes (`isolated_call_worker`) import the function once and fork for each message, so that no message can
 leave anything behind for the next. They are shut in by the same layers as programs (`programs.capabilities`): no
@@ -55,7 +55,7 @@ Body = tuple[bytes, bytes]
 """What is given, and the message, as they are sent."""
 
 
-class Reply(NamedTuple):
+class IsolatedResult(NamedTuple):
     """The function's value of a message, or why there is none."""
 
     value: Any = None
@@ -66,7 +66,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SealedLimits:
+class IsolationLimits:
     """What messages may use."""
 
     seconds: float = 5.0
@@ -81,11 +81,11 @@ class SealedLimits:
                 raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
 
 
-class Sealed:
+class IsolatedFunction:
     """A pool of workers, started when first needed. Usable from several threads; each fork starts its own."""
 
     def __init__(
-        self, function: str, *, setup: Any = None, workers: int | None = None, limits: SealedLimits | None = None
+        self, function: str, *, setup: Any = None, workers: int | None = None, limits: IsolationLimits | None = None
     ) -> None:
         """``function``, like ``"explorl.tasks.math.sympy_worker:compare"``, gets a message and what is given with it.
 
@@ -96,13 +96,13 @@ class Sealed:
             raise ValueError(f"workers={workers}: give 1 or more, or None for one per core, at most 8")
         self.function, self.setup = function, setup
         self.workers = min(len(_cores()), 8) if workers is None else workers
-        self.limits = limits or SealedLimits()
+        self.limits = limits or IsolationLimits()
         self._pool: list[_Worker] = []
         self._failed_starts = 0
         self._lock = Lock()
         self._process = os.getpid()
 
-    def call_many(self, messages: Iterable[Any], given: Iterable[Any] | None = None) -> list[Reply]:
+    def call_many(self, messages: Iterable[Any], given: Iterable[Any] | None = None) -> list[IsolatedResult]:
         """The replies to messages, with all workers at once, in the messages' order.
 
         ``given``: for each message what of it is trusted. The module's ``given`` is computed of it outside of the
@@ -127,7 +127,7 @@ class Sealed:
                 worker.kill()
         self._pool = []
 
-    def __enter__(self) -> Sealed:
+    def __enter__(self) -> IsolatedFunction:
         return self
 
     def __exit__(
@@ -135,10 +135,10 @@ class Sealed:
     ) -> None:
         self.close()
 
-    def _call(self, bodies: Sequence[Body]) -> list[Reply]:
+    def _call(self, bodies: Sequence[Body]) -> list[IsolatedResult]:
         waiting = deque(range(len(bodies)))
         crashed: set[int] = set()
-        replies: dict[int, Reply] = {}
+        replies: dict[int, IsolatedResult] = {}
         while len(replies) < len(bodies):
             while len(self._pool) < min(self.workers, len(bodies) - len(replies)):
                 self._pool.append(self._worker())
@@ -148,7 +148,7 @@ class Sealed:
                     worker.take(next_one, bodies[next_one], self.limits.seconds)
             for worker, reply in self._heard():
                 index = worker.index
-                if isinstance(reply, Reply):
+                if isinstance(reply, IsolatedResult):
                     self._failed_starts = 0
                     worker.rest()
                     if index is not None:
@@ -163,15 +163,15 @@ class Sealed:
                     crashed.add(index)  # its worker may have been killed by a stranger
                     waiting.appendleft(index)
                 else:
-                    replies[index] = Reply(error="crashed")
+                    replies[index] = IsolatedResult(error="crashed")
         return [replies[index] for index in range(len(bodies))]
 
-    def _heard(self) -> list[tuple[_Worker, Reply | str]]:
+    def _heard(self) -> list[tuple[_Worker, IsolatedResult | str]]:
         """Wait until workers have replied, or have failed; what each did."""
         expected = [worker for worker in self._pool if not worker.is_idle]
         rest = min(worker.deadline for worker in expected) - time.monotonic()
         readable = set(wait([worker.fileno() for worker in expected], max(rest, 0.0)))
-        heard: list[tuple[_Worker, Reply | str]] = []
+        heard: list[tuple[_Worker, IsolatedResult | str]] = []
         for worker in expected:
             if worker.fileno() in readable:
                 if (reply := worker.read()) is not None:
@@ -215,7 +215,7 @@ def _layers() -> tuple[str, ...]:
 class _Worker:
     """One process, which takes one message at a time."""
 
-    def __init__(self, function: str, setup: Any, limits: SealedLimits) -> None:
+    def __init__(self, function: str, setup: Any, limits: IsolationLimits) -> None:
         # A hash seed of its own would make sympy order terms by chance. -s -S -P: what is on the path is said below.
         self._process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", BOOTSTRAP, _FOLDER],
@@ -267,7 +267,7 @@ class _Worker:
     def rest(self) -> None:
         self.index, self.is_idle = None, True
 
-    def read(self) -> Reply | str | None:
+    def read(self) -> IsolatedResult | str | None:
         """Its reply, what is wrong with it, or None if there is only a part of a reply."""
         chunk = os.read(self.fileno(), 1 << 16)
         self._read += chunk
@@ -281,7 +281,7 @@ class _Worker:
             state = json.loads(frame)
             if state.get("kind") == "missing":
                 raise ImportError(state["failed"])
-            return Reply() if "ready" in state else str(state["failed"])
+            return IsolatedResult() if "ready" in state else str(state["failed"])
         seconds, _, body = frame.partition(b" ")
         return _understood(body, float(seconds))
 
@@ -298,14 +298,14 @@ class _Worker:
                 view = view[self._stdin.write(view) or 0 :]
 
 
-def _understood(body: bytes, seconds: float) -> Reply:
+def _understood(body: bytes, seconds: float) -> IsolatedResult:
     """What a child has written, which may be anything."""
     try:
         if len(body) > LONGEST_REPLY:
             raise ValueError
         said = json.loads(body)
         if "error" in said:
-            return Reply(error=clean(str(said["error"]), 600), seconds=seconds)
-        return Reply(said["value"], seconds=seconds)
+            return IsolatedResult(error=clean(str(said["error"]), 600), seconds=seconds)
+        return IsolatedResult(said["value"], seconds=seconds)
     except (ValueError, TypeError, KeyError, RecursionError):
-        return Reply(error="crashed", seconds=seconds)
+        return IsolatedResult(error="crashed", seconds=seconds)

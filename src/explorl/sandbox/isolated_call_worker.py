@@ -103,7 +103,7 @@ def _imported(name: str, setup: Any) -> _Task:  # pragma: no cover (another proc
     if hasattr(module, "prepare"):
         module.prepare(setup)
     signal.signal(signal.SIGALRM, _late)
-    return _Task(getattr(module, attribute), getattr(module, "given", None))
+    return _Task(getattr(module, attribute), getattr(module, "prepare_trusted", None))
 
 
 def _is_used(folder: str) -> bool:  # pragma: no cover (another process)

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from explorl.core.text import clean
 from explorl.sandbox.codec import BEGUN
-from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.scratch import working_folder
 from explorl.sandbox.usage import longest
 
@@ -40,7 +40,7 @@ _GRACE = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramLimits:
     """What a program may use, with all its processes; ``memory``, ``file_bytes`` and ``open_files`` each of them."""
 
     seconds: float = 10.0
@@ -70,11 +70,11 @@ class Limits:
                 raise ValueError(f"{field.name}={value!r}: give a whole number, like {field.default!r}")
 
 
-DEFAULTS = Limits()
+DEFAULTS = ProgramLimits()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """What became of a program."""
 
     status: Status
@@ -88,7 +88,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Tested:
+class ProgramTestResult:
     """What tests said of a program."""
 
     status: Status
@@ -117,7 +117,7 @@ class Guarantees:
     layers: Layers
     """The mechanisms in use, beside limits."""
     processes_limited: bool = False
-    """There cannot be more processes and threads than `Limits` say."""
+    """There cannot be more processes and threads than `ProgramLimits` say."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -126,27 +126,29 @@ class Guarantees:
         return tuple(name for name, is_so in zip(("network", "files", "processes"), isolated, strict=True) if not is_so)
 
 
-def run_python(source: str, *, stdin: str = "", limits: Limits = DEFAULTS, unisolated: bool = False) -> Outcome:
+def run_python(
+    source: str, *, stdin: str = "", limits: ProgramLimits = DEFAULTS, unisolated: bool = False
+) -> ProgramResult:
     """Run a program with nothing but the standard library, in an empty folder that is gone afterwards.
 
     SandboxError where it would not be isolated, unless ``unisolated`` is true or EXPLORL_UNISOLATED=1.
     """
     answer = _run(_request(source, stdin=stdin, limits=limits), None, isolating_layers(unisolated))
     out, err = (clean(answer.get(name, "")) for name in ("stdout", "stderr"))
-    return Outcome(answer["status"], out, err, answer.get("seconds", 0.0))
+    return ProgramResult(answer["status"], out, err, answer.get("seconds", 0.0))
 
 
 def run_many(
     sources: Sequence[str],
     *,
     stdin: str = "",
-    limits: Limits = DEFAULTS,
+    limits: ProgramLimits = DEFAULTS,
     workers: int | None = None,
     unisolated: bool = False,
-) -> list[Outcome]:
+) -> list[ProgramResult]:
     """`run_python` for each program, several at a time."""
 
-    def run(source: str) -> Outcome:
+    def run(source: str) -> ProgramResult:
         return run_python(source, stdin=stdin, limits=limits, unisolated=unisolated)
 
     return in_threads(run, sources, workers=workers)
@@ -158,9 +160,9 @@ def run_tests(
     *,
     entry_point: str,
     preamble: str = "",
-    limits: Limits = DEFAULTS,
+    limits: ProgramLimits = DEFAULTS,
     unisolated: bool = False,
-) -> Tested:
+) -> ProgramTestResult:
     """Test a program's function: ``tests`` defines ``check(candidate)``, which raises if the function is wrong.
 
     Program and tests run in two processes. The function gets its arguments as copies, and what it returns comes back as
@@ -171,7 +173,7 @@ def run_tests(
     request = _request(source, limits=limits, entry_point=entry_point, preamble=preamble)
     answer = _run(request, tests, isolating_layers(unisolated))
     error, normal = (None if answer.get(name) is None else clean(answer[name]) for name in ("error", "normal"))
-    return Tested(answer["status"], error, normal, answer.get("seconds", 0.0))
+    return ProgramTestResult(answer["status"], error, normal, answer.get("seconds", 0.0))
 
 
 def in_threads(function: Callable[..., T], *columns: Sequence[Any], workers: int | None = None) -> list[T]:
@@ -342,7 +344,7 @@ def isolating_layers(unisolated: bool) -> Layers:
 
 
 def _request(
-    source: str, *, limits: Limits, stdin: str = "", entry_point: str | None = None, preamble: str = ""
+    source: str, *, limits: ProgramLimits, stdin: str = "", entry_point: str | None = None, preamble: str = ""
 ) -> dict[str, Any]:
     what = {"source": source, "stdin": stdin, "entry_point": entry_point, "preamble": preamble}
     return {**what, "limits": asdict(limits)}
@@ -352,11 +354,11 @@ def _run(request: dict[str, Any], tests: str | None, layers: Layers) -> dict[str
     """Have a keeper run the request; once more, if the nursery was killed meanwhile."""
     try:
         return _run_once(request, tests, layers)
-    except Gone:
+    except ForkServerDied:
         pass
     try:
         return _run_once(request, tests, layers)
-    except Gone as error:
+    except ForkServerDied as error:
         raise SandboxError(f"no answer, but {str(error)!r}") from None
 
 
@@ -369,7 +371,9 @@ def _run_once(request: dict[str, Any], tests: str | None, layers: Layers) -> dic
             frames.append(tests.encode(errors="surrogatepass"))
         message = b"".join(len(frame).to_bytes(8, "big") + frame for frame in frames)
         try:
-            code, answer, errors = nursery.keep(message, longest(request["limits"]["seconds"]) + _GRACE)
+            code, answer, errors = fork_server_client.run_program(
+                message, longest(request["limits"]["seconds"]) + _GRACE
+            )
         except TimeoutError:
             return {"status": "timeout"}
     if code < 0:  # a test, or the source's normal form, was too much for it

@@ -1,4 +1,4 @@
-"""What looks for a pattern in a text, in a sealed process (`explorl.sandbox.isolated_call`): some searches never end.
+"""Search a text for a pattern in an isolated process (`explorl.sandbox.isolated_call`): some searches never end.
 
 It imports nothing of Explorl, so it holds no torch and starts at once.
 """
@@ -9,12 +9,12 @@ import re
 from typing import Any
 
 
-def given(patterns: list[str]) -> list[re.Pattern[str]]:
+def prepare_trusted(patterns: list[str]) -> list[re.Pattern[str]]:
     """The patterns, compiled."""
     return [re.compile(pattern) for pattern in patterns]
 
 
 def matches(message: dict[str, Any], patterns: list[re.Pattern[str]] | None) -> bool:
     """Whether one of the patterns of a message, which may have been compiled already, is in its text."""
-    compiled = given(message["patterns"]) if patterns is None else patterns
+    compiled = prepare_trusted(message["patterns"]) if patterns is None else patterns
     return any(pattern.search(message["text"]) for pattern in compiled)

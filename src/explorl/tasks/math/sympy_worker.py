@@ -1,4 +1,4 @@
-"""What compares two answers by math-verify, in a sealed process (`explorl.sandbox.isolated_call`).
+"""What compares two answers by math-verify, in an isolated process (`explorl.sandbox.isolated_call`).
 
 It imports nothing of Explorl but its own kind, so it holds no torch and starts in a second.
 """
@@ -24,7 +24,7 @@ def prepare(_: Any) -> None:
             same_answer(answer, answers[(7 * index + 3) % len(answers)])
 
 
-def given(gold: str) -> list[Any] | None:
+def prepare_trusted(gold: str) -> list[Any] | None:
     """The right answer, parsed; None if that did not come to an end."""
     return _parsed(gold) or None
 
