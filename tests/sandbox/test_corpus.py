@@ -197,7 +197,7 @@ def test_too_much_on_the_disk_is_ended(ran: Ran, name: str) -> None:
     if "namespaces" in ran.layers:
         assert status in ("error", "failed", "killed")
     else:
-        assert (status, error) == ("error", child.FULL)
+        assert (status, error) == ("error", child.DISK_FULL)
 
 
 @pytest.mark.parametrize("name", list(LEFTOVERS))

@@ -17,7 +17,7 @@ import pytest
 
 from explorl.sandbox import fork_client, programs
 from explorl.sandbox.programs import Guarantees, ProgramLimits, SandboxError, probe, run_many, run_python, run_tests
-from explorl.sandbox.python_paths import package_folders, python_paths, without
+from explorl.sandbox.python_paths import exclude_folders, package_folders, python_paths
 from tests.sandbox.support import ISOLATED, PERMITTED, STUB, alive, eventually, script
 
 ATTEMPTS = """
@@ -142,7 +142,7 @@ go_on.set()
 
 
 def test_where_nobody_can_be_asked_there_are_no_threads(bootstrap: Callable[[str], None]) -> None:
-    refuse = "def refuse(): raise OSError(22, 'no listeners')\nlinux.ask_for_threads = refuse\n"
+    refuse = "def refuse(): raise OSError(22, 'no listeners')\nlinux.request_thread_approval = refuse\n"
     bootstrap(f"{STUB}\nfrom explorl.sandbox import fork_server, linux\n{refuse}fork_server.main()")
     source = (
         "import threading\ntry: threading.Thread(target=int).start(); print('some')\nexcept RuntimeError: print('none')"
@@ -302,10 +302,10 @@ def test_folders_less_some(tmp_path: Path) -> None:
     lib = str(tmp_path / "lib")
     hidden = package_folders([lib])
     assert hidden == [f"{lib}/python3/dist-packages", f"{lib}/python3/site-packages"]
-    assert sorted(without([lib], hidden)) == [f"{lib}/other", f"{lib}/python3/json", f"{lib}/python3/os.py"]
+    assert sorted(exclude_folders([lib], hidden)) == [f"{lib}/other", f"{lib}/python3/json", f"{lib}/python3/os.py"]
     assert package_folders([lib], [f"{lib}/python3/site-packages"]) == hidden[:1]
-    assert without([lib], []) == [lib]
-    assert without([hidden[0], lib], hidden) == without([lib], hidden)
+    assert exclude_folders([lib], []) == [lib]
+    assert exclude_folders([hidden[0], lib], hidden) == exclude_folders([lib], hidden)
     assert package_folders([f"{lib}/absent"]) == []
 
 

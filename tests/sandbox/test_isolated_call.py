@@ -240,7 +240,7 @@ def test_trusted_values_are_prepared_once_and_outside(judges: Callable[..., Isol
 def test_each_message_has_its_own_time(
     judges: Callable[..., IsolatedFunction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated_call, "_PATIENCE", 1000)  # the clock does not count here
+    monkeypatch.setattr(isolated_call, "_WALL_FACTOR", 1000)  # the clock does not count here
     judge = judges(limits=IsolationLimits(seconds=0.6))
     spin = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.2: pass\nvalue = 'slow'"
     replies = judge.call_many(["while True: pass"] * 6 + [spin, spin, "value = 'quick'"])
@@ -254,7 +254,7 @@ def test_a_busy_machine_is_not_the_message_s_fault(
 ) -> None:
     """A message is judged by its own processor time, however many others want the processor."""
     monkeypatch.setattr(
-        isolated_call, "_PATIENCE", 1000
+        isolated_call, "_WALL_FACTOR", 1000
     )  # which the test's own company does not use up, but others may
     judge = judges(limits=IsolationLimits(seconds=0.6))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
@@ -346,7 +346,7 @@ def test_interrupted_calls_leave_no_stale_reply(
     judge = judges()
     assert one(judge, "value = 1").value == 1
     with monkeypatch.context() as patch:
-        patch.setattr(IsolatedFunction, "_heard", interrupted)
+        patch.setattr(IsolatedFunction, "_wait_for_workers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             one(judge, "value = 2")
     assert judge._pool == []
@@ -392,11 +392,11 @@ def test_modules_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with IsolatedFunction("needs_more:run") as judge, pytest.raises(ImportError, match="no_such_library_here"):
         judge.call_many([1])
     (tmp_path / "broken_judge.py").write_text("raise RuntimeError('not today')")
-    found = "broken_judge:run does not start: RuntimeError: not today, 3 times"
+    found = "broken_judge:run did not start in 3 attempts: RuntimeError: not today"
     with IsolatedFunction("broken_judge:run", workers=1) as judge, pytest.raises(SandboxError, match=found):
         judge.call_many([1])
     (tmp_path / "gone_judge.py").write_text("import os; os._exit(3)")
-    found = "gone_judge:run does not start: it ended, 3 times"
+    found = "gone_judge:run did not start in 3 attempts: it ended"
     with IsolatedFunction("gone_judge:run", workers=1) as judge, pytest.raises(SandboxError, match=found):
         judge.call_many([1])
 
@@ -441,5 +441,5 @@ def test_bad_numbers_are_named() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"1", b"null", b'{"other": 1}', b"{" * 10, b"[" * 100_000])
 def test_replies_that_are_none(body: bytes) -> None:
-    assert isolated_call._understood(body, 0.0).error == "crashed"
-    assert json.dumps(isolated_call._understood(b'{"value": [1]}', 0.0).value) == "[1]"
+    assert isolated_call._parse_reply(body, 0.0).error == "crashed"
+    assert json.dumps(isolated_call._parse_reply(b'{"value": [1]}', 0.0).value) == "[1]"

@@ -18,7 +18,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from explorl.sandbox import fork_client, programs
-from explorl.sandbox.child import _status, described, normal_form, raised, receive, receive_json, send, send_json
+from explorl.sandbox.child import (
+    _status,
+    describe_error,
+    normal_form,
+    receive,
+    receive_json,
+    send,
+    send_json,
+    to_exception,
+)
 from explorl.sandbox.codec import decode, encode
 from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.programs import (
@@ -488,22 +497,22 @@ def answers(answer: dict[str, str]) -> str:
 
 def test_setup_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, bootstrap: Callable[[str], None]) -> None:
     bootstrap("import sys; sys.exit('bye')")
-    with pytest.raises(SandboxError, match="no answer, but 'bye"):
+    with pytest.raises(SandboxError, match="no answer from the supervisor, but 'bye"):
         probe(())
     bootstrap(supervisor_that("os.write(2, b'sorry'); os._exit(1)"))
-    with pytest.raises(SandboxError, match="no answer, but 'sorry'"):
+    with pytest.raises(SandboxError, match="no answer from the supervisor, but 'sorry'"):
         probe(())
     bootstrap("printf x >&2; exit 1")
     monkeypatch.setattr(sys, "executable", "/bin/sh")
     capabilities.cache_clear()
-    with pytest.raises(SandboxError, match="no Python can be started in a sandbox; namespaces"):
+    with pytest.raises(SandboxError, match="cannot start Python in the sandbox; namespaces"):
         capabilities()
     capabilities.cache_clear()
 
 
 def test_supervisor_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, bootstrap: Callable[[str], None]) -> None:
     monkeypatch.setattr(programs, "_GRACE", 0.0)
-    monkeypatch.setattr(programs, "longest", lambda seconds: seconds)
+    monkeypatch.setattr(programs, "wall_limit", lambda seconds: seconds)
     request = programs._request("1", limits=QUICK)
     bootstrap(supervisor_that("time.sleep(100)"))
     assert programs._run(request, None, ())["status"] == "timeout"
@@ -516,7 +525,7 @@ def test_supervisor_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, bootst
         group = descendants(fork_server_pid())
         assert running.result()["status"] == "timeout"
     eventually(lambda: not any(map(alive, group)), 10)
-    monkeypatch.setattr(fork_client, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fork_client, "_END_TIMEOUT", 0.1)
     bootstrap("import time; time.sleep(100)")
     assert programs._run(request, None, ())["status"] == "timeout"
     assert fork_server_client._running is None
@@ -732,10 +741,10 @@ def test_subclasses_become_plain() -> None:
 @given(st.text(), st.text())
 def test_exceptions_are_built_in_and_steer_nothing(name: str, text: str) -> None:
     for kind in (name, "ValueError", "StopIteration", "SystemExit", "UnicodeDecodeError", "Warning", "print"):
-        error = raised({"error": kind, "text": text})
+        error = to_exception({"error": kind, "text": text})
         assert isinstance(error, Exception)
         assert not isinstance(error, StopIteration)
-    assert type(raised({"error": "ValueError", "text": text})) is ValueError
+    assert type(to_exception({"error": "ValueError", "text": text})) is ValueError
 
 
 def test_errors_in_errors() -> None:
@@ -743,8 +752,8 @@ def test_errors_in_errors() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert described(Bad()) == "Bad"
-    assert described(ValueError("x")) == "ValueError: x"
+    assert describe_error(Bad()) == "Bad"
+    assert describe_error(ValueError("x")) == "ValueError: x"
 
 
 def test_frames() -> None:

@@ -18,7 +18,7 @@ from explorl.sandbox.programs import (
     run_python,
     run_tests,
 )
-from explorl.sandbox.usage import Usage, longest
+from explorl.sandbox.usage import Usage, wall_limit
 from tests.sandbox.support import STUB
 
 SPINNER = """
@@ -126,7 +126,7 @@ def test_time_without_a_view_of_processes(tmp_path_factory: pytest.TempPathFacto
     os.close(empty)
     assert usage.time <= usage.clock
     assert usage.processor >= 0
-    assert longest(10) == 42
+    assert wall_limit(10) == 42
 
 
 def test_usage_adds_up() -> None:

@@ -120,7 +120,9 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("strange")
 def test_a_hung_pair_costs_its_limit_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated_call, "_PATIENCE", 1000)  # else the clock ends it first where the machine is very busy
+    monkeypatch.setattr(
+        isolated_call, "_WALL_FACTOR", 1000
+    )  # else the clock ends it first where the machine is very busy
     with Judge(workers=2, limit=LIMIT) as judge:
         hung, right = judge.judge_many([("2k+24690", "2(k+12345)"), ("2k+2", "2(k+1)")])
         assert hung == Judgement(False, "the comparison took too long", hung.seconds)
@@ -149,7 +151,7 @@ def test_what_would_hang_is_refused_at_once(answer: str) -> None:
 def test_answers_that_hang_take_no_time_from_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer has the same time, whatever else is in its batch and wherever it stands there."""
     monkeypatch.setattr(
-        isolated_call, "_PATIENCE", 1000
+        isolated_call, "_WALL_FACTOR", 1000
     )  # else the clock ends them first where the machine is very busy
     hanging = [(f"{2 * n}k+24690", f"2({n}k+12345)") for n in range(2, 10)]
     slow = [(f"{2 * n}k+86420", f"2({n}k+43210)") for n in range(2, 5)]
