@@ -89,7 +89,7 @@ BANNED_WORDS: Exceptions = {
     ("rollout", "seated"): "to become slot",
     ("rollout", "seats"): "to become slot",
     ("rollout", "somebody"): "to be rewritten",
-    ("sandbox", "nobody"): "the Unix user of this name in sandbox.kernel; elsewhere to be rewritten",
+    ("sandbox", "nobody"): "the Unix user of this name in sandbox.linux",
     ("stats", "nobody"): "to be rewritten",
     ("strategies", "anew"): "to be rewritten",
     ("strategies", "but for"): "to be rewritten",
