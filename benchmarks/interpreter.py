@@ -6,7 +6,7 @@
 Calls one by one are timed by the caller, less the time that the code takes by itself; on a busy machine the least is
 what a call costs, and the rest is waiting for a processor. Processor time is that of the caller and of all processes of
 the interpreter, the code's own included. Memory is what each interpreter's processes have for themselves (private
-pages), the nursery's being shared; what the kernel keeps for it comes on top.
+pages), the fork server's being shared; what the kernel keeps for it comes on top.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from explorl.sandbox.fork_client import nursery
+from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.programs import capabilities
@@ -88,7 +88,7 @@ def together(opened: list[Interpreter], source: str) -> None:
 
 
 def processor_time() -> float:
-    """Seconds that this process and all below the nursery have used."""
+    """Seconds that this process and all below the fork server have used."""
     total = time.process_time()
     for pid in descendants():
         total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
@@ -96,7 +96,7 @@ def processor_time() -> float:
 
 
 def private() -> list[float]:
-    """MiB that each process below the nursery has for itself."""
+    """MiB that each process below the fork server has for itself."""
     found = []
     for pid in descendants():
         try:
@@ -108,9 +108,9 @@ def private() -> list[float]:
 
 
 def descendants() -> list[int]:
-    """The processes below the nursery."""
-    assert nursery._running is not None
-    waiting, found = children(nursery._running[0].pid), []
+    """The processes below the fork server."""
+    assert fork_server_client._running is not None
+    waiting, found = children(fork_server_client._running[0].pid), []
     while waiting:
         found.append(waiting.pop())
         waiting += children(found[-1])

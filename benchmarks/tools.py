@@ -45,7 +45,7 @@ from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.session import Session
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import calculator_tool
-from explorl.sandbox.fork_client import nursery
+from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.interpreter import Interpreter
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.stats import Table
@@ -113,8 +113,8 @@ class Times:
 
 
 def interpreters_time() -> float:
-    """Processor seconds of all processes below the nursery."""
-    total, waiting = 0.0, [nursery._running[0].pid] if nursery._running is not None else []
+    """Processor seconds of all processes below the fork server."""
+    total, waiting = 0.0, [fork_server_client._running[0].pid] if fork_server_client._running is not None else []
     while waiting:
         pid = waiting.pop()
         with suppress(OSError):

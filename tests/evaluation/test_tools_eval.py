@@ -23,7 +23,7 @@ from explorl.evaluation.scores import per_problem, scores, side_by_side
 from explorl.models import Policy, load_policy
 from explorl.rollout.tool_use import ToolUse
 from explorl.rollout.tools import Delimiters, calculator_tool
-from explorl.sandbox.interpreter import Result
+from explorl.sandbox.interpreter import CellResult
 from explorl.tasks import Products
 from tests.rollout.planted import Desk, planted
 
@@ -49,7 +49,7 @@ def policy() -> Policy:
     return Policy("planted", *planted(CHAIN))
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Result]) -> None:
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], CellResult]) -> None:
     """Calls get this answer instead of being run."""
     monkeypatch.setattr(ToolUse, "pool", lambda self: Desk(answer))
 
@@ -66,7 +66,7 @@ def test_no_token_of_a_tool_is_measured(policy: Policy, monkeypatch: pytest.Monk
     """Whatever tools say, if it is of one length, the planted model goes on alike; so all that is measured is alike."""
     found, told = [], []
     for name, said in (("quiet", "x" * len(LOUD)), ("loud", LOUD)):
-        answering(monkeypatch, lambda source, said=said: Result("ok", said))  # type: ignore[misc]
+        answering(monkeypatch, lambda source, said=said: CellResult("ok", said))  # type: ignore[misc]
         (_, with_tool) = run_evaluation([policy], [TASK], HOW, tmp_path / name, tools=calculator_tool(), name="plain")
         assert with_tool.evaluation is not None
         told.append(with_tool)
@@ -87,7 +87,7 @@ def test_no_token_of_a_tool_is_measured(policy: Policy, monkeypatch: pytest.Monk
 
 def test_statistics_are_those_of_the_sampled_words(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each completion's words are known, and with them the tokens, the calls, and the mean entropy of the chain."""
-    answering(monkeypatch, lambda source: Result("ok", "49"))
+    answering(monkeypatch, lambda source: CellResult("ok", "49"))
     found = evaluate(policy, TASK, PROBLEMS, HOW, tools=calculator_tool(max_calls=2))
     for row, text in enumerate(found.rows["completion"]):
         words, last = [], "\n"
@@ -116,7 +116,7 @@ def test_statistics_are_those_of_the_sampled_words(policy: Policy, monkeypatch: 
 
 
 def test_what_a_program_prints_is_not_the_answer(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(monkeypatch, lambda source: Result("ok", f"<answer>{VALUE}</answer>"))
+    answering(monkeypatch, lambda source: CellResult("ok", f"<answer>{VALUE}</answer>"))
     found = evaluate(policy, TASK, PROBLEMS[:1], HOW, tools=calculator_tool())
     texts, correct = found.rows["completion"], found.rows["correct"]
     mute = [row for row, text in enumerate(texts) if text.endswith(MUTE) and f"{VALUE}</answer>>>" in text]
@@ -134,7 +134,7 @@ def test_what_a_program_prints_is_not_the_answer(policy: Policy, monkeypatch: py
 def test_text_and_code_are_kept_and_gone_on_with(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    answering(monkeypatch, lambda source: Result("ok", "49"))
+    answering(monkeypatch, lambda source: CellResult("ok", "49"))
     how = replace(HOW, samples=4)
     (alone,) = run_evaluation([policy], [TASK], how, tmp_path, name="plain")
     both = run_evaluation([policy], [TASK], how, tmp_path, name="plain", tools=calculator_tool())
@@ -168,7 +168,7 @@ def test_text_and_code_are_kept_and_gone_on_with(
 
 
 def test_the_table_has_text_and_code(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answering(monkeypatch, lambda source: Result("ok", "49"))
+    answering(monkeypatch, lambda source: CellResult("ok", "49"))
     results = run_evaluation([policy], [TASK], HOW, tmp_path, tools=calculator_tool())
     evaluations = [result.evaluation for result in results if result.evaluation is not None]
     table = side_by_side(evaluations)
@@ -190,7 +190,7 @@ def test_the_table_has_text_and_code(policy: Policy, monkeypatch: pytest.MonkeyP
 def test_the_command(policy: Policy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("explorl.evaluation.harness.load_policy", lambda *_, **__: policy)
     monkeypatch.setattr("explorl.evaluation.harness._tasks", lambda *_: [(TASK, {})])
-    answering(monkeypatch, lambda source: Result("ok", "49"))
+    answering(monkeypatch, lambda source: CellResult("ok", "49"))
     written = io.StringIO()
     evaluate_command(
         ["tiny"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from explorl.sandbox.interpreter import Result
+from explorl.sandbox.interpreter import CellResult
 
 CHARACTERS = (*filter(str.isprintable, string.printable), "\n")
 
@@ -18,7 +18,7 @@ CHARACTERS = (*filter(str.isprintable, string.printable), "\n")
 class Desk:
     """In place of a pool of interpreters: answers calls by a function, after so many polls."""
 
-    def __init__(self, answer: Callable[[str], Result], patience: int = 0) -> None:
+    def __init__(self, answer: Callable[[str], CellResult], patience: int = 0) -> None:
         self.answer, self.patience = answer, patience
         self.opened: list[Desk.Worker] = []
         self.calls: list[Desk.Ticket] = []
@@ -26,14 +26,14 @@ class Desk:
         self.starting = False
 
     class Ticket:
-        def __init__(self, result: Result, patience: int) -> None:
+        def __init__(self, result: CellResult, patience: int) -> None:
             self._result, self.patience = result, patience
 
         @property
         def done(self) -> bool:
             return self.patience <= 0
 
-        def result(self) -> Result:
+        def result(self) -> CellResult:
             assert self.done
             return self._result
 
@@ -78,8 +78,8 @@ class Desk:
             ticket.patience -= 1
 
 
-def echo(source: str) -> Result:
-    return Result("ok", f"{len(source)}{source[:3]}\n", seconds=0.5)
+def echo(source: str) -> CellResult:
+    return CellResult("ok", f"{len(source)}{source[:3]}\n", seconds=0.5)
 
 
 def standing_in(desk: Desk) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from explorl.rollout.tool_spans import open_call, output_mask, output_spans
 from explorl.rollout.tools import Delimiters, ToolSpec, calculator_tool, find_call, output_block, python_tool
-from explorl.sandbox.interpreter import Result
+from explorl.sandbox.interpreter import CellResult
 
 PYTHON, CALCULATOR = python_tool(), calculator_tool()
 LINES = st.text(alphabet="ab1 `\n>=<~", max_size=30)
@@ -30,7 +30,7 @@ def test_what_rollouts_append_is_found(tool: ToolSpec, parts: list[tuple[str, st
     for said, result in parts:
         call = f"{said}\n```python\nprint(1)\n```" if tool is PYTHON else f"{said}<<1+1="
         text += call
-        block = output_block(Result("ok", result), tool, text)
+        block = output_block(CellResult("ok", result), tool, text)
         text += block
         blocks.append(block)
     text += end

@@ -13,7 +13,7 @@ from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.rollouts import Rollout, ToolCall
 from explorl.rollout.tool_use import ToolSession, ToolUse, generate_with_tools
 from explorl.rollout.tools import Delimiters, ToolSpec, calculator_tool, python_tool
-from explorl.sandbox.interpreter import Result
+from explorl.sandbox.interpreter import CellResult
 
 from .planted import CHARACTERS, Desk, always, echo, planted, standing_in
 
@@ -197,7 +197,7 @@ def test_an_output_says_nothing_for_the_model() -> None:
     """Neither stop strings, nor special tokens, nor an answer."""
     model, tokenizer = planted(always(["go", "<<6*7", "="], **{">": "So</a>", "So</a>": "never"}))
     said = "1</a><eos><pad>"
-    rollout = one(model, tokenizer, "go", calculator_tool(), Desk(lambda _: Result("ok", said)), stop="</a>")
+    rollout = one(model, tokenizer, "go", calculator_tool(), Desk(lambda _: CellResult("ok", said)), stop="</a>")
     assert rollout.text == f"<<6*7={said}>>So</a>"
     assert rollout.stop == "</a>"
     assert rollout.finish_reason == "stop"
@@ -220,7 +220,7 @@ def test_no_space_comes_before_an_output() -> None:
 def test_an_output_makes_no_call(tokenizer: Any) -> None:
     model, words = planted(always(["go", "```python\n1\n", "```"], **{"\n": "Right."}))
     inner = "```python\nprint(1)\n```\n"
-    desk = Desk(lambda _: Result("ok", inner))
+    desk = Desk(lambda _: CellResult("ok", inner))
     rollout = one(model, words, "go", python_tool(), desk, max_tokens=200)
     assert len(desk.calls) == 1
     assert rollout.text == f"```python\n1\n```\n````output\n{inner}````\nRight."
@@ -298,7 +298,7 @@ def test_an_output_does_not_wait_for_other_rows_to_end() -> None:
 def test_forks_have_the_calls_so_far() -> None:
     model, tokenizer = planted(always(["go", "<<x=1", "="], **{">": "<<x+1", "<<x+1": "="}))
     tool = calculator_tool(max_calls=4)
-    desk = Desk(lambda source: Result("exited" if len(desk.calls) == 1 else "ok", "7"))
+    desk = Desk(lambda source: CellResult("exited" if len(desk.calls) == 1 else "ok", "7"))
     start = [[tokenizer.convert_tokens_to_ids("go")]]
     params = SamplingParams(temperature=0, max_tokens=26)
     with ToolSession(Engine(model, tokenizer), start, 1, params, use(tool), pool=standing_in(desk)) as session:

@@ -21,7 +21,7 @@ from explorl.rollout.tools import (
     output_block,
     python_tool,
 )
-from explorl.sandbox.interpreter import Result
+from explorl.sandbox.interpreter import CellResult
 from tests.hostile import HOSTILE
 
 PYTHON, CALCULATOR = python_tool(), calculator_tool()
@@ -128,7 +128,7 @@ def test_it_does_not_matter_when_one_looks(text: str) -> None:
 def test_nothing_raises(text: str, start: int) -> None:
     for tool in (PYTHON, CALCULATOR):
         find_call(text, tool, start)
-        output_block(Result("ok", text), tool, text[:start])
+        output_block(CellResult("ok", text), tool, text[:start])
 
 
 # Outputs --------------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_nothing_raises(text: str, start: int) -> None:
     ],
 )
 def test_output_blocks(text: str, before: str, block: str) -> None:
-    assert output_block(Result("ok", text), PYTHON, before) == block
+    assert output_block(CellResult("ok", text), PYTHON, before) == block
 
 
 @given(pieces)
@@ -156,12 +156,12 @@ def test_output_blocks(text: str, before: str, block: str) -> None:
 def test_no_output_makes_calls(text: str) -> None:
     """Not even if somebody searches the whole text of a rollout for them."""
     call = "```python\n1\n```"
-    whole = call + output_block(Result("ok", text), PYTHON, call)
+    whole = call + output_block(CellResult("ok", text), PYTHON, call)
     found = find_call(whole, PYTHON)
     assert found is not None
     assert find_call(whole, PYTHON, found.end) is None
     call = "<<1="
-    whole = call + output_block(Result("ok", text), CALCULATOR, call)
+    whole = call + output_block(CellResult("ok", text), CALCULATOR, call)
     assert find_call(whole, CALCULATOR, len(call)) is None
     assert whole.endswith(">>")
     assert whole.count(">>") == 1
@@ -174,7 +174,7 @@ def test_hostile_text_in_calls_and_outputs(name: str) -> None:
     found = find_call(f"{text}\n```python\nx = {text!r}\n```{text}", PYTHON)
     assert found is not None
     assert found.source == f"x = {text!r}\n"
-    assert text in output_block(Result("ok", text), PYTHON)
+    assert text in output_block(CellResult("ok", text), PYTHON)
 
 
 # The calculator -------------------------------------------------------------------------------------------------------
@@ -206,16 +206,16 @@ def test_no_calculator_call(text: str) -> None:
 @pytest.mark.parametrize(
     ("result", "block"),
     [
-        (Result("ok", "408\n"), "408>>"),
-        (Result("ok", ""), ">>"),
-        (Result("ok", "1\n2\n\n"), "2>>"),
-        (Result("error", "Traceback (most recent call last):\nZeroDivisionError: division by zero\n"),
+        (CellResult("ok", "408\n"), "408>>"),
+        (CellResult("ok", ""), ">>"),
+        (CellResult("ok", "1\n2\n\n"), "2>>"),
+        (CellResult("error", "Traceback (most recent call last):\nZeroDivisionError: division by zero\n"),
          "ZeroDivisionError: division by zero>>"),
-        (Result("ok", "a>>b<<c\n"), "a b c>>"),
-        (Result("refused", "no calls are left: 3 were allowed\n"), "no calls left>>"),
+        (CellResult("ok", "a>>b<<c\n"), "a b c>>"),
+        (CellResult("refused", "no calls are left: 3 were allowed\n"), "no calls left>>"),
     ],
 )  # fmt: skip
-def test_calculator_outputs(result: Result, block: str) -> None:
+def test_calculator_outputs(result: CellResult, block: str) -> None:
     assert output_block(result, CALCULATOR, "<<12*34=") == block
 
 
@@ -263,7 +263,7 @@ def test_fences_are_checked() -> None:
         MarkdownFence(())
     tool = ToolSpec("own", Delimiters("[", "]", "(", ")"), max_calls=1)
     assert find_call("a [1+1]", tool) == ParsedCall("1+1", 2, 7)
-    assert output_block(Result("ok", "2\n"), tool) == "(2)"
+    assert output_block(CellResult("ok", "2\n"), tool) == "(2)"
     assert get_tool("calculator", fence=tool.fence).fence == tool.fence
 
 

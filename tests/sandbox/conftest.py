@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from explorl.sandbox import fork_client as nursery_module
-from explorl.sandbox import programs
-from explorl.sandbox.fork_client import nursery
+from explorl.sandbox import fork_client, programs
+from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.programs import Guarantees
 from tests.sandbox.support import ISOLATED, TRIED, named
 
@@ -46,12 +45,12 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def bootstrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Say what the next nursery, which is that of this test alone, shall run."""
+    """Say what the next fork server, which is that of this test alone, shall run."""
     programs.capabilities()  # found out by a sound one, whichever test comes first
 
     def start(code: str) -> None:
-        nursery.close()
-        monkeypatch.setattr(nursery_module, "BOOTSTRAP", code)
+        fork_server_client.close()
+        monkeypatch.setattr(fork_client, "BOOTSTRAP", code)
 
     yield start
-    nursery.close()
+    fork_server_client.close()

@@ -221,7 +221,7 @@ if not 1 <= started <= 7: done.append(started)
 
 TESTS_ATTACKS = {
     "start a process": "attempt('fork', lambda: os.fork() or os._exit(0))\nattempt('vfork', lambda: libc.vfork())",
-    "end the keeper": """
+    "end the supervisor": """
 for pid in (os.getppid(), -1, 0, -os.getpgrp()):
     attempt(f"kill {pid}", os.kill, pid, 0)
 """,
@@ -263,7 +263,7 @@ for i in range(1 << 40):
 }
 """What must be ended by a limit on the disk or on its inodes, well before the limit on time."""
 
-LITTER = {
+UNUSUAL_FILES = {
     "folders without rights": """
 os.mkdir("a", 0)
 os.umask(0o777)

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from explorl.sandbox import fork_client as nursery_module
-from explorl.sandbox import programs
-from explorl.sandbox.fork_client import nursery
+from explorl.sandbox import fork_client, programs
+from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.programs import Guarantees, SandboxError, probe
 
-STUB = nursery_module.BOOTSTRAP.partition("from ")[0]
+STUB = fork_client.BOOTSTRAP.partition("from ")[0]
 """What makes explorl importable without torch."""
 
 
@@ -43,9 +42,9 @@ def named(guarantees: Guarantees) -> str:
     return "+".join(guarantees.layers) or "limits"
 
 
-def nursery_pid() -> int:
-    assert nursery._running is not None
-    return nursery._running[0].pid
+def fork_server_pid() -> int:
+    assert fork_server_client._running is not None
+    return fork_server_client._running[0].pid
 
 
 def children(pid: int) -> list[int]:
@@ -79,7 +78,7 @@ def script(
     """A process that uses the sandbox, perhaps as another user."""
     code = f"{STUB}\nimport atexit\natexit.register(lambda: last())\nlast = lambda: None\n"
     code += f"from explorl.sandbox import programs\nfrom explorl.sandbox.programs import *\n{source}"
-    command = [python, "-X", "dev", "-c", code, *nursery_module._FOLDERS]
+    command = [python, "-X", "dev", "-c", code, *fork_client._FOLDERS]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

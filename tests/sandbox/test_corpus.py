@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from explorl.sandbox import child
-from tests.sandbox.corpus import ATTACKS, CROSSINGS, FORGERIES, HOGS, HONEST, LITTER, PREAMBLE, TESTS_ATTACKS
+from tests.sandbox.corpus import ATTACKS, CROSSINGS, FORGERIES, HOGS, HONEST, PREAMBLE, TESTS_ATTACKS, UNUSUAL_FILES
 from tests.sandbox.support import script
 from tests.sandbox.test_hostile import ordinary_python
 
@@ -81,7 +81,7 @@ CONFINED = {
     **{f"{name}: tests": in_role("tests", source) for name, source in TESTS_ATTACKS.items()},
     **{name: {"program": program, "tests": tests} for name, (program, tests) in CROSSINGS.items()},
 }
-LITTERED = {f"{name}: {role}": in_role(role, source) for name, source in LITTER.items() for role in ROLES}
+LEFTOVERS = {f"{name}: {role}": in_role(role, source) for name, source in UNUSUAL_FILES.items() for role in ROLES}
 HOGGED = {f"{name}: {role}": in_role(role, source) for name, source in HOGS.items() for role in ROLES}
 WORKING = {name: {"program": program, "tests": tests} for name, (program, tests) in HONEST.items()}
 FORGED = {name: forged(message) for name, message in FORGERIES.items()}
@@ -104,7 +104,7 @@ class Ran(NamedTuple):
 @pytest.fixture(scope="module", params=SETTINGS, ids=str)
 def ran(request: pytest.FixtureRequest) -> Iterator[Ran]:
     setting: Setting = request.param
-    cases = LITTERED | HOGGED | WORKING | FORGED | (CONFINED if setting.layers else {})
+    cases = LEFTOVERS | HOGGED | WORKING | FORGED | (CONFINED if setting.layers else {})
     python = ordinary_python() if setting.shared_python else sys.executable
     with ExitStack() as stack:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # some disks take milliseconds for each folder
@@ -197,11 +197,11 @@ def test_too_much_on_the_disk_is_ended(ran: Ran, name: str) -> None:
     if "namespaces" in ran.layers:
         assert status in ("error", "failed", "killed")
     else:
-        assert (status, error) == ("error", child.FULL)
+        assert (status, error) == ("error", child.DISK_FULL)
 
 
-@pytest.mark.parametrize("name", list(LITTERED))
-def test_litter_does_no_harm(ran: Ran, name: str) -> None:
+@pytest.mark.parametrize("name", list(LEFTOVERS))
+def test_leftover_files_do_no_harm(ran: Ran, name: str) -> None:
     assert ran.results[name][:2] == ["ok", None]
 
 

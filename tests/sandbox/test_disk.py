@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from explorl.sandbox import child, disk
-from explorl.sandbox.disk import Disk, clear
+from explorl.sandbox.disk import DiskQuota, clear
 from explorl.sandbox.interpreter import InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
-from explorl.sandbox.programs import Guarantees, Limits, run_python
+from explorl.sandbox.programs import Guarantees, ProgramLimits, run_python
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_entries_are_counted(
         elif shape == "links":
             (tmp_path / "sub" / str(index)).symlink_to("/")
     before = os.listdir("/proc/self/fd")
-    assert Disk(folder, 1 << 30).is_over() is (entries == 100)
+    assert DiskQuota(folder, 1 << 30).is_exceeded() is (entries == 100)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -56,10 +56,10 @@ def test_bytes_are_counted_as_the_disk_does(tmp_path: Path, folder: int) -> None
     (tmp_path / "sub").mkdir()
     with (tmp_path / "sub" / "sparse").open("wb") as file:
         file.truncate(1 << 30)
-    assert not Disk(folder, 1 << 20).is_over()
+    assert not DiskQuota(folder, 1 << 20).is_exceeded()
     (tmp_path / "sub" / "file").write_bytes(bytes(1 << 20))
-    assert Disk(folder, (1 << 20) - 1).is_over()
-    assert not Disk(folder, 2 << 20).is_over()
+    assert DiskQuota(folder, (1 << 20) - 1).is_exceeded()
+    assert not DiskQuota(folder, 2 << 20).is_exceeded()
 
 
 def test_too_deep_to_look_at_is_too_much(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_too_deep_to_look_at_is_too_much(folder: int, monkeypatch: pytest.Monkey
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "open", refuse)
-    assert Disk(folder, 1 << 30).is_over()
+    assert DiskQuota(folder, 1 << 30).is_exceeded()
 
 
 def test_clear_follows_no_link(scratch: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_program_is_told_why_it_was_ended(here: Guarantees, scratch: Path) -> 
     if "namespaces" in here.layers:
         pytest.skip("the host's disk is out of reach")
     large = "for i in range(1 << 40): open(str(i), 'wb').write(bytes(1 << 20))"
-    for source, limits in ((FLOOD, Limits()), (large, Limits(disk=1 << 22))):
+    for source, limits in ((FLOOD, ProgramLimits()), (large, ProgramLimits(disk=1 << 22))):
         outcome = run_python(source, limits=limits)
-        assert (outcome.status, outcome.stderr) == ("killed", f"{child.FULL}\n")
+        assert (outcome.status, outcome.stderr) == ("killed", f"{child.DISK_FULL}\n")
     assert list(scratch.iterdir()) == []
 
 

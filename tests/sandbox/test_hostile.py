@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from explorl.sandbox import fork_client as nursery_module
-from explorl.sandbox import programs
-from explorl.sandbox.programs import Guarantees, Limits, SandboxError, probe, run_many, run_python, run_tests
-from explorl.sandbox.python_paths import package_folders, python_paths, without
+from explorl.sandbox import fork_client, programs
+from explorl.sandbox.programs import Guarantees, ProgramLimits, SandboxError, probe, run_many, run_python, run_tests
+from explorl.sandbox.python_paths import exclude_folders, package_folders, python_paths
 from tests.sandbox.support import ISOLATED, PERMITTED, STUB, alive, eventually, script
 
 ATTEMPTS = """
@@ -136,21 +135,21 @@ make(400)
 print(threading.active_count())
 go_on.set()
 """
-    outcome = run_python(f"{ATTEMPTS}MORE = {where == 'all threads'}\n{body}", limits=Limits(processes=8))
+    outcome = run_python(f"{ATTEMPTS}MORE = {where == 'all threads'}\n{body}", limits=ProgramLimits(processes=8))
     assert outcome.status == "ok", outcome
     assert 2 <= int(outcome.stdout) <= 8
     assert isolated.processes_limited
 
 
 def test_where_nobody_can_be_asked_there_are_no_threads(bootstrap: Callable[[str], None]) -> None:
-    refuse = "def refuse(): raise OSError(22, 'no listeners')\nlinux.ask_for_threads = refuse\n"
+    refuse = "def refuse(): raise OSError(22, 'no listeners')\nlinux.request_thread_approval = refuse\n"
     bootstrap(f"{STUB}\nfrom explorl.sandbox import fork_server, linux\n{refuse}fork_server.main()")
     source = (
         "import threading\ntry: threading.Thread(target=int).start(); print('some')\nexcept RuntimeError: print('none')"
     )
     for here in PERMITTED:
         if here.layers == ("landlock", "seccomp"):
-            answer = programs._run(programs._request(source, limits=Limits()), None, here.layers)
+            answer = programs._run(programs._request(source, limits=ProgramLimits()), None, here.layers)
             counted = here.separate_user and os.getuid() == 0  # by a limit of the kernel's
             assert answer["stdout"] == ("some\n" if counted else "none\n")
 
@@ -158,7 +157,9 @@ def test_where_nobody_can_be_asked_there_are_no_threads(bootstrap: Callable[[str
 def test_without_namespaces_there_are_no_processes() -> None:
     for here in PERMITTED:
         if "seccomp" in here.layers and "namespaces" not in here.layers:
-            request = programs._request("import os\ntry: os.fork()\nexcept OSError: print('no')", limits=Limits())
+            request = programs._request(
+                "import os\ntry: os.fork()\nexcept OSError: print('no')", limits=ProgramLimits()
+            )
             assert programs._run(request, None, here.layers)["stdout"] == "no\n"
 
 
@@ -207,7 +208,7 @@ attempt("unix", lambda: socket.socket(socket.AF_UNIX).connect({abstract!r}) is N
 attempt("tcp", lambda: socket.create_connection({tcp.getsockname()!r}) and True)
 print(json.dumps(done))
 """
-        answer = programs._run(programs._request(source, limits=Limits()), None, ("landlock",))
+        answer = programs._run(programs._request(source, limits=ProgramLimits()), None, ("landlock",))
     reached = json.loads(answer["stdout"])
     assert version < 6 or not {"signal", "unix"} & set(reached)
     assert version < 4 or "tcp" not in reached
@@ -301,10 +302,10 @@ def test_folders_less_some(tmp_path: Path) -> None:
     lib = str(tmp_path / "lib")
     hidden = package_folders([lib])
     assert hidden == [f"{lib}/python3/dist-packages", f"{lib}/python3/site-packages"]
-    assert sorted(without([lib], hidden)) == [f"{lib}/other", f"{lib}/python3/json", f"{lib}/python3/os.py"]
+    assert sorted(exclude_folders([lib], hidden)) == [f"{lib}/other", f"{lib}/python3/json", f"{lib}/python3/os.py"]
     assert package_folders([lib], [f"{lib}/python3/site-packages"]) == hidden[:1]
-    assert without([lib], []) == [lib]
-    assert without([hidden[0], lib], hidden) == without([lib], hidden)
+    assert exclude_folders([lib], []) == [lib]
+    assert exclude_folders([hidden[0], lib], hidden) == exclude_folders([lib], hidden)
     assert package_folders([f"{lib}/absent"]) == []
 
 
@@ -323,7 +324,7 @@ for path in ({place + "/new"!r}, {place + "/victim"!r}):
     try: open(path, "w").write("x"); print("written", path)
     except OSError as error: print(error.errno)
 '''
-answer = programs._run(programs._request(source, limits=Limits()), None, ("namespaces", "seccomp"))
+answer = programs._run(programs._request(source, limits=ProgramLimits()), None, ("namespaces", "seccomp"))
 print(answer["stdout"].split(), os.listdir(place), os.path.getsize(place + "/victim"))
 """
 
@@ -334,7 +335,7 @@ def test_mounts_below_the_library_are_read_only(number: int) -> None:
     if os.getuid() != 0 or not any("namespaces" in here.layers for here in ISOLATED):
         pytest.skip("only root can mount, and only namespaces are mounted into")
     change = f"from explorl.sandbox import linux\nlinux.MOUNT_SETATTR = {number}\n"
-    bootstrap = nursery_module.BOOTSTRAP.replace(
+    bootstrap = fork_client.BOOTSTRAP.replace(
         "from explorl.sandbox.fork_server", f"{change}from explorl.sandbox.fork_server"
     )
     change = f"from explorl.sandbox import fork_client\nfork_client.BOOTSTRAP = {bootstrap!r}\n"
@@ -413,7 +414,7 @@ def ordinary_python() -> str:
 def test_an_ordinary_user_is_isolated_too() -> None:
     if os.getuid() != 0:
         pytest.skip("that is what all other tests try")
-    folder = Path(nursery_module._FOLDERS[1])
+    folder = Path(fork_client._FOLDERS[1])
     if not all(parent.stat().st_mode & 0o5 == 0o5 for parent in (folder, *folder.parents)):
         pytest.skip("this code lies where only its user can read it")
     threads = "import threading, time\nthreading.stack_size(65536)\ntry:\n"
@@ -424,7 +425,7 @@ import dataclasses, json
 for layers in (("namespaces", "seccomp"), ("landlock", "seccomp")):
     try: print(json.dumps(dataclasses.asdict(programs.probe(layers))))
     except SandboxError as error: print("null", error); continue
-    print(programs._run(programs._request({threads!r}, limits=Limits()), None, layers)["stdout"], end="")
+    print(programs._run(programs._request({threads!r}, limits=ProgramLimits()), None, layers)["stdout"], end="")
 """
     with script(source, python=ordinary_python(), user=12345, environment={"HOME": "/", "TMPDIR": "/tmp"}) as process:
         out, err = process.communicate(timeout=120)
@@ -461,8 +462,8 @@ def test_an_ordinary_user_cannot_move_the_library() -> None:
 layers = ("namespaces", "seccomp")
 try: programs.probe(layers)
 except SandboxError as error: print("refused"); sys.exit()
-print(programs._run(programs._request({MOVED!r}, limits=Limits()), None, layers)["stdout"].split())
-print(programs._run(programs._request({MOVED!r}, limits=Limits(), entry_point="f"), {ZERO!r}, layers)["status"])
+print(programs._run(programs._request({MOVED!r}, limits=ProgramLimits()), None, layers)["stdout"].split())
+print(programs._run(programs._request({MOVED!r}, limits=ProgramLimits(), entry_point="f"), {ZERO!r}, layers)["status"])
 """
     if os.getuid() == 0:
         run = script(f"import sys\n{source}", python=ordinary_python(), user=12345, environment={"HOME": "/"})
@@ -585,7 +586,7 @@ def test_killed_process_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "explorl-sandbox-link").symlink_to(others)
     (tmp_path / "explorl-sandbox-file").touch()
     source = f"""
-request = programs._request("import time; print(1, flush=True); time.sleep(100)", limits=Limits(seconds=99))
+request = programs._request("import time; print(1, flush=True); time.sleep(100)", limits=ProgramLimits(seconds=99))
 programs._run(request, None, {outside[0].layers})
 """
     unrelated = sorted(path.name for path in tmp_path.iterdir())

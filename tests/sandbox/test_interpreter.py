@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorl.sandbox import interpreter_pool, interpreter_process, programs
-from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
-from explorl.sandbox.interpreter_child import compiled, shown
+from explorl.sandbox.interpreter_child import compile_cell, format_error
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.interpreter_results import RESTARTED
-from explorl.sandbox.interpreter_supervisor import Limit, Shown
+from explorl.sandbox.interpreter_supervisor import CallBudget, TruncatedOutput
 from explorl.sandbox.programs import Guarantees, SandboxError
-from tests.sandbox.support import PERMITTED, alive, children, descendants, eventually, nursery_pid, script
+from tests.sandbox.support import PERMITTED, alive, children, descendants, eventually, fork_server_pid, script
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_no_error_shows_the_machine(shared: Interpreter, cell: str) -> None:
     result = shared.run(cell)
     assert result.status == "error"
     assert result.text
-    for place in (os.path.dirname(os.__file__), sys.prefix, sys.base_prefix, "explorl", "notebook.py"):
+    for place in (os.path.dirname(os.__file__), sys.prefix, sys.base_prefix, "explorl", "interpreter_child.py"):
         assert place not in result.text
 
 
@@ -170,23 +170,23 @@ def test_error_that_cannot_be_shown() -> None:
     class Broken(Exception, metaclass=Meta):
         pass
 
-    assert shown(Exception.__new__(Broken)) == "Broken: <error that cannot be shown>\n"
+    assert format_error(Exception.__new__(Broken)) == "Broken: <error that cannot be shown>\n"
 
 
 def test_last_expression_is_apart() -> None:
-    assert [len(compiled(source, "<cell 1>")) for source in ("1", "x = 1", "1;", "x\ny", "")] == [2, 1, 1, 2, 1]
+    assert [len(compile_cell(source, "<cell 1>")) for source in ("1", "x = 1", "1;", "x\ny", "")] == [2, 1, 1, 2, 1]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=30), max_size=8), st.integers(1, 60))
 def test_output_is_cut_in_the_middle(parts: list[str], most: int) -> None:
     whole = "".join(parts).encode(errors="replace").decode()
-    kept = Shown(most)
+    output = TruncatedOutput(most)
     for part in parts:
-        kept.add(part.encode(errors="replace"))
-    head, tail = kept.parts
-    assert kept.cut == max(0, len(whole) - most)
-    if kept.cut:
+        output.add(part.encode(errors="replace"))
+    head, tail = output.parts
+    assert output.cut == max(0, len(whole) - most)
+    if output.cut:
         assert head + tail == whole[: (most + 1) // 2] + whole[len(whole) - most // 2 :]
     else:
         assert head + tail == whole
@@ -194,7 +194,7 @@ def test_output_is_cut_in_the_middle(parts: list[str], most: int) -> None:
 
 @given(st.binary(max_size=60), st.integers(1, 60))
 def test_bytes_in_any_pieces_are_the_same_text(data: bytes, most: int) -> None:
-    whole, pieces = Shown(most), Shown(most)
+    whole, pieces = TruncatedOutput(most), TruncatedOutput(most)
     whole.add(data)
     for byte in data:
         pieces.add(bytes([byte]))
@@ -236,7 +236,7 @@ def test_closed_output_is_open_again(python: Interpreter, closing: str) -> None:
 
 
 def test_expected_interpreters_start_before_they_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter_pool, "_AHEAD", 3)
+    monkeypatch.setattr(interpreter_pool, "_EXPECTED_PER_CORE", 3)
     with InterpreterPool(warm=0, unisolated=True) as pool:
         monkeypatch.setattr(pool, "_cores", 1)
         pool.expect(50)
@@ -314,7 +314,7 @@ def test_replay_that_fails_is_told(python: Interpreter) -> None:
     assert python.calls_left == left
     call = python.submit("'x' in globals(), 'y' in globals()")
     assert python._process is not None
-    python._pool._gone(python._process, "timeout")
+    python._pool._handle_lost_process(python._process, "timeout")
     assert call.result().text == f"[{RESTARTED}]\n(False, False)\n"
     assert python.run("1").text == "1\n"
 
@@ -322,13 +322,13 @@ def test_replay_that_fails_is_told(python: Interpreter) -> None:
 def test_nothing_runs_between_calls(pool: InterpreterPool) -> None:
     """A thread that never rests, and where there can be one a process that has left its session."""
     with pool.open() as python:
-        before = set(descendants(nursery_pid()))
+        before = set(descendants(fork_server_pid()))
         cell = "import threading, os\nn = 0\ndef count():\n    global n\n    while True: n += 1\n"
         cell += "try:\n    if os.fork() == 0:\n        os.setsid(); count()\nexcept OSError: pass\n"
         assert python.run(cell + "threading.Thread(target=count, daemon=True).start()").status == "ok"
-        busy = [pid for pid in before | set(descendants(nursery_pid())) if state(pid) == "T"]
+        busy = [pid for pid in before | set(descendants(fork_server_pid())) if state(pid) == "T"]
         assert busy
-        eventually(lambda: all(state(pid) in "ST" for pid in descendants(nursery_pid())))
+        eventually(lambda: all(state(pid) in "ST" for pid in descendants(fork_server_pid())))
         assert int(python.run("n").text) > 0
 
 
@@ -393,7 +393,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("time", "processor", "clock", "crowd", "knows_waiting", "over"),
+    ("time", "processor", "clock", "load", "knows_waiting", "over"),
     [
         (0.9, 0.9, 0.9, 1, True, False),
         (1.1, 0.0, 1.1, 1, True, True),
@@ -406,15 +406,15 @@ class Counted:
     ],
 )
 def test_time_in_a_crowd(
-    time: float, processor: float, clock: float, crowd: int, knows_waiting: bool, over: bool
+    time: float, processor: float, clock: float, load: int, knows_waiting: bool, over: bool
 ) -> None:
     """One second of its own, of processors, and 4 · 1 + 2 on the clock; more on the clock where others wait too."""
     usage = Counted(knows_waiting=knows_waiting)
-    limit = Limit(usage, 1.0, crowd)  # type: ignore[arg-type]
+    limit = CallBudget(usage, 1.0, load)  # type: ignore[arg-type]
     usage.time, usage.processor, usage.clock = 100 + time, 100 + processor, 100 + clock
-    limit._next = 0.0
-    limit.look()
-    assert limit.is_over is over
+    limit._next_check = 0.0
+    limit.check()
+    assert limit.is_exceeded is over
 
 
 def test_memory_is_limited() -> None:
@@ -462,12 +462,12 @@ def test_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closing_ends_all() -> None:
     pool = InterpreterPool(warm=1)
     eventually(lambda: pool.poll() == 0 and pool._spare[0].state == "idle")
-    before = set(descendants(nursery_pid()))
+    before = set(descendants(fork_server_pid()))
     one, other = pool.open(), pool.open()
     one.run("import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass")
     waiting = [other.submit("import time; time.sleep(100)"), other.submit("1")]
     eventually(lambda: pool.poll() == 0 and other._running is not None)
-    mine = set(descendants(nursery_pid())) - before
+    mine = set(descendants(fork_server_pid())) - before
     one.close()
     one.close()
     with pytest.raises(ValueError, match=r"this interpreter is closed; open another with InterpreterPool\.open"):
@@ -489,12 +489,12 @@ def test_abandoned_interpreters_end() -> None:
         gc.collect()
         eventually(lambda: pool.poll() == 0 and pool._processes == {})  # polls look for such now and then
         pool.open().run("1")
-    before = set(children(nursery_pid()))
+    before = set(children(fork_server_pid()))
     forgotten = InterpreterPool(warm=2)
-    eventually(lambda: len(set(children(nursery_pid())) - before) == 2)
+    eventually(lambda: len(set(children(fork_server_pid())) - before) == 2)
     del forgotten
     gc.collect()
-    eventually(lambda: set(children(nursery_pid())) <= before)
+    eventually(lambda: set(children(fork_server_pid())) <= before)
 
 
 def test_many_interpreters_leave_nothing() -> None:
@@ -508,15 +508,15 @@ def test_many_interpreters_leave_nothing() -> None:
         assert sorted(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_nursery_that_was_killed() -> None:
+def test_fork_server_that_was_killed() -> None:
     with InterpreterPool(warm=1) as pool:
         idle, busy = pool.open(), pool.open()
         idle.run("x = 1")
         call = busy.submit("import time; time.sleep(100)")
         eventually(lambda: pool.poll() == 0 and busy._running is call)
-        keepers = children(nursery_pid())
-        os.kill(nursery_pid(), signal.SIGKILL)
-        eventually(lambda: not any(map(alive, keepers)))
+        supervisors = children(fork_server_pid())
+        os.kill(fork_server_pid(), signal.SIGKILL)
+        eventually(lambda: not any(map(alive, supervisors)))
         assert call.result().status == "killed"
         assert busy.run("2").text == "2\n"
         assert idle.run("3").text == f"[{RESTARTED}]\n3\n"
@@ -526,9 +526,9 @@ def test_nursery_that_was_killed() -> None:
 def test_warm_one_that_was_killed_is_not_given_out() -> None:
     with InterpreterPool(warm=1) as pool:
         eventually(lambda: pool.poll() == 0 and pool._spare[0].state == "idle")
-        keepers = children(nursery_pid())
-        os.kill(nursery_pid(), signal.SIGKILL)
-        eventually(lambda: not any(map(alive, keepers)))
+        supervisors = children(fork_server_pid())
+        os.kill(fork_server_pid(), signal.SIGKILL)
+        eventually(lambda: not any(map(alive, supervisors)))
         assert pool.open().run("1").text == "1\n"
 
 
@@ -536,13 +536,13 @@ def test_interpreter_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> Non
     with InterpreterPool(warm=0) as pool:
 
         def refuse() -> None:
-            raise Gone("no more")
+            raise ForkServerDied("no more")
 
         with monkeypatch.context() as patch:
-            patch.setattr(nursery, "start_notebook", refuse)
+            patch.setattr(fork_server_client, "start_interpreter", refuse)
             python = pool.open()
             call = python.submit("1")
-            with pytest.raises(SandboxError, match="no interpreter starts, 3 times: no more"):
+            with pytest.raises(SandboxError, match="could not start an interpreter in 3 attempts: no more"):
                 call.result()
         assert python.run("1").text == "1\n"
 
@@ -553,7 +553,7 @@ def test_setup_that_fails_is_an_error_of_the_call(monkeypatch: pytest.MonkeyPatc
         pool._layers = ()
         calls = [pool.open().submit("1") for _ in range(2)]
         for call in calls:
-            with pytest.raises(SandboxError, match=r"no interpreter starts, 3 times: .*/nowhere"):
+            with pytest.raises(SandboxError, match=r"could not start an interpreter in 3 attempts: .*/nowhere"):
                 call.result()
 
 
@@ -608,7 +608,7 @@ while True:
 
 def test_exit_without_closing_leaves_nothing() -> None:
     source = "from explorl.sandbox.interpreter_pool import *\npool = InterpreterPool()\npython = pool.open()\n"
-    with script(source + "print(python.run('1').text, programs.nursery._running[0].pid)") as training:
+    with script(source + "print(python.run('1').text, programs.fork_server_client._running[0].pid)") as training:
         out, err = training.communicate(timeout=60)
     assert (training.returncode, err) == (0, "")
     assert not alive(int(out.split()[1]))

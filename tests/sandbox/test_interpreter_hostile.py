@@ -10,7 +10,7 @@ from explorl.sandbox.interpreter import Interpreter, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
 from explorl.sandbox.programs import Guarantees, capabilities
 from tests.hostile import HOSTILE, raw
-from tests.sandbox.support import alive, descendants, eventually, nursery_pid
+from tests.sandbox.support import alive, descendants, eventually, fork_server_pid
 
 ADD = "def add(a, b): return a + b"
 FDS = "import os\nfor fd in range(64):\n    try: {}\n    except OSError: pass\n"
@@ -150,15 +150,15 @@ def test_ends_its_own_interpreter_at_most(pool: InterpreterPool, others: list[In
 def test_what_hostile_code_started_ends_with_it(pool: InterpreterPool, others: list[Interpreter]) -> None:
     eventually(lambda: pool.poll() == 0 and not pool.starting)  # its spare ones are there, and not taken for ours
     with InterpreterPool(InterpreterLimits(seconds=0.3), warm=0) as own:
-        before = set(descendants(nursery_pid()))
+        before = set(descendants(fork_server_pid()))
         python = own.open()
         python.run(PROGRAMS["daemon"][0])
-        mine = set(descendants(nursery_pid())) - before
+        mine = set(descendants(fork_server_pid())) - before
         assert mine
         python.run("while True: pass")
         eventually(lambda: not any(map(alive, mine)), 10)
         python.run(PROGRAMS["daemon"][0])
-        mine = set(descendants(nursery_pid())) - before
+        mine = set(descendants(fork_server_pid())) - before
         python.close()
         eventually(lambda: not any(map(alive, mine)), 10)
 

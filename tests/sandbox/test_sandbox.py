@@ -17,14 +17,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from explorl.sandbox import fork_client as nursery_module
-from explorl.sandbox import programs
-from explorl.sandbox.child import _status, described, normal_form, raised, receive, receive_json, send, send_json
+from explorl.sandbox import fork_client, programs
+from explorl.sandbox.child import (
+    _status,
+    describe_error,
+    normal_form,
+    receive,
+    receive_json,
+    send,
+    send_json,
+    to_exception,
+)
 from explorl.sandbox.codec import decode, encode
-from explorl.sandbox.fork_client import nursery
+from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.programs import (
     Guarantees,
-    Limits,
+    ProgramLimits,
     SandboxError,
     capabilities,
     probe,
@@ -41,11 +49,11 @@ from tests.sandbox.support import (
     children,
     descendants,
     eventually,
-    nursery_pid,
+    fork_server_pid,
     script,
 )
 
-QUICK = Limits(seconds=0.7)
+QUICK = ProgramLimits(seconds=0.7)
 ADD = "def add(a, b):\n    return a + b\n"
 CHECK = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate('a', 'b') == 'ab'\n"
 
@@ -112,16 +120,16 @@ def test_many_at_a_time() -> None:
 @pytest.mark.parametrize("field", ["seconds", "memory", "output"])
 def test_limits_are_positive(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field}=0: give a positive number, like"):
-        Limits(**{field: 0})
+        ProgramLimits(**{field: 0})
     for value in ("nan", "inf"):
         with pytest.raises(ValueError, match=f"{field}={value}: give a positive number, like"):
-            Limits(**{field: float(value)})
+            ProgramLimits(**{field: float(value)})
 
 
 def test_counts_are_whole() -> None:
     with pytest.raises(ValueError, match=r"memory=1000000000\.0: give a whole number, like 536870912"):
-        Limits(memory=1e9)  # type: ignore[arg-type]
-    assert run_python("print(1)", limits=Limits(seconds=3, cpu_seconds=1e30)).stdout == "1\n"
+        ProgramLimits(memory=1e9)  # type: ignore[arg-type]
+    assert run_python("print(1)", limits=ProgramLimits(seconds=3, cpu_seconds=1e30)).stdout == "1\n"
 
 
 # What it may not ------------------------------------------------------------------------------------------------------
@@ -131,14 +139,14 @@ def test_counts_are_whole() -> None:
     ("source", "limits", "status"),
     [
         ("while True: pass", QUICK, "timeout"),
-        ("while True: pass", Limits(cpu_seconds=1), "timeout"),
+        ("while True: pass", ProgramLimits(cpu_seconds=1), "timeout"),
         ("import time; time.sleep(100)", QUICK, "timeout"),
         ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", QUICK, "timeout"),
-        ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", Limits(memory=200 << 20), "memory"),
-        ("x = 'x' * (1 << 40)", Limits(), "memory"),
-        ("while True: print('x' * 10_000)", Limits(), "error"),
-        ("f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", Limits(), "error"),
-        ("kept = [open('f', 'w') for _ in range(1000)]", Limits(), "error"),
+        ("kept = []\nwhile True: kept.append(bytearray(1 << 20))", ProgramLimits(memory=200 << 20), "memory"),
+        ("x = 'x' * (1 << 40)", ProgramLimits(), "memory"),
+        ("while True: print('x' * 10_000)", ProgramLimits(), "error"),
+        ("f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", ProgramLimits(), "error"),
+        ("kept = [open('f', 'w') for _ in range(1000)]", ProgramLimits(), "error"),
         ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", QUICK, "timeout"),
         ("import os\nfor _ in range(100): os.fork()", QUICK, None),
         (
@@ -146,10 +154,10 @@ def test_counts_are_whole() -> None:
             QUICK,
             None,
         ),
-        ("def f(): f()\nf()", Limits(), "error"),
+        ("def f(): f()\nf()", ProgramLimits(), "error"),
     ],
 )
-def test_bombs(here: Guarantees, source: str, limits: Limits, status: str | None) -> None:
+def test_bombs(here: Guarantees, source: str, limits: ProgramLimits, status: str | None) -> None:
     if not here.layers:
         pytest.skip("nothing but limits here: not to be tried on somebody's machine")
     start = time.monotonic()
@@ -163,7 +171,9 @@ def test_bombs(here: Guarantees, source: str, limits: Limits, status: str | None
 def test_disk_is_limited() -> None:
     if "namespaces" not in capabilities().layers:
         pytest.skip("only with namespaces")
-    outcome = run_python("for i in range(1000): open(str(i), 'wb').write(bytes(1 << 20))", limits=Limits(disk=4 << 20))
+    outcome = run_python(
+        "for i in range(1000): open(str(i), 'wb').write(bytes(1 << 20))", limits=ProgramLimits(disk=4 << 20)
+    )
     assert "No space left" in outcome.stderr
 
 
@@ -386,7 +396,7 @@ def test_tests_pass_and_fail(here: Guarantees) -> None:
     ],
 )
 def test_success_cannot_be_faked(source: str, status: str | None, error: str | None) -> None:
-    tested = run_tests(source, CHECK, entry_point="add", limits=Limits(seconds=5))
+    tested = run_tests(source, CHECK, entry_point="add", limits=ProgramLimits(seconds=5))
     assert tested.status != "ok"
     assert status is None or tested.status == status
     assert error is None or error in (tested.error or "")
@@ -469,61 +479,61 @@ def test_guarantees_say_what_was_tried() -> None:
             assert found.missing == ("network", "files", "processes")
 
 
-def keeper_that(code: str) -> str:
-    """A nursery whose keepers do this, instead of keeping."""
+def supervisor_that(code: str) -> str:
+    """Return a bootstrap whose supervisors run this code instead of supervising."""
     return f"""{STUB}
 import os, time
 from explorl.sandbox import child, fork_server
-def keep(nursery):
+def supervise(server):
     {code}
-child.keep = keep
+child.supervise = supervise
 fork_server.main()
 """
 
 
 def answers(answer: dict[str, str]) -> str:
-    return keeper_that(f"child.send_json(1, {answer!r})")
+    return supervisor_that(f"child.send_json(1, {answer!r})")
 
 
 def test_setup_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, bootstrap: Callable[[str], None]) -> None:
     bootstrap("import sys; sys.exit('bye')")
-    with pytest.raises(SandboxError, match="no answer, but 'bye"):
+    with pytest.raises(SandboxError, match="no answer from the supervisor, but 'bye"):
         probe(())
-    bootstrap(keeper_that("os.write(2, b'sorry'); os._exit(1)"))
-    with pytest.raises(SandboxError, match="no answer, but 'sorry'"):
+    bootstrap(supervisor_that("os.write(2, b'sorry'); os._exit(1)"))
+    with pytest.raises(SandboxError, match="no answer from the supervisor, but 'sorry'"):
         probe(())
     bootstrap("printf x >&2; exit 1")
     monkeypatch.setattr(sys, "executable", "/bin/sh")
     capabilities.cache_clear()
-    with pytest.raises(SandboxError, match="no Python can be started in a sandbox; namespaces"):
+    with pytest.raises(SandboxError, match="cannot start Python in the sandbox; namespaces"):
         capabilities()
     capabilities.cache_clear()
 
 
-def test_keeper_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, bootstrap: Callable[[str], None]) -> None:
+def test_supervisor_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, bootstrap: Callable[[str], None]) -> None:
     monkeypatch.setattr(programs, "_GRACE", 0.0)
-    monkeypatch.setattr(programs, "longest", lambda seconds: seconds)
+    monkeypatch.setattr(programs, "wall_limit", lambda seconds: seconds)
     request = programs._request("1", limits=QUICK)
-    bootstrap(keeper_that("time.sleep(100)"))
+    bootstrap(supervisor_that("time.sleep(100)"))
     assert programs._run(request, None, ())["status"] == "timeout"
-    first = nursery_pid()
+    first = fork_server_pid()
     eventually(lambda: children(first) == [])
-    bootstrap(keeper_that("os.fork(); time.sleep(100)"))
+    bootstrap(supervisor_that("os.fork(); time.sleep(100)"))
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(programs._run, programs._request("1", limits=Limits(seconds=2)), None, ())
-        eventually(lambda: nursery._running is not None and len(descendants(nursery_pid())) == 2)
-        group = descendants(nursery_pid())
+        running = pool.submit(programs._run, programs._request("1", limits=ProgramLimits(seconds=2)), None, ())
+        eventually(lambda: fork_server_client._running is not None and len(descendants(fork_server_pid())) == 2)
+        group = descendants(fork_server_pid())
         assert running.result()["status"] == "timeout"
     eventually(lambda: not any(map(alive, group)), 10)
-    monkeypatch.setattr(nursery_module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fork_client, "_END_TIMEOUT", 0.1)
     bootstrap("import time; time.sleep(100)")
     assert programs._run(request, None, ())["status"] == "timeout"
-    assert nursery._running is None
+    assert fork_server_client._running is None
 
 
 @pytest.mark.parametrize(("number", "status"), [(9, "killed"), (24, "timeout")])
-def test_keeper_that_is_killed(number: int, status: str, bootstrap: Callable[[str], None]) -> None:
-    bootstrap(keeper_that(f"os.kill(os.getpid(), {number})"))
+def test_supervisor_that_is_killed(number: int, status: str, bootstrap: Callable[[str], None]) -> None:
+    bootstrap(supervisor_that(f"os.kill(os.getpid(), {number})"))
     assert programs._run(programs._request("1", limits=QUICK), None, ())["status"] == status
 
 
@@ -543,21 +553,23 @@ def test_linux_only(monkeypatch: pytest.MonkeyPatch) -> None:
         capabilities()
 
 
-# The nursery ----------------------------------------------------------------------------------------------------------
+# The fork server ------------------------------------------------------------------------------------------------------
 
-FOREVER = "Limits(seconds=100, cpu_seconds=100)"
-
-
-def with_programs(nursery: int) -> list[int]:
-    """The keepers whose programs run: one that has answered may end at any time."""
-    return [pid for pid in children(nursery) if descendants(pid)]
+FOREVER = "ProgramLimits(seconds=100, cpu_seconds=100)"
 
 
-only_root_sees_descriptors = pytest.mark.skipif(os.getuid() != 0, reason="the nursery's descriptors are root's to see")
+def with_programs(server: int) -> list[int]:
+    """Return the supervisors whose programs run: one that has answered may end at any time."""
+    return [pid for pid in children(server) if descendants(pid)]
+
+
+only_root_sees_descriptors = pytest.mark.skipif(
+    os.getuid() != 0, reason="the fork server's descriptors are root's to see"
+)
 
 
 @only_root_sees_descriptors
-def test_keepers_share_no_descriptors(here: Guarantees) -> None:
+def test_supervisors_share_no_descriptors(here: Guarantees) -> None:
     def links(pid: int) -> set[str]:
         found = set()
         for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -567,14 +579,16 @@ def test_keepers_share_no_descriptors(here: Guarantees) -> None:
 
     run_python("1")
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(run_python, "import time; time.sleep(100)", limits=Limits(seconds=99)) for _ in range(2)]
-        eventually(lambda: len(with_programs(nursery_pid())) == 2)
-        keepers = with_programs(nursery_pid())
-        eventually(lambda: not any(link.startswith("socket:") for pid in keepers for link in links(pid)))
-        one, other = map(links, keepers)
+        running = [
+            pool.submit(run_python, "import time; time.sleep(100)", limits=ProgramLimits(seconds=99)) for _ in range(2)
+        ]
+        eventually(lambda: len(with_programs(fork_server_pid())) == 2)
+        supervisors = with_programs(fork_server_pid())
+        eventually(lambda: not any(link.startswith("socket:") for pid in supervisors for link in links(pid)))
+        one, other = map(links, supervisors)
         listed = run_python("import os\nfor n in range(64):\n    try: os.fstat(n); print(n)\n    except OSError: pass")
         assert not any(future.done() for future in running)
-        for program in (pid for keeper in keepers for pid in descendants(keeper)):
+        for program in (pid for supervisor in supervisors for pid in descendants(supervisor)):
             with suppress(ProcessLookupError):  # it went with another one
                 os.kill(program, signal.SIGKILL)
     assert [future.result().status for future in running] == ["killed", "killed"]
@@ -582,31 +596,31 @@ def test_keepers_share_no_descriptors(here: Guarantees) -> None:
     assert listed.stdout.split() == ["0", "1", "2"]
 
 
-def test_nursery_that_was_killed_is_replaced() -> None:
+def test_fork_server_that_was_killed_is_replaced() -> None:
     run_python("1")
-    first = nursery_pid()
+    first = fork_server_pid()
     os.kill(first, signal.SIGKILL)
     assert run_python("print(1)").stdout == "1\n"
-    assert nursery_pid() != first
-    os.kill(nursery_pid(), signal.SIGKILL)
-    eventually(lambda: not alive(nursery_pid()))
+    assert fork_server_pid() != first
+    os.kill(fork_server_pid(), signal.SIGKILL)
+    eventually(lambda: not alive(fork_server_pid()))
     assert programs._run_once(programs._request("print(1)", limits=QUICK), None, ())["stdout"] == "1\n"
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_python, "import time; time.sleep(1); print(2)")
-        eventually(lambda: descendants(nursery_pid()))
-        os.kill(nursery_pid(), signal.SIGKILL)
+        eventually(lambda: descendants(fork_server_pid()))
+        os.kill(fork_server_pid(), signal.SIGKILL)
         assert running.result().stdout == "2\n"
 
 
-def test_nursery_that_dies_again_is_an_error(bootstrap: Callable[[str], None]) -> None:
-    bootstrap(keeper_that("os.kill(nursery, 9); time.sleep(100)"))
+def test_fork_server_that_dies_again_is_an_error(bootstrap: Callable[[str], None]) -> None:
+    bootstrap(supervisor_that("os.kill(server, 9); time.sleep(100)"))
     with pytest.raises(SandboxError, match="no answer"):
         probe(())
 
 
-def test_forked_process_has_its_own_nursery() -> None:
+def test_forked_process_has_its_own_fork_server() -> None:
     run_python("1")
-    first = nursery_pid()
+    first = fork_server_pid()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_python, "import time; time.sleep(0.5); print(1)")
         eventually(lambda: descendants(first))
@@ -615,9 +629,9 @@ def test_forked_process_has_its_own_nursery() -> None:
         if child == 0:
             signal.alarm(60)
             try:
-                text = f"{nursery._running} {run_python('print(2)').stdout.strip()} {nursery_pid()}"
+                text = f"{fork_server_client._running} {run_python('print(2)').stdout.strip()} {fork_server_pid()}"
                 os.write(writing, text.encode())
-                nursery.close()
+                fork_server_client.close()
             finally:
                 os._exit(0)
         os.close(writing)
@@ -630,11 +644,11 @@ def test_forked_process_has_its_own_nursery() -> None:
     assert int(text[2]) != first
     assert not os.path.exists(f"/proc/{text[2]}")
     assert run_python("print(3)").stdout == "3\n"
-    assert nursery_pid() == first
+    assert fork_server_pid() == first
 
 
 @pytest.mark.parametrize("source", ["while True: pass", "import time; time.sleep(100)"])
-@pytest.mark.parametrize("first", ["training process", "nursery"])
+@pytest.mark.parametrize("first", ["training process", "fork server"])
 def test_nothing_outlives_the_training_process(here: Guarantees, first: str, source: str) -> None:
     if not here.layers:
         pytest.skip("nothing but limits here")
@@ -644,7 +658,7 @@ def test_nothing_outlives_the_training_process(here: Guarantees, first: str, sou
         eventually(lambda: len(descendants(training.pid)) == count or training.poll() is not None)
         processes = descendants(training.pid)
         assert len(processes) == count
-        if first == "nursery":
+        if first == "fork server":
             os.kill(training.pid, signal.SIGSTOP)  # or it would start another
             os.kill(processes[0], signal.SIGKILL)
             eventually(lambda: not any(map(alive, processes)), 10)
@@ -656,9 +670,9 @@ def test_nothing_outlives_the_training_process(here: Guarantees, first: str, sou
 
 def test_exit_leaves_nothing() -> None:
     source = """
-pid = lambda: programs.nursery._running[0].pid
+pid = lambda: programs.fork_server_client._running[0].pid
 print(run_python("print(1)").stdout, os.path.exists(f"/proc/{pid()}"))
-last = lambda pid=pid(): print(programs.nursery._running, os.path.exists(f"/proc/{pid}"))
+last = lambda pid=pid(): print(programs.fork_server_client._running, os.path.exists(f"/proc/{pid}"))
 """
     with script(source) as training:
         out, err = training.communicate(timeout=60)
@@ -669,14 +683,14 @@ last = lambda pid=pid(): print(programs.nursery._running, os.path.exists(f"/proc
 @only_root_sees_descriptors
 def test_many_programs_leave_nothing() -> None:
     run_python("1")
-    eventually(lambda: children(nursery_pid()) == [])
+    eventually(lambda: children(fork_server_pid()) == [])
     before = sorted(os.listdir("/proc/self/fd"))
-    nursery_before = sorted(os.listdir(f"/proc/{nursery_pid()}/fd"))
+    server_before = sorted(os.listdir(f"/proc/{fork_server_pid()}/fd"))
     for _ in range(200):
         assert run_python("1").status == "ok"
     assert sorted(os.listdir("/proc/self/fd")) == before
-    eventually(lambda: children(nursery_pid()) == [])
-    assert sorted(os.listdir(f"/proc/{nursery_pid()}/fd")) == nursery_before
+    eventually(lambda: children(fork_server_pid()) == [])
+    assert sorted(os.listdir(f"/proc/{fork_server_pid()}/fd")) == server_before
     assert [pid for pid in children(os.getpid()) if not alive(pid)] == []
 
 
@@ -727,10 +741,10 @@ def test_subclasses_become_plain() -> None:
 @given(st.text(), st.text())
 def test_exceptions_are_built_in_and_steer_nothing(name: str, text: str) -> None:
     for kind in (name, "ValueError", "StopIteration", "SystemExit", "UnicodeDecodeError", "Warning", "print"):
-        error = raised({"error": kind, "text": text})
+        error = to_exception({"error": kind, "text": text})
         assert isinstance(error, Exception)
         assert not isinstance(error, StopIteration)
-    assert type(raised({"error": "ValueError", "text": text})) is ValueError
+    assert type(to_exception({"error": "ValueError", "text": text})) is ValueError
 
 
 def test_errors_in_errors() -> None:
@@ -738,8 +752,8 @@ def test_errors_in_errors() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert described(Bad()) == "Bad"
-    assert described(ValueError("x")) == "ValueError: x"
+    assert describe_error(Bad()) == "Bad"
+    assert describe_error(ValueError("x")) == "ValueError: x"
 
 
 def test_frames() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from explorl.sandbox.programs import Guarantees, Limits, run_tests
+from explorl.sandbox.programs import Guarantees, ProgramLimits, run_tests
 from explorl.tasks import Task, get_task
 from tests.sandbox.support import alive, descendants, eventually, script
 
@@ -53,30 +53,30 @@ def test_tests_of_a_data_set_reach_nothing(isolated: Guarantees, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(seconds=0.3), Limits(seconds=100, cpu_seconds=0.3)], ids=["time", "processor"]
+    "limits", [ProgramLimits(seconds=0.3), ProgramLimits(seconds=100, cpu_seconds=0.3)], ids=["time", "processor"]
 )
-def test_tests_are_limited_with_their_program(here: Guarantees, limits: Limits) -> None:
+def test_tests_are_limited_with_their_program(here: Guarantees, limits: ProgramLimits) -> None:
     tests = "def check(candidate):\n    while True: pass"
     tested = run_tests(SLEEPING[0], tests, entry_point="f", limits=limits)
     assert tested.status == "timeout"
     assert tested.normal == "def f():\n    return 1"
 
 
-@pytest.mark.parametrize("first", ["training process", "nursery", "keeper"])
-def test_tests_do_not_outlive_their_keeper(here: Guarantees, first: str) -> None:
+@pytest.mark.parametrize("first", ["training process", "fork server", "supervisor"])
+def test_tests_do_not_outlive_their_supervisor(here: Guarantees, first: str) -> None:
     if not here.layers:
         pytest.skip("nothing but limits here")
-    request = f"programs._request({SLEEPING[0]!r}, limits=Limits(seconds=100, cpu_seconds=100), entry_point='f')"
+    request = f"programs._request({SLEEPING[0]!r}, limits=ProgramLimits(seconds=100, cpu_seconds=100), entry_point='f')"
     training = script(f"print(programs._run({request}, {SLEEPING[1]!r}, {here.layers})['status'])")
     count = 5 if "namespaces" in here.layers else 4
     try:
         eventually(lambda: len(descendants(training.pid)) == count or training.poll() is not None)
         processes = descendants(training.pid)
         assert len(processes) == count
-        if first == "keeper":
+        if first == "supervisor":
             os.kill(processes[1], signal.SIGKILL)
             assert training.communicate(timeout=60)[0] == "killed\n"
-        elif first == "nursery":
+        elif first == "fork server":
             os.kill(training.pid, signal.SIGSTOP)  # or it would start another
             os.kill(processes[0], signal.SIGKILL)
             eventually(lambda: not any(map(alive, processes)), 10)

@@ -9,8 +9,16 @@ from collections.abc import Callable
 import pytest
 
 from explorl.sandbox import programs
-from explorl.sandbox.programs import Guarantees, Limits, SandboxError, in_threads, run_many, run_python, run_tests
-from explorl.sandbox.usage import Usage, longest
+from explorl.sandbox.programs import (
+    Guarantees,
+    ProgramLimits,
+    SandboxError,
+    in_threads,
+    run_many,
+    run_python,
+    run_tests,
+)
+from explorl.sandbox.usage import Usage, wall_limit
 from tests.sandbox.support import STUB
 
 SPINNER = """
@@ -31,7 +39,7 @@ def about(limit: float, count: int) -> list[float]:
 
 @pytest.mark.parametrize("count", [150, pytest.param(4000, marks=pytest.mark.slow)])
 def test_ending_at_the_limit_is_a_verdict(count: int) -> None:
-    limits = Limits(seconds=0.06)
+    limits = ProgramLimits(seconds=0.06)
     sources = [f"import time; time.sleep({seconds})" for seconds in about(limits.seconds, count)]
     outcomes = run_many(sources, limits=limits, workers=6)
     assert {outcome.status for outcome in outcomes} <= {"ok", "timeout"}
@@ -60,11 +68,11 @@ def test_ending_at_the_limit_is_a_verdict(count: int) -> None:
 def test_what_happens_after_the_beginning_is_a_verdict(here: Guarantees, tests: str, status: str | None) -> None:
     if not here.layers:
         pytest.skip("nothing but limits here")
-    tested = run_tests("def add(a, b): return a + b", tests, entry_point="add", limits=Limits(seconds=5))
+    tested = run_tests("def add(a, b): return a + b", tests, entry_point="add", limits=ProgramLimits(seconds=5))
     assert tested.status == status or (status is None and tested.status != "ok")
 
 
-def test_failure_of_the_keeper_is_a_verdict_once_the_program_runs(bootstrap: Callable[[str], None]) -> None:
+def test_failure_of_the_supervisor_is_a_verdict_once_the_program_runs(bootstrap: Callable[[str], None]) -> None:
     fail = "def fail(*_): raise OSError('no')\n"
     bootstrap(f"{STUB}\nfrom explorl.sandbox import child, fork_server\n{fail}child._watch = fail\nfork_server.main()")
     assert run_python("1").status == "killed"
@@ -80,7 +88,7 @@ def test_all_processes_count() -> None:
     waiting = "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        os.setsid()\n        while True: pass\n"
     waiting += "import time; time.sleep(100)"
     for source in (SPINNER, waiting):
-        outcome = run_python(source, limits=Limits(seconds=20, cpu_seconds=1))
+        outcome = run_python(source, limits=ProgramLimits(seconds=20, cpu_seconds=1))
         assert outcome.status == "timeout"
         assert outcome.seconds < 15
 
@@ -90,7 +98,7 @@ def test_children_that_have_ended_count() -> None:
         pytest.skip("programs have one process here")
     source = "import os, time\nwhile True:\n    if os.fork() == 0:\n        end = time.process_time() + 0.2\n"
     source += "        while time.process_time() < end: pass\n        os._exit(0)\n    os.wait()"
-    outcome = run_python(source, limits=Limits(seconds=60, cpu_seconds=0.5))
+    outcome = run_python(source, limits=ProgramLimits(seconds=60, cpu_seconds=0.5))
     assert outcome.status == "timeout"
     assert outcome.seconds < 30
 
@@ -105,7 +113,7 @@ def test_no_child_ends_unseen() -> None:
 
 @pytest.mark.parametrize("source", ["import time; time.sleep(100)", "import threading; threading.Event().wait()"])
 def test_sleep_counts(isolated: Guarantees, source: str) -> None:
-    outcome = run_python(source, limits=Limits(seconds=0.4))
+    outcome = run_python(source, limits=ProgramLimits(seconds=0.4))
     assert outcome.status == "timeout"
     assert outcome.seconds >= 0.39
 
@@ -118,7 +126,7 @@ def test_time_without_a_view_of_processes(tmp_path_factory: pytest.TempPathFacto
     os.close(empty)
     assert usage.time <= usage.clock
     assert usage.processor >= 0
-    assert longest(10) == 42
+    assert wall_limit(10) == 42
 
 
 def test_usage_adds_up() -> None:
@@ -160,7 +168,7 @@ def load(count: int) -> None:
     """Checks of which one in ten is hostile: every honest one is judged right."""
     if "namespaces" not in programs.capabilities().layers:
         pytest.skip("spinners have one process here")
-    limits = Limits(seconds=1, cpu_seconds=1)
+    limits = ProgramLimits(seconds=1, cpu_seconds=1)
     good = "import time\ndef f(x):\n    end = time.process_time() + 0.1\n    while time.process_time() < end: pass\n"
     hostile = SPINNER + "\ndef f(x): return x + 1"
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from explorl.core.text import clean
 from explorl.sandbox import programs
-from explorl.sandbox.fork_client import nursery
+from explorl.sandbox.fork_client import fork_server_client
 from explorl.sandbox.programs import Guarantees, SandboxError, capabilities
 from explorl.tasks import Problem
 from explorl.tasks.code.extract import defines, extract, fences, preamble
@@ -274,12 +274,12 @@ def test_spinners_beside_it_do_not_fail_an_honest_program(task: Code, largest: P
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # what is started now keeps to it
     try:
-        nursery.close()
+        fork_server_client.close()
         texts = [SPINNER, slow + BODY, SPINNER]
         verdicts = Code(data_dir=task.data_dir, seconds=1.5, workers=3).verify_many(texts, [largest] * 3)
     finally:
         os.sched_setaffinity(0, cores)
-        nursery.close()
+        fork_server_client.close()
     assert [verdict.error for verdict in verdicts] == ["took over 1.5 s", None, "took over 1.5 s"]
 
 

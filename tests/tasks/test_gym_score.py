@@ -18,7 +18,7 @@ pytest.importorskip("reasoning_gym")
 
 from reasoning_gym.factory import DATASETS
 
-from explorl.sandbox.isolated_call import Reply, SealedLimits
+from explorl.sandbox.isolated_call import IsolatedResult, IsolationLimits
 from explorl.tasks import Problem
 from explorl.tasks.gym.score import Scorer, _understood, shared_scorer
 from explorl.tasks.gym.task import Gym
@@ -31,7 +31,7 @@ SIZES = {"sft": 0, "train": 8, "holdout": 0}
 
 def gym(name: str, **options: Any) -> Gym:
     task = Gym(f"gym:{name}", **{"sizes": SIZES, "allow_exploitable": True, **options})
-    task._scorer._sealed.workers = 1  # each takes as long to start as the test
+    task._scorer._isolated.workers = 1  # each takes as long to start as the test
     return task
 
 
@@ -82,11 +82,11 @@ def test_an_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer({})
     sent = []
 
-    def call_many(messages: Any) -> list[Reply]:
+    def call_many(messages: Any) -> list[IsolatedResult]:
         sent.extend(messages)
-        return [Reply([int(message["answer"]), None]) for message in sent]
+        return [IsolatedResult([int(message["answer"]), None]) for message in sent]
 
-    monkeypatch.setattr(scorer._sealed, "call_many", call_many)
+    monkeypatch.setattr(scorer._isolated, "call_many", call_many)
     one = {"question": "?", "answer": "1", "metadata": "{}"}
     other = {**one, "answer": "2"}
     answers = [("1", one), ("0", one), ("1", one), ("1", other), ("1" * 10_001, one)]
@@ -98,16 +98,19 @@ def test_an_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("reply", "score"),
     [
-        (Reply([0.5, None]), (0.5, None)),
-        (Reply([9, None]), (1.0, None)),
-        (Reply([-1, "odd\ud800"]), (0.0, "odd\ufffd")),
-        (Reply(error="took too long"), (0.0, "the scorer took too long")),
-        *((Reply(value), (0.0, "the scorer gave no number")) for value in (None, 1, [], [1], "ab", ["x", 1], [{}, 1])),
-        (Reply([float("nan"), None]), (0.0, "the scorer gave no number")),
-        (Reply([10**400, None]), (0.0, "the scorer gave no number")),
+        (IsolatedResult([0.5, None]), (0.5, None)),
+        (IsolatedResult([9, None]), (1.0, None)),
+        (IsolatedResult([-1, "odd\ud800"]), (0.0, "odd\ufffd")),
+        (IsolatedResult(error="took too long"), (0.0, "the scorer took too long")),
+        *(
+            (IsolatedResult(value), (0.0, "the scorer gave no number"))
+            for value in (None, 1, [], [1], "ab", ["x", 1], [{}, 1])
+        ),
+        (IsolatedResult([float("nan"), None]), (0.0, "the scorer gave no number")),
+        (IsolatedResult([10**400, None]), (0.0, "the scorer gave no number")),
     ],
 )
-def test_any_reply_is_a_score(reply: Reply, score: tuple[float, str | None]) -> None:
+def test_any_reply_is_a_score(reply: IsolatedResult, score: tuple[float, str | None]) -> None:
     assert _understood(reply) == score
 
 
@@ -164,7 +167,7 @@ def test_shut_in_scores_are_the_same(name: str) -> None:
 
 def test_answers_that_never_end() -> None:
     task, problems = everything(["rush_hour", "simple_integration", "coin_flip"])
-    task._scorer._sealed.limits = SealedLimits(seconds=0.5)
+    task._scorer._isolated.limits = IsolationLimits(seconds=0.5)
     rush, integral, coin = problems.values()
     answers = [
         ("A+999999999999", rush),
@@ -304,7 +307,7 @@ def test_processes_end_with_the_last_task() -> None:
     entry = create("gcd", {}, seed=0, size=1)[0]
     data = gym("gcd").problem(entry).data
     assert scorer.score([(entry["answer"], data)]) == [(1.0, None)]
-    (pid,) = [worker.pid for worker in scorer._sealed._pool]
+    (pid,) = [worker.pid for worker in scorer._isolated._pool]
     os.kill(pid, 0)
     del scorer
     gc.collect()
@@ -314,7 +317,7 @@ def test_processes_end_with_the_last_task() -> None:
 
 def test_threads_and_forks() -> None:
     task = gym("gcd")
-    task._scorer._sealed.workers = 2
+    task._scorer._isolated.workers = 2
     problems = task.problems("train")
     texts = [said(problem.data["answer"]) for problem in problems]
     found: list[bool] = []
@@ -346,7 +349,7 @@ FUZZED = [
 
 def fuzz(names: list[str], count: int) -> None:
     task, problems = everything(names)
-    task._scorer._sealed.workers = 2
+    task._scorer._isolated.workers = 2
     draw = random.Random(3)
     for name, problem in problems.items():
         good = said(problem.data["answer"] or "(A ∨ B)")

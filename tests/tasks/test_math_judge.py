@@ -14,8 +14,7 @@ from explorl.sandbox import isolated_call
 from explorl.tasks.math import judge as math_judge
 from explorl.tasks.math.judge import Judge, Judgement, judge_locally, shared_judge
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral, repair_latex
-from explorl.tasks.math.sympy_worker import compare, prepare, same_answer
-from explorl.tasks.math.sympy_worker import given as given_answer
+from explorl.tasks.math.sympy_worker import compare, prepare, prepare_trusted, same_answer
 
 LIMIT = 1.0
 HANGS = "9^{9^{9^{9}}}"
@@ -86,7 +85,7 @@ def test_the_fast_path_needs_no_worker(gold: str, answer: str, expected: bool) -
     assert judge_locally(gold, answer) == Judgement(expected)
     with Judge() as idle:
         assert idle.judge(gold, answer).same is expected
-        assert idle._sealed._pool == []
+        assert idle._isolated._pool == []
 
 
 @pytest.mark.parametrize(("gold", "answer"), [("12", "1 2"), ("5", ""), ("5", "$$"), ("5", ".")])
@@ -121,7 +120,9 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("strange")
 def test_a_hung_pair_costs_its_limit_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated_call, "_PATIENCE", 1000)  # else the clock ends it first where the machine is very busy
+    monkeypatch.setattr(
+        isolated_call, "_WALL_FACTOR", 1000
+    )  # else the clock ends it first where the machine is very busy
     with Judge(workers=2, limit=LIMIT) as judge:
         hung, right = judge.judge_many([("2k+24690", "2(k+12345)"), ("2k+2", "2(k+1)")])
         assert hung == Judgement(False, "the comparison took too long", hung.seconds)
@@ -150,7 +151,7 @@ def test_what_would_hang_is_refused_at_once(answer: str) -> None:
 def test_answers_that_hang_take_no_time_from_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer has the same time, whatever else is in its batch and wherever it stands there."""
     monkeypatch.setattr(
-        isolated_call, "_PATIENCE", 1000
+        isolated_call, "_WALL_FACTOR", 1000
     )  # else the clock ends them first where the machine is very busy
     hanging = [(f"{2 * n}k+24690", f"2({n}k+12345)") for n in range(2, 10)]
     slow = [(f"{2 * n}k+86420", f"2({n}k+43210)") for n in range(2, 5)]
@@ -228,7 +229,7 @@ def test_the_worker_in_this_process() -> None:
     with pytest.raises(ValueError, match="another answer than the right one"):
         same_answer("x+y", "y-x")
     assert compare({"gold": "x+1", "answer": "1+x"}, None)
-    assert compare({"gold": "x+1", "answer": "1+x"}, given_answer("x+1"))
+    assert compare({"gold": "x+1", "answer": "1+x"}, prepare_trusted("x+1"))
     prepare(None)
 
 

@@ -17,7 +17,7 @@ from explorl.models import load_policy, tiny_tokenizer, tiny_tools_model
 from explorl.rollout import Engine, SamplingParams
 from explorl.rollout.tool_use import ToolUse, generate_with_tools
 from explorl.rollout.tools import ToolSpec, calculator_tool, output_block, python_tool
-from explorl.sandbox.interpreter import Result
+from explorl.sandbox.interpreter import CellResult
 from explorl.tasks import get_task
 from explorl.training.run_setup import disabled_progress
 from explorl.training.sft.data import tokenize_dataset
@@ -73,7 +73,7 @@ def test_the_mask_is_that_of_a_rollout(template: str, tool: ToolSpec) -> None:
         rest, expected = completion, "."
         while (found := tool.fence.find(rest, 0)) is not None:
             value = rest[found.end :].split(">>")[0] if template == "terse" else rest[found.end :].split("\n")[2]
-            block = output_block(Result("ok", f"{value}\n"), tool, rest[: found.end])
+            block = output_block(CellResult("ok", f"{value}\n"), tool, rest[: found.end])
             assert rest.startswith(block, found.end)
             expected += rest[: found.end] + len(tokenizer.encode(block)) * "."
             rest = rest[found.end + len(block) :]
@@ -83,7 +83,7 @@ def test_the_mask_is_that_of_a_rollout(template: str, tool: ToolSpec) -> None:
 def test_a_rollout_that_is_learnt_from_has_its_own_mask() -> None:
     """What `tiny-tools` has sampled with a calculator, given back as a reference solution."""
     policy, tool = load_policy("tiny-tools", device="cpu"), calculator_tool()
-    desk = standing_in(Desk(lambda source: Result("ok", "99242\n")))
+    desk = standing_in(Desk(lambda source: CellResult("ok", "99242\n")))
     params, prompts = SamplingParams(max_tokens=60, seed=3), ["347*286+51\n", "123*456\n"]
     rollouts = generate_with_tools(
         Engine(policy.model, policy.tokenizer), prompts, 16, params, ToolUse(tool), pool=desk

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from explorl.sandbox.isolated_call import Sealed, SealedLimits
+from explorl.sandbox.isolated_call import IsolatedFunction, IsolationLimits
 
 SECONDS = 1.0
 """Processor time that a template may take for one conversation."""
@@ -17,7 +17,7 @@ REPLY = {"role": "assistant", "content": "42"}
 def template_fault(tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> str | None:
     """Return what is wrong with a tokenizer's chat template for these conversations; None if it renders them.
 
-    It is rendered in a sealed process, with limits of time and memory.
+    It is rendered in an isolated process, with limits of time and memory.
     """
     tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return _fault(
@@ -31,8 +31,8 @@ def template_fault(tokenizer: Any, conversations: Sequence[Sequence[Mapping[str,
 def _fault(template: str, tokens: str, conversations: str) -> str | None:
     given = json.loads(tokens)
     messages = [{"template": template, "tokens": given, "conversation": turns} for turns in json.loads(conversations)]
-    limits = SealedLimits(seconds=SECONDS)
-    with Sealed("explorl.sandbox.template_check:refusal", workers=1, limits=limits) as renderer:
+    limits = IsolationLimits(seconds=SECONDS)
+    with IsolatedFunction("explorl.sandbox.template_check:refusal", workers=1, limits=limits) as renderer:
         for message, reply in zip(messages, renderer.call_many(messages), strict=True):
             if reply.error is not None:
                 return f"{reply.error} with a prompt"

@@ -21,7 +21,7 @@ class ToolCall:
     source: str
     """The code."""
     status: str
-    """The status of `explorl.sandbox.interpreter.Result`, or "refused" if no calls were left."""
+    """The status of `explorl.sandbox.interpreter.CellResult`, or "refused" if no calls were left."""
     text: str
     """Its output."""
     begin: int

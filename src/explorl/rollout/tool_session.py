@@ -21,7 +21,7 @@ from explorl.rollout.session import plain_tokens
 from explorl.rollout.tool_listener import PoolListener, leave_processors, processors
 from explorl.rollout.tool_spans import LONGEST_CLOSING, open_call_in_prompt
 from explorl.rollout.tools import check_stops, find_call, output_block
-from explorl.sandbox.interpreter import Call, Interpreter, Result
+from explorl.sandbox.interpreter import Call, CellResult, Interpreter
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ class ToolSession:
         """Start a call, or append a refusal if the row has no calls left."""
         transcript = self._transcripts[index]
         if transcript.calls_left <= 0:
-            refused = Result("refused", f"no calls are left: {transcript.allowed} were allowed\n")
+            refused = CellResult("refused", f"no calls are left: {transcript.allowed} were allowed\n")
             self._append_output(index, stop, refused)
             return
         if transcript.interpreter is None:
@@ -384,10 +384,10 @@ class ToolSession:
         self._waiting[index] = stop, transcript.interpreter.submit(stop.source)
         self._listener.wanted.set()
 
-    def _append_output(self, index: int, stop: _CallStop, result: Result) -> None:
+    def _append_output(self, index: int, stop: _CallStop, result: CellResult) -> None:
         """Append a call's output to a row and continue the row, as far as its limit allows."""
         transcript = self._transcripts[index]
-        block, empty = (output_block(r, self.tool, stop.text) for r in (result, Result("ok", "")))
+        block, empty = (output_block(r, self.tool, stop.text) for r in (result, CellResult("ok", "")))
         room = transcript.limit - stop.keep
         tokens = plain_tokens(self.engine.tokenizer, stop.missing + block)[:room]
         if stop.keep < len(self._session.rollout(transcript.row)):

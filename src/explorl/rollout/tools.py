@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from explorl.core.plugins import unknown
-from explorl.sandbox.interpreter import InterpreterLimits, Result
+from explorl.sandbox.interpreter import CellResult, InterpreterLimits
 from explorl.sandbox.interpreter_pool import InterpreterPool
 
 _FENCE = re.compile(r"([ \t]*)(`{3,})([^`\n]*)")
@@ -59,7 +59,7 @@ class Fence(Protocol):
     def find(self, text: str, start: int) -> ParsedCall | None:
         """Return the first complete call that begins at or after ``start``, or None."""
 
-    def block(self, result: Result, before: str) -> str:
+    def block(self, result: CellResult, before: str) -> str:
         """Return what is appended to the text ``before`` for a call with this result."""
 
 
@@ -117,7 +117,7 @@ class MarkdownFence:
         words = fence[3].split()
         return bool(words) and words[0].strip("{}.").lower() in self.languages
 
-    def block(self, result: Result, before: str) -> str:
+    def block(self, result: CellResult, before: str) -> str:
         """Return the output block; its fence is longer than any fence in the output."""
         runs = [len(run) for run in re.findall(r"`{3,}", result.text)]
         fence = "`" * (max(runs) + 1 if runs else 3)
@@ -172,7 +172,7 @@ class Delimiters:
             position = begin + len(self.opening)
         return None
 
-    def block(self, result: Result, before: str) -> str:
+    def block(self, result: CellResult, before: str) -> str:
         """Return the last line of the output, without texts that would end it early or begin a call."""
         lines = result.text.split("\n") if result.status != "refused" else ["no calls left"]
         last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -259,7 +259,7 @@ def find_call(text: str, tool: ToolSpec, start: int = 0) -> ParsedCall | None:
     return tool.fence.find(text, start)
 
 
-def output_block(result: Result, tool: ToolSpec, before: str = "") -> str:
+def output_block(result: CellResult, tool: ToolSpec, before: str = "") -> str:
     """Return the text to append for a result to the text ``before``, which ends with the call."""
     return tool.fence.block(result, before)
 

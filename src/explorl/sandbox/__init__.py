@@ -1,5 +1,5 @@
-"""Where code runs that nobody has read: programs that a model wrote (`programs`), the cells that it has run while it
-thinks (`interpreter`), and judges of its answers (`sealed`).
+"""Run untrusted code: programs that a model wrote (`programs`), cells that it runs while it generates (`interpreter`)
+and functions that judge its answers (`isolated_call`).
 
-It knows nothing of tasks. docs/security.md says what it stops.
+The package does not depend on tasks. docs/security.md describes what it stops.
 """

@@ -1,6 +1,6 @@
-"""What passes between the processes: values of Python's plain types, as JSON that comes back as it went in.
+"""Encode values of Python's built-in types as JSON for other processes, and decode them to equal values.
 
-Imported in the sandbox too, so it imports nothing that takes time.
+Imported in the sandbox too, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-BEGUN = b"begun\n"
-"""What the keeper writes to standard error when the program begins: what happens then is the program's doing."""
+STARTED = b"begun\n"
+"""Written to standard error by the supervisor when the program starts: later failures are the program's."""
 
-CROWD = 4
-"""Bytes before the source of a notebook's cell that say how many interpreters share a processor."""
+LOAD_BYTES = 4
+"""Bytes before the source of a cell that hold the number of interpreters per processor."""
 
 
 def encode(value: object) -> Any:
-    """A value of Python's plain types, also of their subclasses, as JSON; TypeError for others."""
+    """Return a value of a plain type, or of a subclass, as JSON; raise TypeError for others."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -44,7 +44,7 @@ def encode(value: object) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """What `encode` was given, in plain types only, whoever wrote it; ValueError or TypeError otherwise."""
+    """Return the value that was encoded; raise ValueError or TypeError for data that `encode` does not produce."""
     if isinstance(data, list):
         return [decode(item) for item in data]
     if not isinstance(data, dict):

@@ -1,7 +1,7 @@
-"""What programs leave in a folder on the host's disk: whether it is too much, and removing it.
+"""Limit what programs write to a folder on the host's disk, and remove it.
 
-Both go by descriptors, since programs nest folders deeper than any path or stack and take the rights to them away.
-Imported in the sandbox, so it imports nothing that takes time.
+Both use descriptors instead of paths, since programs can nest folders deeper than any path or stack and remove the
+permissions. Imported in the sandbox, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ENTRIES = 2048
-"""Files, folders and links that a program may have at a time."""
+"""Files, folders and links that a program may have at the same time."""
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Disk:
+class DiskQuota:
     """A folder on the host's disk, where no namespace limits what programs write."""
 
     def __init__(self, folder: int, size: int) -> None:
-        """``folder``: an open one; ``size``: the bytes that all below it may take together."""
+        """Limit an open ``folder`` to ``size`` bytes and `ENTRIES` entries, with everything below it."""
         self._folder, self._size = folder, size
 
-    def is_over(self) -> bool:
-        """Return whether there are more bytes or entries, which programs may be changing meanwhile.
+    def is_exceeded(self) -> bool:
+        """Return True if there are more bytes or entries than allowed. Programs may be changing them meanwhile.
 
-        Looks at few more than the allowed entries, however many there are.
+        Stops at the first entry beyond the limit, however many there are.
         """
         entries, size = ENTRIES, self._size
         levels: list[tuple[int, list[str]]] = []
@@ -45,7 +45,7 @@ class Disk:
                         levels[-1][1].append(entry.name)
                 while levels and (inner := _next_folder(*levels[-1])) is None:
                     os.close(levels.pop()[0])
-        except OSError:  # nested deeper than this process may have open files
+        except OSError:  # nested deeper than the number of files this process may open
             return True
         finally:
             for descriptor, _ in levels:
@@ -54,11 +54,11 @@ class Disk:
 
 
 def clear(folder: int) -> None:
-    """Remove all that lies below an open folder which no program can change any more.
+    """Remove everything below an open folder that no program can change any more.
 
-    Each nested folder is first moved up to this one, so depth costs neither stack nor time.
+    Each nested folder is first moved up to this one, so the depth does not matter.
     """
-    prefix = os.urandom(8).hex()  # a name that no program has used
+    prefix = os.urandom(8).hex()  # programs cannot have used this name
     moved = 0
     folders = _remove_entries(folder)
     while folders:
@@ -77,7 +77,7 @@ def clear(folder: int) -> None:
 
 
 def _allocated(entry: os.DirEntry[str]) -> int:
-    """Bytes that an entry takes on disk, no more than its size where the file system has reserved some."""
+    """Return the bytes that an entry takes on disk, but at most its size if the file system has reserved more."""
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def _allocated(entry: os.DirEntry[str]) -> int:
 
 
 def _next_folder(descriptor: int, folders: list[str]) -> int | None:
-    """Open the next of these folders; None if there is none left."""
+    """Open the next of these folders; return None if none is left."""
     while folders:
         try:
             return _open(folders.pop(), descriptor)
@@ -132,7 +132,7 @@ def _move(name: str, folder: int, new_name: str, new_folder: int) -> None:
 
 
 def _permit(name: str, folder: int) -> None:
-    """Give this user all rights to a folder, and not to what a link of that name points to."""
+    """Give this user all permissions to a folder, without following a link of that name."""
     descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{descriptor}", 0o700)

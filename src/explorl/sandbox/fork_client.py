@@ -1,8 +1,9 @@
-"""Where `programs` gets its processes from: a nursery, which has imported what they need and forks one per program.
+"""Start the sandbox's processes through a fork server, which has imported what they need and forks one per program.
 
-The nursery (`nurse`) is a child of this process, started at first use. It never reads a request.
-Each call sends it four descriptors: three pipes, which become the new keeper's standard input, output and error, and a
-*leash*, a socket on which the nursery says how the keeper has ended, and whose end here is the keeper's death.
+The fork server (`fork_server`) is a child of this process, started at first use. It never reads a request.
+Each call sends it four descriptors: three pipes, which become the new supervisor's standard input, output and error,
+and a *control socket*, on which the server reports the supervisor's exit status. Closing its end here kills the
+supervisor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from explorl.sandbox.scratch import sweep
+from explorl.sandbox.scratch import remove_leftover_folders
 
 BOOTSTRAP = """
 import sys, types
@@ -30,134 +31,136 @@ for name, path in zip(("explorl", "explorl.sandbox"), sys.argv[1:]):
 from explorl.sandbox.fork_server import main
 main()
 """
-"""Imports the child by its name, but not the packages around it, which would import torch."""
+"""Imports the server's module by its name without the packages around it, which would import torch."""
 _FOLDERS = [str(Path(__file__).resolve().parents[level]) for level in (1, 0)]
-_PATIENCE = 5.0
-"""Seconds that the nursery has to kill a keeper, or to end, when it was told to."""
+_END_TIMEOUT = 5.0
+"""Seconds that the fork server has to kill a supervisor, or to end."""
 
 
-class Gone(RuntimeError):
-    """The nursery has ended, and with it the keeper. Says what it left on standard error."""
+class ForkServerDied(RuntimeError):
+    """The fork server has ended, and the supervisor with it. The message is its standard error."""
 
 
-class Nursery:
-    """The nursery of this process, and of all its threads."""
+class ForkServerClient:
+    """The connection of this process, with all its threads, to its fork server."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
-    def keep(self, message: bytes, seconds: float) -> tuple[int, bytes, bytes]:
-        """Give a new keeper its message; its exit status (negative: the signal), its answer and its standard error.
+    def run_program(self, message: bytes, seconds: float) -> tuple[int, bytes, bytes]:
+        """Send a message to a new supervisor; return its exit status (negative: a signal), answer and standard error.
 
-        An answer says by its first eight bytes how long it is. When all of it is there, the keeper has only to end, and
-        is not waited for: the kernel takes milliseconds to take its namespaces down.
-        TimeoutError when it takes longer, and then it is dead with all its group; `Gone` when the nursery has died.
+        The first eight bytes of an answer are its length. A supervisor that has sent all of it is not waited for: the
+        kernel takes milliseconds to remove its namespaces. Raise TimeoutError after ``seconds``, when the supervisor
+        and its process group have been killed, and `ForkServerDied` if the server has died.
         """
         with ExitStack() as stack:
             with self._lock:
-                (given, into), (out, answer), (err, errors) = (_pipe(stack) for _ in range(3))
-                sent = (given, answer, errors)
-                process, leash = self._fork(b"program", [end.fileno() for end in sent])
-                stack.enter_context(leash)
+                (stdin_reader, stdin_writer), (out, answer), (err, errors) = (_pipe(stack) for _ in range(3))
+                sent = (stdin_reader, answer, errors)
+                process, control_socket = self._fork_supervisor(b"program", [end.fileno() for end in sent])
+                stack.enter_context(control_socket)
                 for end in sent:
                     end.close()
             try:
-                return _talk(message, into, out, err, leash, time.monotonic() + seconds)
+                return _exchange(message, stdin_writer, out, err, control_socket, time.monotonic() + seconds)
             except (EOFError, ConnectionError):
-                raise Gone(self._end(process)) from None
+                raise ForkServerDied(self._end_server(process)) from None
             except BaseException:
-                self._kill(process, leash)
+                self._kill_supervisor(process, control_socket)
                 raise
 
-    def start_notebook(self) -> tuple[socket.socket, socket.socket]:
-        """A new keeper of a notebook: the socket to talk with it, and its leash, whose closing is its death.
+    def start_interpreter(self) -> tuple[socket.socket, socket.socket]:
+        """Start a supervisor of an interpreter; return its message socket and its control socket.
 
-        `Gone` when the nursery has died.
+        Closing the control socket kills it. Raise `ForkServerDied` if the server has died.
         """
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock:
+        connection, peer = socket.socketpair()
+        with peer, self._lock:
             try:
-                _, leash = self._fork(b"notebook", [theirs.fileno()] * 3)
+                _, control_socket = self._fork_supervisor(b"interpreter", [peer.fileno()] * 3)
             except BaseException:
-                ours.close()
+                connection.close()
                 raise
-        return ours, leash
+        return connection, control_socket
 
     def close(self) -> None:
-        """End the nursery, if there is one. The next call starts another."""
+        """End the fork server, if it runs. The next call starts another."""
         with self._lock:
             if self._running is not None:
-                self._end(self._running[0])
+                self._end_server(self._running[0])
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """The nursery and the socket to it; a new one if there is none alive."""
+    def _start_server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Return the fork server and the socket to it; start one if none runs."""
         if self._running is not None and self._running[0].poll() is not None:
             self.close()
         if self._running is None:
-            sweep()
-            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
+            remove_leftover_folders()
+            server_socket, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with peer:
                 process = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-X", "utf8", "-c", BOOTSTRAP, *_FOLDERS],
-                    stdin=theirs.fileno(),
+                    stdin=peer.fileno(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
                     cwd="/",
                     start_new_session=True,
                 )
-            control.setblocking(False)  # a nursery that takes no more is none
-            self._running = process, control
+            server_socket.setblocking(False)  # a full socket means that the server hangs
+            self._running = process, server_socket
         return self._running
 
-    def _fork(self, kind: bytes, standard: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """A new keeper with these standard descriptors: its nursery, and its leash."""
-        process, control = self._start()
-        leash, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+    def _fork_supervisor(self, kind: bytes, standard: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Fork a supervisor with these standard descriptors; return its server and its control socket."""
+        process, server_socket = self._start_server()
+        control_socket, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with peer:
             try:
-                socket.send_fds(control, [kind], [*standard, theirs.fileno()])
+                socket.send_fds(server_socket, [kind], [*standard, peer.fileno()])
             except (ConnectionError, BlockingIOError):
-                leash.close()
-                raise Gone(self._end(process)) from None
-        return process, leash
+                control_socket.close()
+                raise ForkServerDied(self._end_server(process)) from None
+        return process, control_socket
 
-    def _end(self, process: subprocess.Popen[bytes]) -> str:
-        """Make sure that this nursery is gone, and its keepers with it; what it has said."""
+    def _end_server(self, process: subprocess.Popen[bytes]) -> str:
+        """End this fork server with its supervisors; return the end of its output."""
         with self._lock:
             if self._running is None or self._running[0] is not process:
                 return "it has ended"
-            control, self._running = self._running[1], None
-            control.close()  # on which it ends, if it still can
+            server_socket, self._running = self._running[1], None
+            server_socket.close()  # makes it end, if it still can
             try:
-                said, _ = process.communicate(timeout=_PATIENCE)
+                output, _ = process.communicate(timeout=_END_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
-                said, _ = process.communicate()
-            return said.decode(errors="replace")[-500:]
+                output, _ = process.communicate()
+            return output.decode(errors="replace")[-500:]
 
-    def _kill(self, process: subprocess.Popen[bytes], leash: socket.socket) -> None:
-        """Have a keeper killed, which only the nursery can do without mistaking it for another, and wait for that."""
-        leash.shutdown(socket.SHUT_WR)
-        if not select.select([leash], [], [], _PATIENCE)[0]:
-            self._end(process)
+    def _kill_supervisor(self, process: subprocess.Popen[bytes], control_socket: socket.socket) -> None:
+        """Let the server kill a supervisor, whose pid only it can be sure of, and wait for that."""
+        control_socket.shutdown(socket.SHUT_WR)
+        if not select.select([control_socket], [], [], _END_TIMEOUT)[0]:
+            self._end_server(process)
 
-    # Around a fork of this process, which waits for other threads to be done with starting and sending.
+    # Handlers for forks of this process. A fork waits until other threads have finished starting and sending.
 
     def before_fork(self) -> None:
+        """Take the lock before a fork."""
         self._lock.acquire()
 
     def after_fork(self) -> None:
+        """Release the lock in the parent."""
         self._lock.release()
 
     def forget(self) -> None:
-        """In the child: leave the nursery to the parent."""
+        """Leave the fork server to the parent, in the child of a fork."""
         self._lock = threading.RLock()
         if self._running is not None:
-            process, control = self._running
-            process.returncode = 0  # not a child of this process: nothing to wait for, or to warn of
-            control.close()
+            process, server_socket = self._running
+            process.returncode = 0  # not a child of this process, so nothing to wait for or to warn about
+            server_socket.close()
             self._running = None
 
 
@@ -166,19 +169,19 @@ def _pipe(stack: ExitStack) -> tuple[BinaryIO, BinaryIO]:
     return stack.enter_context(open(reading, "rb", 0)), stack.enter_context(open(writing, "wb", 0))
 
 
-def _talk(
-    message: bytes, into: BinaryIO, out: BinaryIO, err: BinaryIO, leash: socket.socket, deadline: float
+def _exchange(
+    message: bytes, stdin_writer: BinaryIO, out: BinaryIO, err: BinaryIO, control_socket: socket.socket, deadline: float
 ) -> tuple[int, bytes, bytes]:
-    """Write the message and read what comes, until that is an answer or the nursery says that the keeper has ended.
+    """Write the message and read until there is a whole answer, or the server reports that the supervisor has ended.
 
-    Not until the pipes end: another thread may have forked this process, and the copy holds their other ends too.
+    The ends of the pipes are not waited for: another thread may have forked this process, and the copy holds them open.
     """
-    heard = {out.fileno(): bytearray(), err.fileno(): bytearray()}
+    received = {out.fileno(): bytearray(), err.fileno(): bytearray()}
     left = memoryview(message)
     poll = select.poll()
-    poll.register(leash, select.POLLIN)
-    poll.register(into, select.POLLOUT)
-    for end in (into, out, err):
+    poll.register(control_socket, select.POLLIN)
+    poll.register(stdin_writer, select.POLLOUT)
+    for end in (stdin_writer, out, err):
         os.set_blocking(end.fileno(), False)
     for end in (out, err):
         poll.register(end, select.POLLIN)
@@ -187,35 +190,35 @@ def _talk(
         ready = {descriptor for descriptor, _ in poll.poll(max(0.0, remaining) * 1000)}
         if remaining <= 0:
             raise TimeoutError
-        if not into.closed and into.fileno() in ready:
+        if not stdin_writer.closed and stdin_writer.fileno() in ready:
             with suppress(BlockingIOError):
                 try:
-                    left = left[os.write(into.fileno(), left) :]
+                    left = left[os.write(stdin_writer.fileno(), left) :]
                 except BrokenPipeError:
                     left = left[:0]
             if not left:
-                poll.unregister(into)
-                into.close()
-        for descriptor in ready & heard.keys():
-            if not _drain(descriptor, heard[descriptor]):
+                poll.unregister(stdin_writer)
+                stdin_writer.close()
+        for descriptor in ready & received.keys():
+            if not _drain(descriptor, received[descriptor]):
                 poll.unregister(descriptor)
         code = None
-        if leash.fileno() in ready:
-            status = leash.recv(64)
+        if control_socket.fileno() in ready:
+            status = control_socket.recv(64)
             if not status:
                 raise EOFError
             code = os.waitstatus_to_exitcode(int(status))
-            for descriptor, content in heard.items():
+            for descriptor, content in received.items():
                 _drain(descriptor, content)
-        answer = heard[out.fileno()]
+        answer = received[out.fileno()]
         if len(answer) >= 8 and len(answer) - 8 >= int.from_bytes(answer[:8], "big"):
             code = 0
         if code is not None:
-            return code, bytes(answer[8:]), bytes(heard[err.fileno()])
+            return code, bytes(answer[8:]), bytes(received[err.fileno()])
 
 
 def _drain(descriptor: int, content: bytearray) -> bool:
-    """Add to ``content`` what can be read now; whether there may be more later."""
+    """Add to ``content`` what can be read now; return True if there may be more later."""
     with suppress(BlockingIOError):
         while part := os.read(descriptor, 1 << 16):
             content += part
@@ -223,6 +226,10 @@ def _drain(descriptor: int, content: bytearray) -> bool:
     return True
 
 
-nursery = Nursery()
-os.register_at_fork(before=nursery.before_fork, after_in_parent=nursery.after_fork, after_in_child=nursery.forget)
-atexit.register(nursery.close)
+fork_server_client = ForkServerClient()
+os.register_at_fork(
+    before=fork_server_client.before_fork,
+    after_in_parent=fork_server_client.after_fork,
+    after_in_child=fork_server_client.forget,
+)
+atexit.register(fork_server_client.close)

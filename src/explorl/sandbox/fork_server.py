@@ -1,9 +1,9 @@
-"""The nursery: what `nursery` starts in an interpreter of its own. It forks a keeper for each program (`child`) and
-notebook (`notebook_keeper`), kills it when it is told to, and knows nothing of programs."""
+"""The fork server, which `fork_client` starts as a process. It forks a supervisor for each program (`child`) and each
+interpreter (`interpreter_supervisor`) and kills it on request; it never reads programs."""
 
 from __future__ import annotations
 
-import _signal as signal  # type: ignore[import-not-found]  # not signal, which makes enums of all numbers
+import _signal as signal  # type: ignore[import-not-found]  # signal would make enums of all its numbers
 import _socket as socket
 import gc
 import json
@@ -20,78 +20,80 @@ if TYPE_CHECKING:
 
 
 def main() -> None:  # pragma: no cover (another process)
-    nursery = os.getpid()
-    keeper = interpreter_supervisor if nurse() == b"notebook" else child
-    keeper.keep(nursery)
+    """Serve until the client ends; in each fork, supervise a program or an interpreter."""
+    server = os.getpid()
+    module = interpreter_supervisor if serve() == b"interpreter" else child
+    module.supervise(server)
 
 
-def nurse() -> bytes:  # pragma: no cover (another process)
-    """Fork a keeper for each message on standard input, a socket, and return it in the keeper; end with the socket.
+def serve() -> bytes:  # pragma: no cover (another process)
+    """Fork a supervisor for each message on standard input, a socket; return the message in the fork.
 
-    A message brings four descriptors: the keeper's standard three, and its leash. When the other end of the leash is
-    shut or closed, the keeper is killed; when a keeper has ended, its wait status is written there.
+    A message brings four descriptors: the supervisor's standard three and its control socket. When the other end of the
+    control socket is shut down or closed, the supervisor is killed; when a supervisor has ended, its wait status is
+    written there. The server ends when the socket on standard input is closed.
     """
     linux.prepare()
     _warm_up()
     gc.collect()
-    gc.freeze()  # what is here stays; looking at it would copy its pages into each keeper
+    gc.freeze()  # a collection would copy the pages of these objects into each supervisor
     linux.allow_open_files()
-    linux.prctl(linux.PR_SET_DUMPABLE, 0)  # programs of the same user shall not debug it, nor keepers
-    control = socket.socket(fileno=0)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)  # programs of the same user must not debug it or its supervisors
+    server_socket = socket.socket(fileno=0)
     wake_in, wake_out = os.pipe()
     os.set_blocking(wake_out, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
-    leashes: dict[int, int] = {}  # of each keeper
-    alive: dict[int, int] = {}  # the keeper on each leash that is still to be watched
+    sockets_by_pid: dict[int, int] = {}  # the control socket of each supervisor
+    pids_by_socket: dict[int, int] = {}  # the supervisor of each control socket that is still polled
     poll = select.poll()
     for descriptor in (0, wake_in):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
-        # New keepers come last: a new leash may get the number of one that has just been closed.
-        for leash in ready & alive.keys():
-            poll.unregister(leash)
-            _kill_group(alive.pop(leash))
+        # New supervisors come last: a new control socket may get the number of one that has just been closed.
+        for control_socket in ready & pids_by_socket.keys():
+            poll.unregister(control_socket)
+            _kill_group(pids_by_socket.pop(control_socket))
         if wake_in in ready:
             os.read(wake_in, 4096)
-            for pid, code in _ended():
-                leash = leashes.pop(pid)
-                if alive.pop(leash, None):
-                    poll.unregister(leash)
-                _report(leash, code)
+            for pid, code in _reap():
+                control_socket = sockets_by_pid.pop(pid)
+                if pids_by_socket.pop(control_socket, None):
+                    poll.unregister(control_socket)
+                _send_status(control_socket, code)
         if 0 in ready:
-            if (given := _accept(control)) is None:
-                for pid in leashes:
+            if (request := _receive_request(server_socket)) is None:
+                for pid in sockets_by_pid:
                     _kill_group(pid)
-                while leashes:
-                    del leashes[os.wait()[0]]
+                while sockets_by_pid:
+                    del sockets_by_pid[os.wait()[0]]
                 os._exit(0)
-            message, (*standard, leash) = given
+            message, (*standard, control_socket) = request
             try:
                 pid = os.fork()
             except OSError as error:
-                os.write(standard[2], child.described(error).encode())
-                _report(leash, 1 << 8)
+                os.write(standard[2], child.describe_error(error).encode())
+                _send_status(control_socket, 1 << 8)
             else:
                 if pid == 0:
                     break
-                leashes[pid], alive[leash] = leash, pid
-                poll.register(leash, select.POLLIN)
+                sockets_by_pid[pid], pids_by_socket[control_socket] = control_socket, pid
+                poll.register(control_socket, select.POLLIN)
             for descriptor in standard:
                 os.close(descriptor)
-    control.detach()
+    server_socket.detach()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    child.arrange(dict(enumerate(standard)))
+    child.set_descriptors(dict(enumerate(standard)))
     os.setsid()
     return message
 
 
 def _warm_up() -> None:  # pragma: no cover (another process)
-    """Do what keepers will do, so that the interpreter's caches are full, and import what programs often do.
+    """Fill the interpreter's caches by doing what supervisors do, and import what programs often import.
 
-    Nothing that draws random numbers when it is imported: all programs would have the same.
+    No module that draws random numbers when it is imported: all programs would have the same ones.
     """
     import bisect  # noqa: F401
     import heapq  # noqa: F401
@@ -105,20 +107,22 @@ def _warm_up() -> None:  # pragma: no cover (another process)
         exec(compile("def f(x):\n    return x", "<program>", "exec", dont_inherit=True), {})
 
 
-def _accept(control: socket.socket) -> tuple[bytes, list[int]] | None:  # pragma: no cover (another process)
-    """The next message and its four descriptors; None when there will be none."""
-    message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * 4))
+def _receive_request(
+    server_socket: socket.socket,
+) -> tuple[bytes, list[int]] | None:  # pragma: no cover (another process)
+    """Return the next message and its four descriptors; None at the end."""
+    message, ancillary, _, _ = server_socket.recvmsg(64, socket.CMSG_SPACE(4 * 4))
     if not message:
         return None
     ((_, _, content),) = ancillary
     descriptors = memoryview(content).cast("i").tolist()
     if len(descriptors) != 4:
-        raise RuntimeError(f"{len(descriptors)} descriptors instead of 4")
+        raise RuntimeError(f"received {len(descriptors)} descriptors instead of 4")
     return message, descriptors
 
 
-def _ended() -> Iterator[tuple[int, int]]:  # pragma: no cover (another process)
-    """Process number and wait status of each child that has ended."""
+def _reap() -> Iterator[tuple[int, int]]:  # pragma: no cover (another process)
+    """Yield the pid and the wait status of each child that has ended."""
     while True:
         try:
             pid, code = os.waitpid(-1, os.WNOHANG)
@@ -129,14 +133,14 @@ def _ended() -> Iterator[tuple[int, int]]:  # pragma: no cover (another process)
         yield pid, code
 
 
-def _report(leash: int, code: int) -> None:  # pragma: no cover (another process)
-    with suppress(OSError):  # perhaps nobody waits for it any more
-        os.write(leash, b"%d" % code)
-    os.close(leash)
+def _send_status(control_socket: int, code: int) -> None:  # pragma: no cover (another process)
+    with suppress(OSError):  # the client may have closed the socket
+        os.write(control_socket, b"%d" % code)
+    os.close(control_socket)
 
 
 def _kill_group(pid: int) -> None:  # pragma: no cover (another process)
-    """Kill a child that has not been waited for, so that its number is still its own, and its process group."""
+    """Kill a child and its process group. It has not been waited for, so its pid is still its own."""
     os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):  # perhaps it had not come to make one
+    with suppress(ProcessLookupError):  # it may not have made a process group yet
         os.killpg(pid, signal.SIGKILL)

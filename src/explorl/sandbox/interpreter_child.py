@@ -1,7 +1,7 @@
-"""The inside of an interpreter: runs one cell after the other in one namespace, and shows what a notebook shows.
+"""The process of an interpreter: runs cells in one namespace and outputs what a notebook would show.
 
-Output is what is printed, the value of a last expression, and the traceback of an error, through the user's own lines
-only and without the machine's paths. Imported in the sandbox, so it imports little.
+That is what a cell prints, the value of its last expression, and the traceback of an error, which contains only the
+lines of cells and no paths of the machine. Imported in the sandbox, so it imports little.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ if TYPE_CHECKING:
     from typing import Any
 
 OUTPUT = 7
-"""Where cells write to, as descriptors 1 and 2 do until somebody closes them."""
+"""The descriptor that cells write to, also through descriptors 1 and 2 unless a cell closes them."""
 TOKEN = 16
-"""Bytes that begin a call, and its reply; nobody knows them before the call."""
-GOOD, BAD = b"+", b"-"
-"""The rest of a reply: the cell has ended, or has raised."""
+"""Length of the random bytes at the start of a call and its reply; no process knows them before the call."""
+SUCCEEDED, RAISED = b"+", b"-"
+"""The last byte of a reply: the cell has finished or raised."""
 
 
 def serve(request: dict[str, Any], namespace: dict[str, Any]) -> None:  # pragma: no cover (another process)
-    """Run cells for the keeper until it hangs up."""
-    vars(builtins).update(exit=_exit, quit=_exit)  # which are there without site, too
-    sys.stdout = sys.stderr = None  # not those of the nursery
+    """Run cells for the supervisor until it closes the pipe."""
+    vars(builtins).update(exit=_exit, quit=_exit)  # which otherwise need the module site
+    sys.stdout = sys.stderr = None  # those of the fork server are closed
     number = 0
     try:
         while True:
             call = receive(CALLS)
             number += 1
-            _mend()
+            _restore_output()
             good = run_cell(call[TOKEN:].decode(errors="surrogatepass"), f"<cell {number}>", namespace)
             _flush()
-            os.write(REPLIES, call[:TOKEN] + (GOOD if good else BAD))
+            os.write(REPLIES, call[:TOKEN] + (SUCCEEDED if good else RAISED))
     except MemoryError:
         os._exit(MEMORY_EXIT)
-    except BaseException:  # the keeper is gone; or a cell has closed what leads to it, or has left a signal's handler
+    except BaseException:  # the supervisor has ended, or a cell has closed the pipe or left a signal handler
         os._exit(1)
 
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> bool:
-    """Run a cell and write what it shows to `OUTPUT`; whether it ended without an error."""
-    source = source.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads it; it knows no other line ends
+    """Run a cell and write its output to `OUTPUT`; return True if it did not raise."""
+    source = source.replace("\r\n", "\n").replace("\r", "\n")  # the line ends that Python knows
     linecache.cache[name] = (len(source), None, [f"{line}\n" for line in source.split("\n")], name)
     try:
-        for code in compiled(source, name):
+        for code in compile_cell(source, name):
             exec(code, namespace)
     except BaseException as error:
         _flush()
-        _write(shown(error))
+        _write(format_error(error))
         return False
     return True
 
 
-def compiled(source: str, name: str) -> list[CodeType]:
-    """A cell's code: its statements, and apart from them a last expression that is to be shown.
+def compile_cell(source: str, name: str) -> list[CodeType]:
+    """Return the code of a cell's statements and, separately, of a last expression whose value is shown.
 
-    As in a notebook, a semicolon behind the expression says that it is not.
+    As in a notebook, a semicolon after the expression hides its value.
     """
     tree = ast.parse(source, name)
     last = tree.body[-1] if tree.body else None
@@ -87,7 +87,7 @@ def _ends_with_semicolon(source: str, last: ast.Expr) -> bool:
 
 
 def _future_flags(module: ast.Module) -> int:
-    """What a cell's ``from __future__ import`` says also of its last expression."""
+    """Return the compiler flags of a cell's ``from __future__ import``, for its last expression."""
     import __future__
 
     names = [
@@ -99,35 +99,35 @@ def _future_flags(module: ast.Module) -> int:
     return sum({getattr(__future__, name).compiler_flag for name in names if name in __future__.all_feature_names})
 
 
-def shown(error: BaseException) -> str:
-    """The traceback as the user's code sees it: frames of cells alone, no path of this machine."""
+def format_error(error: BaseException) -> str:
+    """Return the traceback with the frames of cells alone and without paths of this machine."""
     try:
         summary = traceback.TracebackException.from_exception(error)
-        _keep_cells(summary)
+        _keep_cell_frames(summary)
         return "".join(summary.format()).replace(os.path.dirname(os.__file__), "<python>")
-    except BaseException:  # a class of the user's can raise whatever is done with it
+    except BaseException:  # any access to a class of the cell can raise
         return f"{type.__dict__['__name__'].__get__(type(error))}: <error that cannot be shown>\n"
 
 
-def _keep_cells(summary: traceback.TracebackException) -> None:
-    """Leave out all frames but those of cells; also in the errors that this one followed on, or is a group of."""
+def _keep_cell_frames(summary: traceback.TracebackException) -> None:
+    """Remove all frames except those of cells, also from causes, contexts and grouped exceptions."""
     waiting: list[traceback.TracebackException | None] = [summary]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        error = waiting.pop()
+        if error is None or id(error) in visited:
             continue
-        seen.add(id(one))
-        one.stack[:] = [frame for frame in one.stack if frame.filename.startswith("<cell ")]
-        waiting += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
+        visited.add(id(error))
+        error.stack[:] = [frame for frame in error.stack if frame.filename.startswith("<cell ")]
+        waiting += [error.__cause__, error.__context__, *(getattr(error, "exceptions", None) or ())]
 
 
 def _exit(code: object = None) -> None:
     raise SystemExit(code)
 
 
-def _mend() -> None:  # pragma: no cover (another process)
-    """Give the cell its standard output back, if the last one closed it."""
+def _restore_output() -> None:  # pragma: no cover (another process)
+    """Open standard output and error again if the last cell closed them."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         try:
             os.fstat(number)
@@ -137,9 +137,9 @@ def _mend() -> None:  # pragma: no cover (another process)
         try:
             is_closed = stream is None or stream.closed
         except BaseException:
-            is_closed = False  # not a stream of ours
+            is_closed = False  # a stream of the cell's own
         if is_closed:
-            binary = open(number, "wb", closefd=False)  # noqa: SIM115  # as long as the process
+            binary = open(number, "wb", closefd=False)  # noqa: SIM115  # open as long as the process
             setattr(sys, name, io.TextIOWrapper(binary, "utf-8", "backslashreplace", line_buffering=True))
 
 

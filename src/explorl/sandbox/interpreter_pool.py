@@ -1,5 +1,5 @@
-"""Interpreters side by side: starts their processes (`notebook_keeper`) from the nursery, keeps some warm, so that a
-call need not wait, and passes calls and results between them and whoever polls."""
+"""Run many interpreters at the same time: start their supervisors through the fork server, keep some ready, and pass
+calls and results between them and the threads that poll."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from dataclasses import replace
 from types import TracebackType
 
 from explorl.core.text import clean
-from explorl.sandbox.fork_client import Gone
+from explorl.sandbox.fork_client import ForkServerDied
 from explorl.sandbox.interpreter import Call, Interpreter
-from explorl.sandbox.interpreter_process import Process
-from explorl.sandbox.interpreter_results import RESTARTED, InterpreterLimits, Result, Status
+from explorl.sandbox.interpreter_process import InterpreterProcess
+from explorl.sandbox.interpreter_results import RESTARTED, CellResult, CellStatus, InterpreterLimits
 from explorl.sandbox.programs import SandboxError, isolating_layers
-from explorl.sandbox.usage import longest
+from explorl.sandbox.usage import wall_limit
 
 _GRACE = 5.0
-"""Seconds beyond a call's longest that its keeper has to answer."""
+"""Seconds beyond the wall limit of a call that its supervisor has to answer."""
 _START_LIMIT = 60.0
-_STARTS = 3
-_LONGEST_WAIT = 3600.0
-_LOOK = 0.02
-"""Seconds between two looks at who is late: there may be hundreds, and a poll should cost what has happened."""
-_AHEAD = 32
-"""Processes, for each processor, that are started at most for calls that are only expected."""
+_START_ATTEMPTS = 3
+_MAX_WAIT = 3600.0
+_CHECK_INTERVAL = 0.02
+"""Seconds between two checks of all deadlines: there may be hundreds of processes, and polls should be cheap."""
+_EXPECTED_PER_CORE = 32
+"""Most processes per processor that are started for expected interpreters."""
 
 
 class InterpreterPool:
-    """Interpreters side by side. Usable from several threads; a fork of this process needs a pool of its own."""
+    """A pool of interpreters. Usable from several threads; a fork of this process needs its own pool."""
 
     def __init__(self, limits: InterpreterLimits | None = None, *, warm: int = 2, unisolated: bool = False) -> None:
-        """``warm``: processes that are kept ready beyond those in use.
+        """Keep ``warm`` processes ready in addition to those in use.
 
-        SandboxError where interpreters would not be isolated, unless ``unisolated`` is true or EXPLORL_UNISOLATED=1.
+        Raise SandboxError if interpreters would not be isolated, unless ``unisolated`` is true or EXPLORL_UNISOLATED=1.
         """
         if not isinstance(warm, int) or warm < 0:
             raise ValueError(f"warm={warm!r}: give a count of processes like 2, or 0 for none")
@@ -47,16 +47,16 @@ class InterpreterPool:
         self._layers = isolating_layers(unisolated)
         self._lock = threading.RLock()
         self._epoll = select.epoll()
-        self._processes: dict[int, Process] = {}
-        """By descriptor: all that were started."""
-        self._to_start: deque[Process] = deque()
-        self._starting: set[Process] = set()
-        self._spare: deque[Process] = deque()
+        self._processes: dict[int, InterpreterProcess] = {}
+        """All started processes by descriptor."""
+        self._to_start: deque[InterpreterProcess] = deque()
+        self._starting: set[InterpreterProcess] = set()
+        self._spare: deque[InterpreterProcess] = deque()
         self._open: weakref.WeakSet[Interpreter] = weakref.WeakSet()
         self._pending = 0
         self._finished = 0
         self._expected = 0
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._cores = len(os.sched_getaffinity(0))
         self._owner_process = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._processes, self._epoll)
@@ -65,39 +65,39 @@ class InterpreterPool:
             self._refill()
 
     def open(self) -> Interpreter:
-        """An interpreter, which begins to start now if no warm one is left."""
+        """Return an interpreter; if no warm process is left, its process starts now."""
         with self._usable():
             interpreter = Interpreter(self)
             self._open.add(interpreter)
             self._expected = max(0, self._expected - 1)
-            self._seat(interpreter)
+            self._assign_process(interpreter)
             self._refill()
         return interpreter
 
     def expect(self, interpreters: int) -> None:
-        """About so many will be opened soon: have processes for them start meanwhile, as far as that is sensible."""
+        """Announce that about so many interpreters will be opened soon, so that their processes start meanwhile."""
         with self._usable():
-            self._expected = min(interpreters, _AHEAD * self._cores)
+            self._expected = min(interpreters, _EXPECTED_PER_CORE * self._cores)
             self._refill()
 
     @property
     def starting(self) -> bool:
-        """Whether there are processes that start, or are to, while somebody polls."""
+        """True if there are processes that are starting, or will start during polls."""
         return bool(self._starting or self._to_start)
 
     def poll(self, seconds: float = 0.0) -> int:
-        """Take what interpreters have said, waiting so long for a call to finish; how many have finished meanwhile."""
+        """Handle messages, waiting up to ``seconds`` for a call to finish; return how many calls have finished."""
         deadline = time.monotonic() + seconds
         with self._usable():
             before = self._finished
         while True:
             with self._usable():
-                self._take(self._epoll.poll(0))
+                self._handle_events(self._epoll.poll(0))
                 finished, now = self._finished - before, time.monotonic()
                 if finished or not self._pending or now >= deadline:
                     return finished
                 wait = min(deadline, self._next_deadline()) - now
-            self._epoll.poll(min(max(0.0, wait), _LONGEST_WAIT))  # another thread may take what it finds
+            self._epoll.poll(min(max(0.0, wait), _MAX_WAIT))  # another thread may handle the event
 
     def close(self) -> None:
         """End all interpreters."""
@@ -117,7 +117,7 @@ class InterpreterPool:
     ) -> None:
         self.close()
 
-    # All that follows runs under the lock.
+    # The methods below are called with the lock held.
 
     def _usable(self) -> threading.RLock:
         if self._owner_process != os.getpid():
@@ -126,36 +126,36 @@ class InterpreterPool:
             raise ValueError("this pool is closed; make another InterpreterPool")
         return self._lock
 
-    def _seat(self, interpreter: Interpreter) -> None:
-        """Give an interpreter a process: a spare one, or one that is still to start."""
+    def _assign_process(self, interpreter: Interpreter) -> None:
+        """Assign a process to an interpreter: a spare one, or else a new one that has to start."""
         while self._spare and self._spare[0].state == "idle":
-            self._hear(self._spare[0])  # if it has ended, it is no longer there
+            self._handle_message(self._spare[0])  # removes it if it has ended
             if self._spare and self._spare[0].state == "idle":
                 break
         if self._spare:
             process = self._spare.popleft()
         else:
-            process = Process()
+            process = InterpreterProcess()
             self._to_start.append(process)
         process.owner, interpreter._process = interpreter, process
         self._start_some()
 
     def _refill(self) -> None:
-        """Have spare processes ready; those that interpreters wait for come first."""
+        """Queue spare processes for starting, behind those that interpreters wait for."""
         while len(self._spare) < max(self.warm, self._expected):
-            process = Process()
+            process = InterpreterProcess()
             self._spare.append(process)
             self._to_start.append(process)
         self._start_some()
 
     def _start_some(self) -> None:
-        """Start processes, not so many at once that they take the processors from each other and from us."""
+        """Start queued processes, but only two per processor at the same time."""
         while self._to_start and len(self._starting) < 2 * self._cores:
             process = self._to_start.popleft()
             try:
-                process.start(self.limits.for_keeper(), self._layers, _START_LIMIT)
-            except (Gone, OSError) as error:
-                self._not_started(process, str(error))
+                process.start(self.limits.for_supervisor(), self._layers, _START_LIMIT)
+            except (ForkServerDied, OSError) as error:
+                self._handle_failed_start(process, str(error))
                 continue
             self._processes[process.fileno()] = process
             self._starting.add(process)
@@ -167,22 +167,22 @@ class InterpreterPool:
         self._serve(call.interpreter)
 
     def _serve(self, interpreter: Interpreter) -> None:
-        """Send the next call, if there is one and it can be sent."""
+        """Send the next call if there is one and the process is idle."""
         if interpreter._running is not None or not interpreter._waiting:
             return
         if interpreter._process is None:
-            self._seat(interpreter)
+            self._assign_process(interpreter)
             self._refill()
         process = interpreter._process
         if process is not None and process.state == "idle":
             interpreter._running = interpreter._waiting.popleft()
-            crowd = 1 + len(self._processes) // self._cores
-            process.call(interpreter._running.source, crowd, crowd * longest(self.limits.seconds) + _GRACE)
+            load = 1 + len(self._processes) // self._cores
+            process.call(interpreter._running.source, load, load * wall_limit(self.limits.seconds) + _GRACE)
             if process.has_more_to_send:
                 self._epoll.modify(process.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def _take(self, events: Iterable[tuple[int, int]]) -> None:
-        """Hear those that have something to say, and end those that are late."""
+    def _handle_events(self, events: Iterable[tuple[int, int]]) -> None:
+        """Send and receive on the descriptors with events, and end late processes."""
         for descriptor, event in events:
             process = self._processes.get(descriptor)
             if process is None:
@@ -192,120 +192,123 @@ class InterpreterPool:
                 if not process.has_more_to_send:
                     self._epoll.modify(descriptor, select.EPOLLIN)
             if event & ~select.EPOLLOUT:
-                self._hear(process)
-        if time.monotonic() >= self._next_look:
-            self._look_for_late()
+                self._handle_message(process)
+        if time.monotonic() >= self._next_check:
+            self._check_deadlines()
         self._start_some()
 
-    def _look_for_late(self) -> None:
+    def _check_deadlines(self) -> None:
         now = time.monotonic()
-        self._next_look = now + _LOOK
+        self._next_check = now + _CHECK_INTERVAL
         for process in list(self._processes.values()):
             if process.deadline <= now:
-                self._gone(process, "timeout")
+                self._handle_lost_process(process, "timeout")
             elif process.is_abandoned:
-                self._end(process)
+                self._end_process(process)
 
-    def _hear(self, process: Process) -> None:
+    def _handle_message(self, process: InterpreterProcess) -> None:
         try:
             message = process.receive()
         except (EOFError, ValueError):
-            self._gone(process, "killed")
+            self._handle_lost_process(process, "killed")
             return
         if message is None:
             return
         interpreter, status = process.owner, message["status"]
         if status == "setup":
-            self._gone(process, "killed", clean(message["error"]))
+            self._handle_lost_process(process, "killed", clean(message["error"]))
         elif status == "ready":
             self._starting.discard(process)
-            process.rest()
+            process.mark_idle()
             if interpreter is not None:
                 interpreter._failed_starts = 0
                 self._serve(interpreter)
         elif interpreter is not None and interpreter._running is not None:
-            result = self.limits.told(message)
+            result = self.limits.to_result(message)
             self._finish(interpreter, result)
             if result.ended:
                 interpreter._process = None
-                self._end(process)
+                self._end_process(process)
             else:
-                process.rest()
+                process.mark_idle()
             self._serve(interpreter)
 
-    def _gone(self, process: Process, status: Status, said: str = "its process ended") -> None:
-        """A process has ended without a word, or is late."""
+    def _handle_lost_process(
+        self, process: InterpreterProcess, status: CellStatus, reason: str = "its process ended"
+    ) -> None:
+        """End a process that has died or is late, and give its call a result."""
         interpreter = process.owner
         was_starting = process.state == "starting"
-        self._end(process)
+        self._end_process(process)
         if interpreter is None:
             if process in self._spare:
-                self._spare.remove(process)  # not replaced before the next one is opened: it may never start
+                self._spare.remove(process)  # replaced only when the next interpreter is opened: it may never start
             return
         interpreter._process = None
         if was_starting:
-            self._retry(interpreter, said)
+            self._retry(interpreter, reason)
         elif interpreter._running is not None:
-            self._finish(interpreter, Result(status, self.limits.why_ended(status)))
+            self._finish(interpreter, CellResult(status, self.limits.end_reason(status)))
         else:
-            interpreter._lost = True
+            interpreter._variables_lost = True
         self._serve(interpreter)
 
-    def _not_started(self, process: Process, said: str) -> None:
+    def _handle_failed_start(self, process: InterpreterProcess, reason: str) -> None:
+        """Remove a process that could not be started, and try again if an interpreter waits for it."""
         interpreter = process.owner
         process.close()
         if interpreter is None:
             self._spare.remove(process)
         else:
             interpreter._process = None
-            self._retry(interpreter, said)
+            self._retry(interpreter, reason)
             self._serve(interpreter)
 
-    def _retry(self, interpreter: Interpreter, said: str) -> None:
-        """Count a start that failed; after some, those who wait for it get an error."""
+    def _retry(self, interpreter: Interpreter, reason: str) -> None:
+        """Count a failed start; after some, the calls that wait for the interpreter get an error."""
         interpreter._failed_starts += 1
-        if interpreter._failed_starts >= _STARTS:
+        if interpreter._failed_starts >= _START_ATTEMPTS:
             interpreter._failed_starts = 0
-            error = SandboxError(f"no interpreter starts, {_STARTS} times: {said}")
+            error = SandboxError(f"could not start an interpreter in {_START_ATTEMPTS} attempts: {reason}")
             while interpreter._waiting:
                 self._settle(interpreter._waiting.popleft(), error)
 
-    def _finish(self, interpreter: Interpreter, result: Result) -> None:
-        """The running call has this result."""
+    def _finish(self, interpreter: Interpreter, result: CellResult) -> None:
+        """Store the result of the running call."""
         call, interpreter._running = interpreter._running, None
         assert call is not None
-        if interpreter._lost and not call.replayed:
+        if interpreter._variables_lost and not call.replayed:
             result = replace(result, text=f"[{RESTARTED}]\n{result.text}")
-            interpreter._lost = False
+            interpreter._variables_lost = False
         if result.ended:
-            interpreter._done.clear()
+            interpreter._history.clear()
         else:
-            interpreter._done.append(call.source)
+            interpreter._history.append(call.source)
         self._settle(call, result)
-        if call.replayed and result.ended:  # nobody reads what it shows
-            interpreter._lost = True
+        if call.replayed and result.ended:  # its result is not read
+            interpreter._variables_lost = True
             while interpreter._waiting and interpreter._waiting[0].replayed:
                 self._settle(interpreter._waiting.popleft(), result)
 
-    def _settle(self, call: Call, result: Result | SandboxError) -> None:
+    def _settle(self, call: Call, result: CellResult | SandboxError) -> None:
         call._result = result
         self._finished += 1
         self._pending -= 1
 
-    def _drop(self, interpreter: Interpreter) -> None:
+    def _remove(self, interpreter: Interpreter) -> None:
         self._open.discard(interpreter)
         process, interpreter._process = interpreter._process, None
         if process is not None:
             if process in self._to_start:
                 self._to_start.remove(process)
-            self._end(process)
+            self._end_process(process)
         calls = [*filter(None, [interpreter._running]), *interpreter._waiting]
         interpreter._running = None
         interpreter._waiting.clear()
         for call in calls:
-            self._settle(call, Result("killed", "the interpreter was closed\n"))
+            self._settle(call, CellResult("killed", "the interpreter was closed\n"))
 
-    def _end(self, process: Process) -> None:
+    def _end_process(self, process: InterpreterProcess) -> None:
         self._starting.discard(process)
         if process.state not in ("waiting", "ended"):
             self._processes.pop(process.fileno(), None)
@@ -313,12 +316,12 @@ class InterpreterPool:
         process.close()
 
     def _next_deadline(self) -> float:
-        """When to look again whether somebody is late."""
-        late = min((process.deadline for process in self._processes.values()), default=math.inf)
-        return max(late, self._next_look)
+        """Return the time of the next check for late processes."""
+        first = min((process.deadline for process in self._processes.values()), default=math.inf)
+        return max(first, self._next_check)
 
     def _forget(self) -> None:
-        """In a fork of this process."""
+        """Leave all processes to the parent, in a fork of this process."""
         for process in self._processes.values():
             process.forget()
         self._processes.clear()
@@ -327,8 +330,8 @@ class InterpreterPool:
         self._epoll.close()
 
 
-def _close(processes: dict[int, Process], epoll: select.epoll) -> None:
-    """What is left of a pool that was closed, forgotten, or overtaken by the end of this process."""
+def _close(processes: dict[int, InterpreterProcess], epoll: select.epoll) -> None:
+    """End the processes of a pool that is closed, garbage-collected, or alive when this process exits."""
     for process in list(processes.values()):
         process.close()
     processes.clear()

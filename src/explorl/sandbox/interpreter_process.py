@@ -1,4 +1,4 @@
-"""One process of an interpreter, as `interpreter` sees it: what it was sent, what it has said, and when it is late."""
+"""The connection to the process of one interpreter: its messages, its state and its deadline."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ import weakref
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from explorl.sandbox.codec import CROWD
-from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.codec import LOAD_BYTES
+from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.scratch import working_folder
 
 if TYPE_CHECKING:
     from explorl.sandbox.interpreter import Interpreter
 
 State = Literal["waiting", "starting", "idle", "busy", "ended"]
-_LONGEST = 1 << 26
-"""Bytes of a message; one that claims to be longer is none."""
+_MAX_MESSAGE = 1 << 26
+"""Most bytes of a message; a longer length means that the data is not a message."""
 
 _FORGOTTEN: list[ExitStack] = []
 
 
-class Process:
-    """A keeper with its notebook. Ends with `close`, with the nursery, or with this process, however that ends."""
+class InterpreterProcess:
+    """A supervisor with its interpreter. Ends with `close`, with the fork server, or with this process."""
 
     def __init__(self) -> None:
         self.state: State = "waiting"
         self._owner: weakref.ref[Interpreter] | None = None
         self.deadline = float("inf")
-        """When it must have answered, of `time.monotonic`."""
+        """The time of `time.monotonic` by which it must have answered."""
         self._stack = ExitStack()
         self._sockets: list[socket.socket] = []
-        """To talk with it, and its leash."""
+        """The message socket and the control socket."""
         self._out, self._in = bytearray(), bytearray()
 
     @property
     def owner(self) -> Interpreter | None:
-        """Whose calls it runs; None for a spare one."""
+        """The interpreter whose calls it runs; None for a spare process."""
         return None if self._owner is None else self._owner()
 
     @owner.setter
@@ -48,28 +48,28 @@ class Process:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody can use it any more."""
+        """True if its interpreter has been garbage-collected."""
         return self._owner is not None and self._owner() is None
 
     def start(self, limits: dict[str, Any], layers: tuple[str, ...], seconds: float) -> None:
-        """Have it begin; OSError or `Gone` where that cannot be."""
+        """Start the process; raise OSError or `ForkServerDied` if that fails."""
         folder = None if "namespaces" in layers else self._stack.enter_context(working_folder())
         try:
-            self._sockets = list(nursery.start_notebook())
-        except Gone:
-            self._sockets = list(nursery.start_notebook())  # the nursery was killed since: now there is a new one
+            self._sockets = list(fork_server_client.start_interpreter())
+        except ForkServerDied:
+            self._sockets = list(fork_server_client.start_interpreter())  # in a new server
         self._sockets[0].setblocking(False)
         self.state, self.deadline = "starting", time.monotonic() + seconds
         request = {"limits": limits, "layers": layers, "folder": folder, "entry_point": None}
         self._send(marshal.dumps(request))
 
-    def call(self, source: str, crowd: int, seconds: float) -> None:
-        """Send it a cell to run; ``crowd``: how many interpreters share a processor."""
+    def call(self, source: str, load: int, seconds: float) -> None:
+        """Send a cell to run; ``load`` is the number of interpreters per processor."""
         self.state, self.deadline = "busy", time.monotonic() + seconds
-        self._send(crowd.to_bytes(CROWD, "big") + source.encode(errors="surrogatepass"))
+        self._send(load.to_bytes(LOAD_BYTES, "big") + source.encode(errors="surrogatepass"))
 
-    def rest(self) -> None:
-        """It has answered."""
+    def mark_idle(self) -> None:
+        """Store that it has answered and waits for the next call."""
         self.state, self.deadline = "idle", float("inf")
 
     def fileno(self) -> int:
@@ -80,17 +80,17 @@ class Process:
         return bool(self._out)
 
     def flush(self) -> None:
-        """Send as much as it takes now."""
+        """Send as much as the socket accepts now."""
         try:
             while self._out:
                 del self._out[: self._sockets[0].send(self._out)]
         except BlockingIOError:
             pass
-        except OSError:  # it is gone, as reading will tell
+        except OSError:  # it has ended, which reading will show
             self._out.clear()
 
     def receive(self) -> dict[str, Any] | None:
-        """Its next message, None if that is not all there; EOFError when it is gone."""
+        """Return its next message, None if it is not complete yet; raise EOFError if the process has ended."""
         with suppress(BlockingIOError):
             try:
                 while part := self._sockets[0].recv(1 << 16):
@@ -108,25 +108,25 @@ class Process:
         return message
 
     def close(self) -> None:
-        """Kill it, and remove what it has left."""
-        self._leave()
+        """Kill the process and remove its working folder."""
+        self._close_sockets()
         self._stack.close()
 
     def forget(self) -> None:
-        """In a fork of this process: leave it to the parent, and its folder too."""
-        self._leave()
+        """Leave the process and its folder to the parent, in a fork of this process."""
+        self._close_sockets()
         _FORGOTTEN.append(self._stack)
 
-    def _leave(self) -> None:
+    def _close_sockets(self) -> None:
         self.state, self.deadline = "ended", float("inf")
-        for one in self._sockets:
-            one.close()
+        for connection in self._sockets:
+            connection.close()
 
     def _is_whole(self) -> bool:
         if len(self._in) < 8:
             return False
         length = int.from_bytes(self._in[:8], "big")
-        if length > _LONGEST:  # not a message, but the nursery's last words
+        if length > _MAX_MESSAGE:  # not a message but the fork server's last output
             raise EOFError
         return len(self._in) >= 8 + length
 

@@ -1,4 +1,4 @@
-"""What an interpreter may use, and what becomes of a call: see `interpreter`."""
+"""The limits of an interpreter and the results of its calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from explorl.core.text import clean
 from explorl.sandbox.programs import DEFAULTS
 
-Status = Literal["ok", "error", "timeout", "memory", "exited", "killed", "refused"]
+CellStatus = Literal["ok", "error", "timeout", "memory", "exited", "killed", "refused"]
 RESTARTED = "the interpreter was restarted, its variables are gone"
 LEAST_MEMORY = 32 << 20
 _ENDED = {"timeout", "memory", "exited", "killed"}
@@ -20,12 +20,12 @@ class InterpreterLimits:
     """What an interpreter may use."""
 
     seconds: float = 5.0
-    """Time of one call, and processor time of all its processes together. What it waits for a processor that others use
-    does not count, up to four times as long and two seconds on the clock, times the interpreters per processor."""
+    """Time of one call, and processor time of all its processes together. Time spent waiting for a busy processor does
+    not count, up to four times the limit plus two seconds of wall time, times the interpreters per processor."""
     calls: int = 100
-    """Calls in all; further ones are refused."""
+    """Number of calls; further ones are refused."""
     output: int = 4000
-    """Characters that are kept of what a call shows: its first half and its last half."""
+    """Characters that are kept of a call's output: the first half and the last half."""
     memory: int = DEFAULTS.memory
     """Bytes of address space of each process."""
     processes: int = DEFAULTS.processes
@@ -46,24 +46,29 @@ class InterpreterLimits:
                 f"{DEFAULTS.memory}"
             )
 
-    def for_keeper(self) -> dict[str, Any]:
-        """As keepers know them. The kernel counts processor time over all calls, the keeper that of each."""
-        own = {"seconds": self.seconds, "memory": self.memory, "processes": self.processes, "characters": self.output}
-        return {**asdict(DEFAULTS), **own, "cpu_seconds": (self.seconds + 1) * self.calls + 1}
+    def for_supervisor(self) -> dict[str, Any]:
+        """Return the limits for a supervisor, which limits each call; the kernel limits the time of all calls."""
+        limits = {
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "processes": self.processes,
+            "characters": self.output,
+        }
+        return {**asdict(DEFAULTS), **limits, "cpu_seconds": (self.seconds + 1) * self.calls + 1}
 
-    def told(self, message: dict[str, Any]) -> Result:
-        """The result that a keeper's message tells of."""
+    def to_result(self, message: dict[str, Any]) -> CellResult:
+        """Return the result of a call from its supervisor's message."""
         head, tail = (clean(message[name].replace("\r\n", "\n")) for name in ("head", "tail"))
         cut = message["cut"]
         text = f"{head}\n[{cut} characters cut]\n{tail}" if cut else head + tail
-        status: Status = message["status"]
+        status: CellStatus = message["status"]
         if status in _ENDED:
             text += "\n" if text and not text.endswith("\n") else ""
-            text += self.why_ended(status)
-        return Result(status, text, cut, message["seconds"])
+            text += self.end_reason(status)
+        return CellResult(status, text, cut, message["seconds"])
 
-    def why_ended(self, status: Status) -> str:
-        """The line that tells a model what has ended its interpreter."""
+    def end_reason(self, status: CellStatus) -> str:
+        """Return the line that tells a model why its interpreter has ended."""
         reasons = {
             "timeout": f"TimeoutError: the call took longer than {self.seconds:g} s",
             "memory": f"MemoryError: the call took more than {self.memory / (1 << 20):g} MiB",
@@ -74,21 +79,21 @@ class InterpreterLimits:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What became of a call."""
+class CellResult:
+    """The result of a call."""
 
-    status: Status
-    """"ok"; "error": the cell raised; "timeout", "memory": it went beyond a limit; "exited": it ended its process;
-    "killed": a signal did, or it broke off the connection; "refused": no calls are left. After "timeout", "memory",
-    "exited" and "killed" all variables are gone. A cell that wants to can claim "ok" for "error", and no more."""
+    status: CellStatus
+    """"ok"; "error": the cell raised; "timeout", "memory": it exceeded a limit; "exited": it ended its process;
+    "killed": a signal ended it, or it closed the connection; "refused": no calls are left. After "timeout", "memory",
+    "exited" and "killed" all variables are gone. A hostile cell can forge "ok" for "error", but no more."""
     text: str
-    """What a notebook would show, `clean`, and what ended the interpreter."""
+    """What a notebook would show, made printable by `clean`, and why the interpreter ended."""
     cut: int = 0
-    """Characters that were left out of the text's middle."""
+    """Number of characters left out of the middle of the text."""
     seconds: float = 0.0
-    """On the clock."""
+    """Wall-clock time."""
 
     @property
     def ended(self) -> bool:
-        """Whether the interpreter's process, and all variables, are gone."""
+        """True if the interpreter's process has ended and all variables are gone."""
         return self.status in _ENDED

@@ -1,11 +1,11 @@
-"""Compute a function of messages that nobody can trust: in bounded time and memory, shut in, one message at a time.
+"""Call a function with untrusted messages: isolated, in bounded time and memory, one message at a time.
 
-    judges = Sealed("explorl.tasks.math.sympy_worker:compare", workers=2)
-    judges.call_many([{"gold": "1/2", "answer": "0.5"}])     # [Reply(value=True, error=None, seconds=0.01)]
+    judges = IsolatedFunction("explorl.tasks.math.sympy_worker:compare", workers=2)
+    judges.call_many([{"gold": "1/2", "answer": "0.5"}])     # [IsolatedResult(value=True, error=None, seconds=0.01)]
 
-Worker processes (`isolated_call_worker`) import the function once and fork for each message, so that no message can
-leave anything behind for the next. They are shut in by the same layers as programs (`programs.capabilities`): no
-network, no files but the libraries, an empty environment, no other processes.
+Worker processes (`isolated_call_worker`) import the function once and fork for each message, so that a message cannot
+affect the next one. They are isolated by the same layers as programs (`programs.capabilities`): no network, no files
+except the libraries, an empty environment, no other processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from explorl.core.text import clean
-from explorl.sandbox.isolated_call_worker import LONGEST_REPLY
+from explorl.sandbox.isolated_call_worker import MAX_REPLY
 from explorl.sandbox.programs import SandboxError, capabilities
 
 BOOTSTRAP = """
@@ -41,38 +41,38 @@ for name in ("", ".sandbox", ".tasks"):
 from explorl.sandbox.isolated_call_worker import main
 main()
 """
-"""Imports a function's module by its name, but not the packages around it, which would import torch."""
+"""Imports the worker's module by its name without the packages around it, which would import torch."""
 _FOLDER = str(Path(__file__).resolve().parents[1])
 _START_LIMIT = 120.0  # importing sympy from a cold network disk
-_STARTS = 3
-_PATIENCE = 10
-"""The wall limit of a message, in multiples of its limit of processor time: the machine may be busy."""
+_START_ATTEMPTS = 3
+_WALL_FACTOR = 10
+"""The wall limit of a message as a multiple of its limit of processor time: the machine may be busy."""
 _GRACE = 5.0
-"""Seconds beyond its wall limit after which a worker that says nothing is killed."""
+"""Seconds beyond the wall limit of a message after which a silent worker is killed."""
 
 
-Body = tuple[bytes, bytes]
-"""What is given, and the message, as they are sent."""
+EncodedMessage = tuple[bytes, bytes]
+"""The trusted data and the message, as they are sent."""
 
 
-class Reply(NamedTuple):
-    """The function's value of a message, or why there is none."""
+class IsolatedResult(NamedTuple):
+    """The function's value for a message, or why there is none."""
 
     value: Any = None
     error: str | None = None
     """"took too long", "ran out of memory", "crashed" or "raised ValueError: …"."""
     seconds: float = 0.0
-    """Processor time that it took."""
+    """The processor time it took."""
 
 
 @dataclass(frozen=True)
-class SealedLimits:
-    """What messages may use."""
+class IsolationLimits:
+    """The limits of each message."""
 
     seconds: float = 5.0
-    """Processor time of one message, whatever else is in its call; its wall limit is ten times that."""
+    """Processor time of one message, independent of others in the call; its wall limit is ten times that."""
     memory: int = 2 << 30
-    """Bytes of address space of one message."""
+    """Bytes of address space for one message."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -81,43 +81,45 @@ class SealedLimits:
                 raise ValueError(f"{field.name}={value!r}: give a positive number, like {field.default!r}")
 
 
-class Sealed:
-    """A pool of workers, started when first needed. Usable from several threads; each fork starts its own."""
+class IsolatedFunction:
+    """A function and the pool of workers that call it, started at first use. Thread-safe; each fork starts its own."""
 
     def __init__(
-        self, function: str, *, setup: Any = None, workers: int | None = None, limits: SealedLimits | None = None
+        self, function: str, *, setup: Any = None, workers: int | None = None, limits: IsolationLimits | None = None
     ) -> None:
-        """``function``, like ``"explorl.tasks.math.sympy_worker:compare"``, gets a message and what is given with it.
+        """Name the function, like ``"explorl.tasks.math.sympy_worker:compare"``, and the limits of its messages.
 
-        Messages and values are JSON. Its module may have ``prepare(setup)``, which is called in each worker before it
-        is shut in, and ``given(…)``: see `call_many`.
+        It is called with a message and the value of its trusted data. Messages and values are JSON. Its module may
+        have ``prepare(setup)``, which is called in each worker before it is isolated, and ``prepare_trusted(…)``: see
+        `call_many`.
         """
         if workers is not None and workers < 1:
             raise ValueError(f"workers={workers}: give 1 or more, or None for one per core, at most 8")
         self.function, self.setup = function, setup
-        self.workers = min(len(_cores()), 8) if workers is None else workers
-        self.limits = limits or SealedLimits()
+        self.workers = min(len(_available_cores()), 8) if workers is None else workers
+        self.limits = limits or IsolationLimits()
         self._pool: list[_Worker] = []
         self._failed_starts = 0
         self._lock = Lock()
         self._process = os.getpid()
 
-    def call_many(self, messages: Iterable[Any], given: Iterable[Any] | None = None) -> list[Reply]:
-        """The replies to messages, with all workers at once, in the messages' order.
+    def call_many(self, messages: Iterable[Any], trusted: Iterable[Any] | None = None) -> list[IsolatedResult]:
+        """Call the function for each message, with all workers at once; return the results in the same order.
 
-        ``given``: for each message what of it is trusted. The module's ``given`` is computed of it outside of the
-        message's process, once for many messages, within a second, and the function gets its value; or else None.
+        ``trusted`` holds trusted data for each message, such as the right answer. The module's ``prepare_trusted`` is
+        called with it outside of the message's process, once for equal data, and must return within a second. The
+        function gets the value, or None if that fails.
         """
-        bodies = [(b"", json.dumps(message).encode()) for message in messages]
-        if given is not None:
-            bodies = [(json.dumps(part).encode(), body) for part, (_, body) in zip(given, bodies, strict=True)]
-        if self._process != os.getpid():  # the pipes are the parent's, and so is the thread that may hold the lock
+        encoded = [(b"", json.dumps(message).encode()) for message in messages]
+        if trusted is not None:
+            encoded = [(json.dumps(part).encode(), body) for part, (_, body) in zip(trusted, encoded, strict=True)]
+        if self._process != os.getpid():  # pipes and lock belong to the parent
             self._pool, self._lock, self._process = [], Lock(), os.getpid()
         with self._lock:
             try:
-                return self._call(bodies)
+                return self._call(encoded)
             except BaseException:
-                self.close()  # a worker that still owes a reply would give it to the next message
+                self.close()  # or a pending reply would be taken for that of the next message
                 raise
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ class Sealed:
                 worker.kill()
         self._pool = []
 
-    def __enter__(self) -> Sealed:
+    def __enter__(self) -> IsolatedFunction:
         return self
 
     def __exit__(
@@ -135,50 +137,51 @@ class Sealed:
     ) -> None:
         self.close()
 
-    def _call(self, bodies: Sequence[Body]) -> list[Reply]:
-        waiting = deque(range(len(bodies)))
+    def _call(self, encoded: Sequence[EncodedMessage]) -> list[IsolatedResult]:
+        """Distribute the messages to the workers and return the results; retry a message once if its worker fails."""
+        waiting = deque(range(len(encoded)))
         crashed: set[int] = set()
-        replies: dict[int, Reply] = {}
-        while len(replies) < len(bodies):
-            while len(self._pool) < min(self.workers, len(bodies) - len(replies)):
+        replies: dict[int, IsolatedResult] = {}
+        while len(replies) < len(encoded):
+            while len(self._pool) < min(self.workers, len(encoded) - len(replies)):
                 self._pool.append(self._worker())
             for worker in self._pool:
                 if waiting and worker.is_idle:
-                    next_one = waiting.popleft()
-                    worker.take(next_one, bodies[next_one], self.limits.seconds)
-            for worker, reply in self._heard():
+                    number = waiting.popleft()
+                    worker.submit(number, encoded[number], self.limits.seconds)
+            for worker, reply in self._wait_for_workers():
                 index = worker.index
-                if isinstance(reply, Reply):
+                if isinstance(reply, IsolatedResult):
                     self._failed_starts = 0
-                    worker.rest()
+                    worker.mark_idle()
                     if index is not None:
                         replies[index] = reply
                     continue
                 self._replace(worker)
                 if index is None:
                     self._failed_starts += 1
-                    if self._failed_starts >= _STARTS:
-                        raise SandboxError(f"{self.function} does not start: {reply}, {_STARTS} times")
+                    if self._failed_starts >= _START_ATTEMPTS:
+                        raise SandboxError(f"{self.function} did not start in {_START_ATTEMPTS} attempts: {reply}")
                 elif index not in crashed:
-                    crashed.add(index)  # its worker may have been killed by a stranger
+                    crashed.add(index)  # its worker may have been killed from outside
                     waiting.appendleft(index)
                 else:
-                    replies[index] = Reply(error="crashed")
-        return [replies[index] for index in range(len(bodies))]
+                    replies[index] = IsolatedResult(error="crashed")
+        return [replies[index] for index in range(len(encoded))]
 
-    def _heard(self) -> list[tuple[_Worker, Reply | str]]:
-        """Wait until workers have replied, or have failed; what each did."""
+    def _wait_for_workers(self) -> list[tuple[_Worker, IsolatedResult | str]]:
+        """Wait until workers have replied or failed; return each with its result or what went wrong."""
         expected = [worker for worker in self._pool if not worker.is_idle]
-        rest = min(worker.deadline for worker in expected) - time.monotonic()
-        readable = set(wait([worker.fileno() for worker in expected], max(rest, 0.0)))
-        heard: list[tuple[_Worker, Reply | str]] = []
+        seconds_left = min(worker.deadline for worker in expected) - time.monotonic()
+        readable = set(wait([worker.fileno() for worker in expected], max(seconds_left, 0.0)))
+        events: list[tuple[_Worker, IsolatedResult | str]] = []
         for worker in expected:
             if worker.fileno() in readable:
                 if (reply := worker.read()) is not None:
-                    heard.append((worker, reply))
+                    events.append((worker, reply))
             elif time.monotonic() >= worker.deadline:
-                heard.append((worker, "its worker hung"))
-        return heard
+                events.append((worker, "its worker hung"))
+        return events
 
     def _worker(self) -> _Worker:
         return _Worker(self.function, self.setup, self.limits)
@@ -188,24 +191,24 @@ class Sealed:
         self._pool[self._pool.index(worker)] = self._worker()
 
 
-def _cores() -> Sequence[int]:
+def _available_cores() -> Sequence[int]:
     return list(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
 
 
 @lru_cache(maxsize=1)
 def _layers() -> tuple[str, ...]:
-    """What workers are shut in with; a warning where that does not isolate them."""
+    """Return the layers that isolate workers; warn if they are not enough."""
     layers: tuple[str, ...] = ()
     try:
         guarantees = capabilities()
-    except (OSError, SandboxError) as error:  # not Linux, or a kernel that permits nothing
+    except (OSError, SandboxError) as error:  # not Linux, or nothing is permitted
         missing = str(error)
     else:
         layers = guarantees.layers
         missing = f"open: {', '.join(guarantees.missing)}" if guarantees.missing else ""
     if missing:
         warnings.warn(
-            f"answers are judged in processes of their own, but those are not isolated here ({missing}); "
+            f"answers are judged in separate processes, which are not isolated here ({missing}); "
             "`explorl doctor` says what to do",
             stacklevel=2,
         )
@@ -215,8 +218,8 @@ def _layers() -> tuple[str, ...]:
 class _Worker:
     """One process, which takes one message at a time."""
 
-    def __init__(self, function: str, setup: Any, limits: SealedLimits) -> None:
-        # A hash seed of its own would make sympy order terms by chance. -s -S -P: what is on the path is said below.
+    def __init__(self, function: str, setup: Any, limits: IsolationLimits) -> None:
+        # A random hash seed would make sympy order terms randomly. -s -S -P: the path is set below.
         self._process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-c", BOOTSTRAP, _FOLDER],
             stdin=subprocess.PIPE,
@@ -226,7 +229,7 @@ class _Worker:
             cwd="/",
             env={
                 "PYTHONHASHSEED": "0",
-                # A process with threads cannot be forked well, and a fork may not start any.
+                # Processes with threads cannot be forked safely, and forks may not start any.
                 **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
                 **{name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
             },
@@ -234,7 +237,7 @@ class _Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        self._read = bytearray()
+        self._received = bytearray()
         self.deadline = time.monotonic() + _START_LIMIT
         self.is_idle = False
         self.index: int | None = None
@@ -242,15 +245,15 @@ class _Worker:
         resources = {
             "cpu_seconds": cpu, "memory": limits.memory, "file_bytes": 1, "open_files": 64, "processes": 1,
         }  # fmt: skip
-        order = {
+        settings = {
             "function": function,
             "setup": setup,
             "path": [os.path.abspath(folder) for folder in sys.path if folder],
             "layers": _layers(),
             "limits": resources,
-            "patience": _PATIENCE,
+            "wall_factor": _WALL_FACTOR,
         }
-        self._send(json.dumps(order).encode())
+        self._send(json.dumps(settings).encode())
 
     @property
     def pid(self) -> int:
@@ -259,33 +262,36 @@ class _Worker:
     def fileno(self) -> int:
         return self._stdout.fileno()
 
-    def take(self, index: int, body: Body, seconds: float) -> None:
+    def submit(self, index: int, body: EncodedMessage, seconds: float) -> None:
+        """Send a message to the idle worker."""
         self.index, self.is_idle = index, False
-        self.deadline = time.monotonic() + _PATIENCE * seconds + _GRACE
+        self.deadline = time.monotonic() + _WALL_FACTOR * seconds + _GRACE
         self._send(repr(seconds).encode(), *body)
 
-    def rest(self) -> None:
+    def mark_idle(self) -> None:
+        """Store that the worker waits for the next message."""
         self.index, self.is_idle = None, True
 
-    def read(self) -> Reply | str | None:
-        """Its reply, what is wrong with it, or None if there is only a part of a reply."""
+    def read(self) -> IsolatedResult | str | None:
+        """Return its result, what went wrong, or None if the reply is not complete yet."""
         chunk = os.read(self.fileno(), 1 << 16)
-        self._read += chunk
+        self._received += chunk
         if not chunk:
             return "it ended"
-        if len(self._read) < 8 or len(self._read) - 8 < int.from_bytes(self._read[:8], "big"):
+        if len(self._received) < 8 or len(self._received) - 8 < int.from_bytes(self._received[:8], "big"):
             return None
-        frame = bytes(self._read[8:])
-        self._read.clear()
+        frame = bytes(self._received[8:])
+        self._received.clear()
         if self.index is None:
             state = json.loads(frame)
             if state.get("kind") == "missing":
                 raise ImportError(state["failed"])
-            return Reply() if "ready" in state else str(state["failed"])
+            return IsolatedResult() if "ready" in state else str(state["failed"])
         seconds, _, body = frame.partition(b" ")
-        return _understood(body, float(seconds))
+        return _parse_reply(body, float(seconds))
 
     def kill(self) -> None:
+        """Kill the worker and close its pipes."""
         self._process.kill()
         self._process.wait()
         self._stdin.close()
@@ -293,19 +299,19 @@ class _Worker:
 
     def _send(self, *frames: bytes) -> None:
         view = memoryview(b"".join(len(frame).to_bytes(8, "big") + frame for frame in frames))
-        with suppress(OSError):  # if it is dead, reading from it will tell
+        with suppress(OSError):  # if it has ended, the next read will show it
             while view:
                 view = view[self._stdin.write(view) or 0 :]
 
 
-def _understood(body: bytes, seconds: float) -> Reply:
-    """What a child has written, which may be anything."""
+def _parse_reply(body: bytes, seconds: float) -> IsolatedResult:
+    """Return the result in what a child has written, which may be anything."""
     try:
-        if len(body) > LONGEST_REPLY:
+        if len(body) > MAX_REPLY:
             raise ValueError
-        said = json.loads(body)
-        if "error" in said:
-            return Reply(error=clean(str(said["error"]), 600), seconds=seconds)
-        return Reply(said["value"], seconds=seconds)
+        reply = json.loads(body)
+        if "error" in reply:
+            return IsolatedResult(error=clean(str(reply["error"]), 600), seconds=seconds)
+        return IsolatedResult(reply["value"], seconds=seconds)
     except (ValueError, TypeError, KeyError, RecursionError):
-        return Reply(error="crashed", seconds=seconds)
+        return IsolatedResult(error="crashed", seconds=seconds)

@@ -1,13 +1,12 @@
-"""The inside of `sealed`: a process that imports one function, shuts itself in, and computes each message in a fork.
+"""The worker of `isolated_call`: import one function, isolate the process, and call the function in a fork per message.
 
-Three kinds of processes. The *worker* imports, prepares and shuts itself in; no message has been read by then. In
-namespaces its child, the first process there, takes its place; without, it goes on itself. For each message it forks a
-*child*, which is shut in further (limits, no new processes, no descriptor but that of its reply), computes and ends. So
-whatever a message does to its child, the next message finds the worker as it was. The worker looks into no message and
-no reply.
+The *worker* imports, prepares and isolates itself before it reads any message. In namespaces its child, the init
+process there, takes its place. For each message it forks a *child*, which is isolated further (limits, no new
+processes, no descriptor except that of its reply), calls the function and ends. So a message can change only its own
+child, and the next message finds the worker unchanged. The worker parses neither messages nor replies.
 
-A message may come with something *given*, which is trusted, like the right answer to a question. The module's
-``given(…)`` is computed in the worker, once for all messages with the same, and its value is there in their children.
+A message may come with *trusted* data, such as the right answer to a question. The module's ``prepare_trusted(…)`` is
+called in the worker, once for equal data, and the children of these messages inherit its value.
 """
 
 from __future__ import annotations
@@ -22,105 +21,105 @@ import sys
 import time
 
 from explorl.sandbox import linux
-from explorl.sandbox.child import MEMORY_EXIT, arrange, receive, send
+from explorl.sandbox.child import MEMORY_EXIT, receive, send, set_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-LONGEST_REPLY = 1 << 20
-"""In bytes."""
-_REPLY = 3  # the child's only descriptor beside the standard three, which lead nowhere
+MAX_REPLY = 1 << 20
+"""Longest reply in bytes."""
+_REPLY = 3  # the child's only descriptor besides the standard three, which are /dev/null
 _DISK = 1 << 20
 _TICK = 0.05
-_GIVEN_LIMIT = 1.0
-_REMEMBERED = 1024
+_PREPARE_LIMIT = 1.0
+_CACHE_SIZE = 1024
 
 
 def main() -> None:  # pragma: no cover (another process)
-    """Serve messages from standard input on standard output, as ``receive(0)`` says first."""
-    order = json.loads(receive(0))
+    """Read the settings and then messages from standard input, and write replies to standard output."""
+    settings = json.loads(receive(0))
     replies, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
-    os.dup2(2, 1)  # what a library prints is no reply
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # which the host may ignore, and then no child could be waited for
-    sys.path[:] = order["path"]
+    os.dup2(2, 1)  # what libraries print must not be taken for a reply
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the host ignores it, children could not be waited for
+    sys.path[:] = settings["path"]
     try:
-        task = _imported(order["function"], order["setup"])
+        target = _import_function(settings["function"], settings["setup"])
         sys.path[:] = [folder for folder in sys.path if _is_used(folder)]
-        _shut_in(order["layers"])
+        _isolate(settings["layers"])
     except BaseException as error:
-        send(replies, json.dumps({"failed": f"{type(error).__name__}: {error}", "kind": _kind(error)}).encode())
+        send(replies, json.dumps({"failed": f"{type(error).__name__}: {error}", "kind": _failure_kind(error)}).encode())
         os._exit(1)
     gc.collect()
-    gc.freeze()  # what is here stays; looking at it would copy its pages into each child
+    gc.freeze()  # a collection would copy the pages of these objects into each child
     send(replies, b'{"ready": true}')
-    _serve(task, replies, null, order)
+    _serve(target, replies, null, settings)
 
 
-def _kind(error: BaseException) -> str:  # pragma: no cover (another process)
+def _failure_kind(error: BaseException) -> str:  # pragma: no cover (another process)
     return "missing" if isinstance(error, ImportError) else "other"
 
 
-class _Task:  # pragma: no cover (another process)
-    """What the worker computes: a module's function, and its ``given`` where there is one."""
+class _WorkerFunction:  # pragma: no cover (another process)
+    """A module's function, and its ``prepare_trusted`` if it has one."""
 
-    def __init__(self, function: Callable[..., Any], given: Callable[[Any], Any] | None) -> None:
+    def __init__(self, function: Callable[..., Any], prepare: Callable[[Any], Any] | None) -> None:
         self.function = function
-        self._given = given
-        self._known: dict[bytes, Any] = {}
+        self._prepare = prepare
+        self._cache: dict[bytes, Any] = {}
 
-    def given(self, body: bytes) -> Any:
-        """The value of what is given with a message; None where it takes too long or cannot be computed."""
-        if self._given is None or not body:
+    def prepare_trusted(self, body: bytes) -> Any:
+        """Return the value of a message's trusted data; None if that raises or takes too long."""
+        if self._prepare is None or not body:
             return None
-        if body not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            signal.setitimer(signal.ITIMER_REAL, _GIVEN_LIMIT)
+        if body not in self._cache:
+            if len(self._cache) >= _CACHE_SIZE:
+                self._cache.clear()
+            signal.setitimer(signal.ITIMER_REAL, _PREPARE_LIMIT)
             try:
-                self._known[body] = self._given(json.loads(body))
-            except (Exception, _Late):
-                self._known[body] = None
+                self._cache[body] = self._prepare(json.loads(body))
+            except (Exception, _TimeUp):
+                self._cache[body] = None
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        return self._known[body]
+        return self._cache[body]
 
 
-class _Late(BaseException):
-    """Time is up. No ``except Exception`` of a library shall catch it."""
+class _TimeUp(BaseException):
+    """The time is up. A BaseException, so that ``except Exception`` in a library misses it."""
 
 
-def _late(*_: object) -> NoReturn:  # pragma: no cover (another process)
-    raise _Late
+def _raise_time_up(*_: object) -> NoReturn:  # pragma: no cover (another process)
+    raise _TimeUp
 
 
-def _imported(name: str, setup: Any) -> _Task:  # pragma: no cover (another process)
-    """The function, after its module's ``prepare(setup)``, where there is one."""
+def _import_function(name: str, setup: Any) -> _WorkerFunction:  # pragma: no cover (another process)
+    """Import the function and call its module's ``prepare(setup)``, if it has one."""
     module_name, _, attribute = name.partition(":")
     module = importlib.import_module(module_name)
     if hasattr(module, "prepare"):
         module.prepare(setup)
-    signal.signal(signal.SIGALRM, _late)
-    return _Task(getattr(module, attribute), getattr(module, "given", None))
+    signal.signal(signal.SIGALRM, _raise_time_up)
+    return _WorkerFunction(getattr(module, attribute), getattr(module, "prepare_trusted", None))
 
 
 def _is_used(folder: str) -> bool:  # pragma: no cover (another process)
-    """Whether a module has been found in this folder: a user's project is not shown because it is on the path, nor is a
-    folder above it."""
+    """Return True if a module was imported from this folder. Others on the path, such as the user's project, are not
+    made visible."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and "." not in name:
-            place = os.path.dirname(file)
+            directory = os.path.dirname(file)
             is_package = os.path.basename(file).startswith("__init__.")
-            if os.path.abspath(os.path.dirname(place) if is_package else place) == folder:
+            if os.path.abspath(os.path.dirname(directory) if is_package else directory) == folder:
                 return True
     return False
 
 
-def _shut_in(layers: list[str]) -> None:  # pragma: no cover (another process)
-    """Leave network, files and other processes behind; in namespaces return only in the first process."""
+def _isolate(layers: list[str]) -> None:  # pragma: no cover (another process)
+    """Give up network, files and other processes; in namespaces, return only in the init process."""
     os.chdir("/")
     os.environ.clear()
     if sys.platform != "linux":
@@ -129,7 +128,9 @@ def _shut_in(layers: list[str]) -> None:  # pragma: no cover (another process)
     folders = [folder for folder in sys.path if os.path.isdir(folder)]
     uid = linux.spare_user()
     if "namespaces" in layers:
-        linux.enter_namespaces(_DISK, None, folders)  # no file that one message leaves for the next
+        linux.enter_namespaces(
+            _DISK, None, folders
+        )  # without a writable folder, so that no message leaves files for the next
         child = os.fork()
         if child:
             os.closerange(0, 1 << 16)
@@ -147,31 +148,31 @@ def _shut_in(layers: list[str]) -> None:  # pragma: no cover (another process)
                 os._exit(1)
 
 
-def _serve(task: _Task, replies: int, null: int, order: dict[str, Any]) -> NoReturn:  # pragma: no cover
-    """Compute messages until there are no more. Each comes after the seconds that it has and what is given with it."""
+def _serve(target: _WorkerFunction, replies: int, null: int, settings: dict[str, Any]) -> NoReturn:  # pragma: no cover
+    """Serve messages until the pipe is closed. Each is preceded by its limit in seconds and its trusted data."""
     while True:
         try:
-            seconds, given, body = float(receive(0)), receive(0), receive(0)
+            seconds, trusted, body = float(receive(0)), receive(0), receive(0)
         except EOFError:
             os._exit(0)
-        value = task.given(given)
-        send(replies, _computed(lambda: task.function(json.loads(body), value), seconds, null, order))  # noqa: B023
+        value = target.prepare_trusted(trusted)
+        send(replies, _run_in_child(lambda: target.function(json.loads(body), value), seconds, null, settings))  # noqa: B023
 
 
-def _computed(
-    function: Callable[[], Any], seconds: float, null: int, order: dict[str, Any]
+def _run_in_child(
+    function: Callable[[], Any], seconds: float, null: int, settings: dict[str, Any]
 ) -> bytes:  # pragma: no cover (another process)
-    """What a child says of a message, or what became of it."""
+    """Call the function in a child; return the processor time and the reply, or an error if the child failed."""
     reading, writing = os.pipe()
-    begun = time.monotonic()
+    start = time.monotonic()
     child = os.fork()
     if child == 0:
-        _compute(function, null, writing, order)
+        _run_child(function, null, writing, settings)
     os.close(writing)
     try:
-        reply = _read(reading, child, begun, seconds, order["patience"] * seconds)
+        reply = _read_reply(reading, child, start, seconds, settings["wall_factor"] * seconds)
     finally:
-        os.kill(child, signal.SIGKILL)  # not waited for yet, so the number is still its own
+        os.kill(child, signal.SIGKILL)  # not waited for yet, so the pid is still its own
         os.close(reading)
         _, status, usage = os.wait4(child, 0)
     used = usage.ru_utime + usage.ru_stime
@@ -188,14 +189,14 @@ def _computed(
     return b"%.6f %s" % (used, reply)
 
 
-def _read(
-    descriptor: int, child: int, begun: float, seconds: float, wall: float
+def _read_reply(
+    descriptor: int, child: int, start: float, seconds: float, wall: float
 ) -> bytes | None:  # pragma: no cover (another process)
-    """All that the child writes; empty when it is too much, None when time is up or the host is gone."""
+    """Return all that the child writes; empty if it is too much, None if the time is up. Exit if the host has ended."""
     parts, length = [], 0
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    poll.register(0, 0)  # its end is always told
+    poll.register(0, 0)  # a hangup is always reported
     while True:
         for ready, event in poll.poll(_TICK * 1000):
             if ready == 0 and event & (select.POLLHUP | select.POLLERR):
@@ -205,33 +206,33 @@ def _read(
                 part = os.read(descriptor, 1 << 16)
                 parts.append(part)
                 length += len(part)
-                if length > LONGEST_REPLY:
+                if length > MAX_REPLY:
                     return b""
                 if not part:
                     return b"".join(parts)
-        if _cpu_time(child) > seconds or time.monotonic() - begun > wall:
+        if _cpu_time(child) > seconds or time.monotonic() - start > wall:
             return None
 
 
 def _cpu_time(pid: int) -> float:  # pragma: no cover (another process)
-    """Seconds of processor that a child has used: a busy machine is not its fault."""
+    """Return the processor seconds that a child has used, which do not depend on other processes."""
     try:
         return time.clock_gettime((~pid << 3) | 2)
-    except OSError:  # no such clock here; the wall limit is left
+    except OSError:  # no such clock here; the wall limit remains
         return 0.0
 
 
-def _compute(
-    function: Callable[[], Any], null: int, writing: int, order: dict[str, Any]
+def _run_child(
+    function: Callable[[], Any], null: int, writing: int, settings: dict[str, Any]
 ) -> NoReturn:  # pragma: no cover (another process)
-    """Be the child: write the value of the message, and end."""
+    """Run the child: call the function, write its value, and exit."""
     status = 1
     try:
-        arrange({0: null, 1: null, 2: null, _REPLY: writing})
+        set_descriptors({0: null, 1: null, 2: null, _REPLY: writing})
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if sys.platform == "linux" and order["layers"]:
+        if sys.platform == "linux" and settings["layers"]:
             linux.die_with(os.getppid())
-        _limit(order)
+        _apply_limits(settings)
         try:
             reply = json.dumps({"value": function()})
         except MemoryError:
@@ -248,8 +249,8 @@ def _compute(
         os._exit(status)
 
 
-def _limit(order: dict[str, Any]) -> None:  # pragma: no cover (another process)
+def _apply_limits(settings: dict[str, Any]) -> None:  # pragma: no cover (another process)
     if sys.platform == "linux":
-        linux.limit_resources(order["limits"])
-        if "seccomp" in order["layers"]:
-            linux.refuse_calls(namespaces=False)
+        linux.limit_resources(settings["limits"])
+        if "seccomp" in settings["layers"]:
+            linux.install_seccomp_filter(namespaces=False)

@@ -1,7 +1,7 @@
-"""What Linux offers to shut a process in: namespaces, Landlock, seccomp, capabilities and limits, through ctypes.
+"""Isolate a process with what Linux offers, through ctypes: namespaces, Landlock, seccomp, capabilities and limits.
 
-Imported by `child`, so it needs nothing but the standard library, and little of that.
-Every function raises OSError where the kernel refuses.
+Imported by `child`, so it uses only the standard library, and little of it.
+Every function raises OSError if the kernel refuses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 
 from explorl.sandbox import seccomp
 from explorl.sandbox.disk import ENTRIES
-from explorl.sandbox.python_paths import is_below, package_folders, python_paths, without
+from explorl.sandbox.python_paths import exclude_folders, is_below, package_folders, python_paths
 
 TYPE_CHECKING = False  # importing typing would take longer than the rest of a run
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SE
 ENOSYS = 38
 
 FIRST_UID = 0x70000000
-"""Root runs programs as users from here on, one per run: each has its own count of processes."""
+"""The first uid of those that root runs programs as: each run has its own uid, so that its processes can be limited."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 libc.syscall.restype = ctypes.c_long
 
 
-def _checked(result: int, what: str) -> int:  # pragma: no cover (runs in the sandbox's process)
+def _check_result(result: int, what: str) -> int:  # pragma: no cover (runs in the sandbox's process)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -49,12 +49,12 @@ def _checked(result: int, what: str) -> int:  # pragma: no cover (runs in the sa
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:  # pragma: no cover (runs in the sandbox's process)
     # prctl is variadic: without the casts the upper halves of its arguments are not defined.
     arguments = [ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0)]
-    _checked(libc.prctl(option, *arguments), f"prctl({option})")
+    _check_result(libc.prctl(option, *arguments), f"prctl({option})")
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:  # pragma: no cover
     arguments = (source.encode(), target.encode(), kind.encode(), flags, data.encode())
-    _checked(libc.mount(*arguments), f"mount on {target}")
+    _check_result(libc.mount(*arguments), f"mount on {target}")
 
 
 # Namespaces -----------------------------------------------------------------------------------------------------------
@@ -63,20 +63,21 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
 def enter_namespaces(
     disk: int, owner: int | None, extra: Sequence[str] = (), *, processes: bool = True
 ) -> None:  # pragma: no cover (in the sandbox)
-    """Leave the host's network, mounts, IPC and host name; children are born into a process namespace of their own.
+    """Leave the host's network, mounts, IPC and host name; with ``processes`` children get a process namespace too.
 
-    Without ``processes`` they are born into this process's own, and it may have threads.
+    Without ``processes`` children stay in this process's own namespace, and this process may have threads.
 
     The new root is a memory file system of ``disk`` bytes with an empty /tmp for ``owner``, and read-only views of what
     Python needs, without installed packages, and of the folders ``extra``. Ordinary users need a user namespace for
-    that; root does without and leaves its identity later.
+    that; root does not, and drops its privileges later.
 
-    Beside /tmp and /dev/shm the root is read-only, and without an owner all of it. An ordinary user's program owns it,
-    and could move a folder although the library is mounted below it, and put there what its tests would import.
+    The root is read-only except for /tmp and /dev/shm, and completely if there is no owner. A program of an ordinary
+    user owns the root: if it were writable, it could move a folder that the library is mounted below, and put modules
+    in its place for the tests to import.
     """
     flags = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | (CLONE_NEWPID if processes else 0)
     uid, gid = os.geteuid(), os.getegid()
-    _checked(libc.unshare(flags if uid == 0 else flags | CLONE_NEWUSER), "unshare")
+    _check_result(libc.unshare(flags if uid == 0 else flags | CLONE_NEWUSER), "unshare")
     if uid != 0:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
@@ -84,28 +85,28 @@ def enter_namespaces(
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.umask(0o022)
     mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-    root = "/proc"  # there is one on every Linux, and nothing below it is needed any more
+    root = "/proc"  # exists on every Linux, and nothing below it is needed any more
     _mount("tmpfs", root, "tmpfs", MS_NOSUID, f"size={disk},nr_inodes={ENTRIES},mode=755")
-    _show_python(root, extra, mounts)
+    _mount_python(root, extra, mounts)
     _make_devices(f"{root}/dev")
     for folder in (f"{root}/tmp", f"{root}/dev/shm"):
-        os.makedirs(folder, exist_ok=True)  # perhaps there is something to show below it
-        if owner is not None and os.access(folder, os.W_OK):  # it is not where /tmp itself is shown
+        os.makedirs(folder, exist_ok=True)  # it exists if something below it is mounted
+        if owner is not None and os.access(folder, os.W_OK):  # not writable if /tmp itself is mounted
             if uid == 0:
                 os.chown(folder, owner, owner)
             _keep_writable(folder, mounts)
     if owner is not None:
-        _mount(f"{root}/dev/null", f"{root}/dev/null", "", MS_BIND)  # perhaps a file
+        _mount(f"{root}/dev/null", f"{root}/dev/null", "", MS_BIND)  # may be a plain file
     _mount("none", root, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     os.close(mounts)
     os.chdir(root)
-    _checked(libc.pivot_root(b".", b"."), "pivot_root")
-    _checked(libc.umount2(b".", MNT_DETACH), "umount2")
+    _check_result(libc.pivot_root(b".", b"."), "pivot_root")
+    _check_result(libc.umount2(b".", MNT_DETACH), "umount2")
     os.chdir("/")
 
 
 def _make_devices(folder: str) -> None:  # pragma: no cover (runs in the sandbox's process)
-    """Devices of its own: locks on the host's would be seen in every sandbox. Ordinary users have a file for null."""
+    """Make private devices, so that sandboxes share no locks; for ordinary users null is a plain file."""
     os.makedirs(folder, exist_ok=True)
     for name, minor in (("null", 3), ("urandom", 9)):
         path = f"{folder}/{name}"
@@ -118,22 +119,22 @@ def _make_devices(folder: str) -> None:  # pragma: no cover (runs in the sandbox
         os.chmod(path, 0o666)
 
 
-def _show_python(root: str, extra: Sequence[str], mounts: int) -> None:  # pragma: no cover (in the sandbox's process)
-    """What Python needs and folders more, read-only, at their own places in the new root."""
+def _mount_python(root: str, extra: Sequence[str], mounts: int) -> None:  # pragma: no cover (in the sandbox's process)
+    """Mount what Python needs and the folders ``extra`` read-only, at the same paths below the new root."""
     real_paths = _real_paths() | {path: os.path.realpath(path) for path in extra}
-    shown: list[str] = []
+    mounted: list[str] = []
     for real in sorted(set(real_paths.values())):
-        if not any(is_below(real, folder) for folder in shown):
-            shown.append(real)
+        if not any(is_below(real, folder) for folder in mounted):
+            mounted.append(real)
             os.makedirs(root + real, exist_ok=True)
             _mount(real, root + real, "", MS_BIND | MS_REC)
     empty = f"{root}/empty"
     os.mkdir(empty)
-    for folder in _hidden(tuple(extra)):
+    for folder in _hidden_folders(tuple(extra)):
         if os.path.isdir(root + folder):
             _mount(empty, root + folder, "", MS_BIND)
-    os.rmdir(empty)  # now nothing can be put there
-    for real in shown:
+    os.rmdir(empty)  # so that nothing can be written to it
+    for real in mounted:
         _make_readonly(root + real, mounts)
     for path, real in real_paths.items():  # on many systems /lib is a link to /usr/lib
         if not os.path.lexists(root + path):
@@ -142,39 +143,39 @@ def _show_python(root: str, extra: Sequence[str], mounts: int) -> None:  # pragm
 
 
 def _keep_writable(folder: str, mounts: int) -> None:  # pragma: no cover (runs in the sandbox's process)
-    """Let the folder stay writable when its root no longer is, but not what is shown below it."""
+    """Keep the folder writable when its root becomes read-only, but not what is mounted below it."""
     _mount(folder, folder, "", MS_BIND | MS_REC)
     for entry in os.scandir(folder):
         if not entry.is_symlink():
-            _mount(entry.path, entry.path, "", MS_BIND | MS_REC)  # what is mounted on cannot be moved
+            _mount(entry.path, entry.path, "", MS_BIND | MS_REC)  # a mount point cannot be moved
             _make_readonly(entry.path, mounts)
 
 
 def _make_readonly(folder: str, mounts: int) -> None:  # pragma: no cover (runs in the sandbox's process)
-    """Make what is mounted at the folder, and all below it, read-only; without devices and set-user-ID programs."""
-    recursive, here = 0x8000, -100
+    """Make the mount at the folder and all mounts below it read-only, without devices and set-user-ID programs."""
+    recursive, current_folder = 0x8000, -100
     attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0))
     size = ctypes.c_size_t(32)
-    if libc.syscall(MOUNT_SETATTR, here, folder.encode(), recursive, attributes, size) == 0:
+    if libc.syscall(MOUNT_SETATTR, current_folder, folder.encode(), recursive, attributes, size) == 0:
         return
-    os.lseek(mounts, 0, os.SEEK_SET)  # Linux before 5.12, or a container that knows no better
+    os.lseek(mounts, 0, os.SEEK_SET)  # Linux before 5.12, or an old container runtime
     lines = b"".join(iter(lambda: os.read(mounts, 1 << 16), b"")).splitlines()
-    for place in (os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in lines):
-        if is_below(place, folder):
+    for mount_point in (os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in lines):
+        if is_below(mount_point, folder):
             # In a user namespace a remount must keep the host's flags: nosuid, nodev, noexec, noatime, nodiratime.
-            kept = os.statvfs(place).f_flag & 0xC0E
-            _mount("none", place, "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+            flags = os.statvfs(mount_point).f_flag & 0xC0E
+            _mount("none", mount_point, "", MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
 
 
 @cache
 def _real_paths() -> dict[str, str]:  # pragma: no cover (runs in the sandbox's process)
-    """`python_paths`, and what they are links to."""
+    """Return `python_paths`, each with the path that it links to."""
     return {path: os.path.realpath(path) for path in python_paths()}
 
 
 @cache
-def _hidden(extra: tuple[str, ...]) -> list[str]:  # pragma: no cover (runs in the sandbox's process)
-    """Folders of installed packages, other than those that are asked for."""
+def _hidden_folders(extra: tuple[str, ...]) -> list[str]:  # pragma: no cover (runs in the sandbox's process)
+    """Return the folders of installed packages, except those that hold ``extra`` or are on ``sys.path``."""
     return package_folders(set(_real_paths().values()), [*extra, *sys.path])
 
 
@@ -183,58 +184,59 @@ def _hidden(extra: tuple[str, ...]) -> list[str]:  # pragma: no cover (runs in t
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446  # the same on every architecture
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
 _FILE_RIGHTS = ((1, 0x1FFF), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15))
-"""Rights since each version: the first thirteen, linking across folders, truncating, ioctl on devices."""
+"""Rights that each version added: the first thirteen, linking across folders, truncating, ioctl on devices."""
 _NETWORK_RIGHTS, _SCOPES = 0b11, 0b11
 """TCP (version 4); abstract Unix sockets and signals (version 6)."""
-KEEPERS_FILES = ("/proc",)
-"""What keepers read beside Python's own files."""
+SUPERVISOR_FILES = ("/proc",)
+"""Files that supervisors read beside Python's own."""
 
 
 def restrict_files(
     folder: str | None, extra: Sequence[str] = ()
 ) -> None:  # pragma: no cover (in the sandbox's process)
-    """Let this process open nothing but Python's own files and ``extra``, for reading, and ``folder``. For ever.
+    """Restrict this process for good to reading Python's own files and ``extra``, and to using ``folder``.
 
-    As far as the kernel knows how, also no TCP, no abstract Unix sockets and no signals to others than its children.
+    As far as the kernel supports it, also forbid TCP, abstract Unix sockets, and signals to other processes than its
+    children.
     """
-    _restrict(folder, _rules(tuple(extra)))
+    _restrict(folder, _landlock_rules(tuple(extra)))
 
 
 def restrict_files_further(folder: str) -> None:  # pragma: no cover (in the sandbox's process)
-    """Leave only Python's own files, and of the folder of `restrict_files` this one in it.
+    """Restrict this process to Python's own files and to ``folder``, which lies in that of `restrict_files`.
 
-    Takes a tenth of the time: all of Python's folders need a few rules, those without installed packages hundreds.
+    Takes a tenth of the time: Python's folders need a few rules, but hundreds without the installed packages.
     """
     read = _READ_FILE | _READ_FOLDER
     _restrict(folder, [*((path, read) for path in dict.fromkeys(_real_paths().values())), *_devices()])
 
 
 def _restrict(folder: str | None, rules: Sequence[tuple[str, int]]) -> None:  # pragma: no cover (in the sandbox)
-    version = _checked(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1), "landlock_create_ruleset")
+    version = _check_result(libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1), "landlock_create_ruleset")
     rights = sum(right for since, right in _FILE_RIGHTS if version >= since)
     sections = [rights, *([_NETWORK_RIGHTS] if version >= 4 else []), *([_SCOPES] if version >= 6 else [])]
     handled = ctypes.create_string_buffer(struct.pack(f"={len(sections)}Q", *sections), 8 * len(sections))
     size = ctypes.c_size_t(8 * len(sections))
-    ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, handled, size, 0), "landlock_create_ruleset")
+    ruleset = _check_result(libc.syscall(_LANDLOCK_CREATE, handled, size, 0), "landlock_create_ruleset")
     for path, allowed in [*rules, *([] if folder is None else [(folder, rights)])]:
         try:
             parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:  # the host's libraries may change
             continue
         rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, parent))
-        _checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule for {path}")
+        _check_result(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule for {path}")
         os.close(parent)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
+    _check_result(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 
 
 @cache
-def _rules(extra: tuple[str, ...]) -> list[tuple[str, int]]:  # pragma: no cover (in the sandbox's process)
-    """What may be read. To import from a folder one must list it, and that holds for all folders in it."""
+def _landlock_rules(extra: tuple[str, ...]) -> list[tuple[str, int]]:  # pragma: no cover (in the sandbox's process)
+    """Return readable paths with their rights. To import from a folder it must be listed, with all folders in it."""
     paths = {*_real_paths().values(), *map(os.path.realpath, extra)}
     rules = []
-    for path in dict.fromkeys(without(sorted(paths), _hidden(extra))):
+    for path in dict.fromkeys(exclude_folders(sorted(paths), _hidden_folders(extra))):
         is_folder = os.path.isdir(path)
         if is_folder or os.path.isfile(path):
             rules.append((path, _READ_FILE | _READ_FOLDER if is_folder else _READ_FILE))
@@ -250,39 +252,39 @@ def _devices() -> list[tuple[str, int]]:  # pragma: no cover (in the sandbox's p
 
 
 def drop_privileges(uid: int) -> None:  # pragma: no cover (runs in the sandbox's process)
-    """Root becomes user ``uid`` if Python stays readable to it; nobody keeps a capability, and death is inherited."""
+    """Become user ``uid`` if root may and Python stays readable; drop all capabilities, and die with the parent."""
     parent = os.getppid()
     if os.geteuid() == 0 and can_become(uid):
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0))
-    _checked(libc.capset(header, ctypes.create_string_buffer(24)), "capset")
-    die_with(parent)  # after the change of user, which clears it
+    _check_result(libc.capset(header, ctypes.create_string_buffer(24)), "capset")
+    die_with(parent)  # after the change of user, which would clear it
     prctl(PR_SET_DUMPABLE, 0)
 
 
 def die_with(parent: int) -> None:  # pragma: no cover (runs in the sandbox's process)
-    """Be killed when the parent dies, also if that has been. A change of user, even of the effective one, ends this."""
+    """Be killed when the parent dies, or now if it has. A change of user, even of the effective one, clears this."""
     prctl(PR_SET_PDEATHSIG, 9)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def spare_user() -> int:  # pragma: no cover (runs in the sandbox's process)
-    """A user that root can make itself: nobody's, and this process's alone; or "nobody", where users are few."""
+    """Return an unused uid that root can take for this process alone, or that of "nobody" where uids are few."""
     uid = FIRST_UID + os.getpid()
     if os.geteuid() == 0:
         try:
             os.seteuid(uid)
             os.seteuid(0)
-        except OSError:  # a container that knows 65536 users, or one
+        except OSError:  # a container with 65536 users, or with one
             return 65534
     return uid
 
 
 def can_become(uid: int) -> bool:  # pragma: no cover (runs in the sandbox's process)
-    """Whether root could be that user and still import modules: not if Python lies in a private home folder."""
+    """Return True if root can become that user and it can import modules, which a private home folder prevents."""
     try:
         os.seteuid(uid)
     except OSError:
@@ -293,27 +295,28 @@ def can_become(uid: int) -> bool:  # pragma: no cover (runs in the sandbox's pro
 
 
 def limit_resources(
-    limits: Mapping[str, float], *, others: int | None = 2
+    limits: Mapping[str, float], *, other_processes: int | None = 2
 ) -> None:  # pragma: no cover (in the sandbox)
-    """Limits that hold for each process by itself, except that of processes.
+    """Set the limits of each process, and that of the number of processes.
 
-    It counts all of this user: those of the program, and ``others``. None: nobody knows how many, so there is no limit.
+    The latter counts all processes of this user: those of the program and ``other_processes``. If that is None, their
+    number is unknown and there is no limit.
     """
     memory, size, files = (int(limits[name]) for name in ("memory", "file_bytes", "open_files"))
     cpu = math.ceil(min(limits["cpu_seconds"], 1e9))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))  # first a signal that names the reason, then SIGKILL
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))  # first SIGXCPU, which names the reason, then SIGKILL
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    if others is not None:
-        processes = int(limits["processes"]) + others
+    if other_processes is not None:
+        processes = int(limits["processes"]) + other_processes
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(kind, (0, 0))
 
 
 def allow_open_files(most: int = 1 << 16) -> None:  # pragma: no cover (runs in the sandbox's process)
-    """Let this process have as many files open as it may: one for each keeper."""
+    """Raise this process's limit of open files as far as permitted: it needs one for each supervisor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
@@ -324,41 +327,47 @@ def allow_open_files(most: int = 1 << 16) -> None:  # pragma: no cover (runs in 
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _NEW_LISTENER = 8
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # SECCOMP_IOCTL_NOTIF_…
-_GO_ON = 1
+_CONTINUE = 1
 EAGAIN = 11
 
 
-def refuse_calls(*, namespaces: bool, threads: bool = False) -> None:  # pragma: no cover (in the sandbox's process)
-    """Put this process under `calls.filter_program`. There is no way back."""
-    code, own = _packed(_machine(), namespaces, threads or namespaces)
+def install_seccomp_filter(
+    *, namespaces: bool, threads: bool = False
+) -> None:  # pragma: no cover (in the sandbox's process)
+    """Restrict this process to the system calls of `seccomp.filter_program`, for good."""
+    code, offsets = _pack_filter(_machine(), namespaces, threads or namespaces)
     instructions = bytearray(code)
-    for place in own:
-        struct.pack_into("=I", instructions, place, os.getpid())
+    for mount_point in offsets:
+        struct.pack_into("=I", instructions, mount_point, os.getpid())
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    header, _ = _program(bytes(instructions))
+    header, _ = _filter_struct(bytes(instructions))
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))
 
 
-def ask_for_threads() -> int:  # pragma: no cover (runs in the sandbox's process)
-    """From now on each new thread of this process waits until whoever has this descriptor has allowed it."""
+def request_thread_approval() -> int:  # pragma: no cover (runs in the sandbox's process)
+    """Make each new thread of this process wait for approval; return the descriptor on which it is given."""
     machine = _machine()
-    header, _ = _program(b"".join(struct.pack("=HBBI", *line) for line in seccomp.thread_questions(machine)))
+    header, _ = _filter_struct(
+        b"".join(struct.pack("=HBBI", *line) for line in seccomp.thread_approval_filter(machine))
+    )
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    return _checked(libc.syscall(_SECCOMP[machine], 1, _NEW_LISTENER, header), "seccomp")
+    return _check_result(libc.syscall(_SECCOMP[machine], 1, _NEW_LISTENER, header), "seccomp")
 
 
-def next_question(listener: int) -> int | None:  # pragma: no cover (runs in the sandbox's process)
-    """The number of the next question; None if who asked is gone."""
-    question = ctypes.create_string_buffer(80)
-    if libc.ioctl(listener, ctypes.c_ulong(_RECEIVE), question) < 0:
+def next_thread_request(listener: int) -> int | None:  # pragma: no cover (runs in the sandbox's process)
+    """Return the number of the next request; None if the requesting thread has ended."""
+    request = ctypes.create_string_buffer(80)
+    if libc.ioctl(listener, ctypes.c_ulong(_RECEIVE), request) < 0:
         return None
-    return int.from_bytes(question.raw[:8], sys.byteorder)
+    return int.from_bytes(request.raw[:8], sys.byteorder)
 
 
-def answer_question(listener: int, number: int, allow: bool) -> None:  # pragma: no cover (in the sandbox's process)
-    reply = struct.pack("=QqiI", number, 0, 0 if allow else -EAGAIN, _GO_ON if allow else 0)
+def answer_thread_request(
+    listener: int, number: int, allow: bool
+) -> None:  # pragma: no cover (in the sandbox's process)
+    reply = struct.pack("=QqiI", number, 0, 0 if allow else -EAGAIN, _CONTINUE if allow else 0)
     if libc.ioctl(listener, ctypes.c_ulong(_SEND), ctypes.create_string_buffer(reply, len(reply))) < 0 and allow:
-        answer_question(listener, number, False)  # Linux before 5.5 can only refuse
+        answer_thread_request(listener, number, False)  # Linux before 5.5 can only refuse
 
 
 def _machine() -> str:  # pragma: no cover (runs in the sandbox's process)
@@ -368,25 +377,27 @@ def _machine() -> str:  # pragma: no cover (runs in the sandbox's process)
     return machine
 
 
-def _program(code: bytes) -> tuple[ctypes.Array[ctypes.c_char], object]:  # pragma: no cover (in the sandbox's process)
-    """A ``struct sock_fprog``, and what it points to."""
+def _filter_struct(
+    code: bytes,
+) -> tuple[ctypes.Array[ctypes.c_char], object]:  # pragma: no cover (in the sandbox's process)
+    """Return a ``struct sock_fprog`` and the instructions that it points to, which must stay alive."""
     instructions = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("=H6xQ", len(code) // 8, ctypes.addressof(instructions))
     return ctypes.create_string_buffer(header, len(header)), instructions
 
 
 @cache
-def _packed(machine: str, namespaces: bool, threads: bool) -> tuple[bytes, list[int]]:  # pragma: no cover
-    """The filter's bytes, and where in them the number of the process belongs."""
+def _pack_filter(machine: str, namespaces: bool, threads: bool) -> tuple[bytes, list[int]]:  # pragma: no cover
+    """Return the filter's bytes, and the offsets in them at which the pid must be written."""
     program = seccomp.filter_program(machine, namespaces=namespaces, threads=threads)
-    own = [8 * index + 4 for index, line in enumerate(program) if line[3] == seccomp.OWN_PROCESS]
-    return b"".join(struct.pack("=HBBI", *line) for line in program), own
+    offsets = [8 * index + 4 for index, line in enumerate(program) if line[3] == seccomp.OWN_PROCESS]
+    return b"".join(struct.pack("=HBBI", *line) for line in program), offsets
 
 
 def prepare() -> None:  # pragma: no cover (runs in the sandbox's process)
-    """Find out what is the same for all programs, once and before they are forked."""
-    _hidden(())
-    _rules(KEEPERS_FILES)
+    """Compute what is the same for all programs, once before they are forked."""
+    _hidden_folders(())
+    _landlock_rules(SUPERVISOR_FILES)
     if (machine := os.uname().machine) in seccomp.ARCHITECTURES:
         for namespaces, threads in ((True, True), (False, True), (False, False)):
-            _packed(machine, namespaces, threads)
+            _pack_filter(machine, namespaces, threads)

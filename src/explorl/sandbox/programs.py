@@ -1,6 +1,6 @@
-"""Run Python that nobody has read: in a process of its own, with limits, away from network, files and other processes.
+"""Run untrusted Python in a separate process, with limits and isolated from network, files and other processes.
 
-How far that goes depends on the kernel and on what the system permits; `capabilities` tries it out and says it, and
+How well it is isolated depends on the kernel and on what the system permits: `capabilities` tries it out, and
 docs/security.md explains it. Linux only.
 """
 
@@ -23,44 +23,44 @@ from typing import Any, Literal, TypeVar
 
 from explorl.core.errors import ExplorlError
 from explorl.core.text import clean
-from explorl.sandbox.codec import BEGUN
-from explorl.sandbox.fork_client import Gone, nursery
+from explorl.sandbox.codec import STARTED
+from explorl.sandbox.fork_client import ForkServerDied, fork_server_client
 from explorl.sandbox.scratch import working_folder
-from explorl.sandbox.usage import longest
+from explorl.sandbox.usage import wall_limit
 
 T = TypeVar("T")
-Status = Literal["ok", "error", "failed", "timeout", "memory", "killed"]
+ProgramStatus = Literal["ok", "error", "failed", "timeout", "memory", "killed"]
 Layers = tuple[str, ...]
 
 LAYER_SETS: tuple[Layers, ...] = (("namespaces", "seccomp"), ("landlock", "seccomp"), ("seccomp",), ("landlock",), ())
-"""What to shut a program in with, the strongest first; limits come always on top."""
+"""Combinations of isolation layers, the strongest first; resource limits apply in addition."""
 UNISOLATED = "EXPLORL_UNISOLATED"
-"""The environment variable that lets programs run where they are not isolated, if it is 1."""
+"""The environment variable that permits to run programs without isolation, if it is 1."""
 _GRACE = 5.0
-"""Seconds beyond a program's own that its keeper has for starting and ending."""
+"""Seconds beyond the program's limit that its supervisor has for starting and ending."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a program may use, with all its processes; ``memory``, ``file_bytes`` and ``open_files`` each of them."""
+class ProgramLimits:
+    """The limits of a program with all its processes; ``memory``, ``file_bytes`` and ``open_files`` are per process."""
 
     seconds: float = 10.0
-    """Time until it must have ended. What it waits for a processor that others use does not count, up to four times as
-    long and two seconds on the clock."""
+    """Time until it must have ended. Time spent waiting for a busy processor does not count, up to four times the limit
+    plus two seconds of wall time."""
     cpu_seconds: float = 10.0
-    """Processor time of all its processes together, and of its tests."""
+    """Processor time of all its processes and its tests together."""
     memory: int = 512 << 20
     """Bytes of address space."""
     processes: int = 8
-    """Processes and threads, the first included."""
+    """Processes and threads, including the first."""
     file_bytes: int = 16 << 20
-    """Size of one file, standard output included."""
+    """Size of one file; also applies to standard output."""
     disk: int = 32 << 20
-    """Bytes of all files together, with those of its tests where there are no namespaces. There it is looked at 20
-    times a second, and ends what has more; in namespaces nothing more can be written."""
+    """Bytes of all files together. In namespaces writing fails beyond it. Elsewhere it includes the files of the tests
+    and is checked 20 times a second, and a program beyond it is killed."""
     open_files: int = 64
     output: int = 64 << 10
-    """Bytes that are kept of standard output, and of standard error."""
+    """Bytes that are kept of standard output and of standard error."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -71,83 +71,85 @@ class Limits:
                 raise ValueError(f"{field.name}={value!r}: give a whole number, like {field.default!r}")
 
 
-DEFAULTS = Limits()
+DEFAULTS = ProgramLimits()
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a program."""
+class ProgramResult:
+    """The result of a program."""
 
-    status: Status
-    """"ok": it ended with exit status 0, which any program can bring about; "error": with another one; "timeout",
-    "memory": beyond a limit; "killed": by a signal, or for too much on the disk, which `stderr` says."""
+    status: ProgramStatus
+    """"ok": exit status 0, which any program can produce; "error": another exit status; "timeout", "memory": it
+    exceeded a limit; "killed": by a signal, or for writing too much to the disk, which `stderr` then says."""
     stdout: str = ""
     stderr: str = ""
-    """Both `clean`."""
+    """Standard output and error are made printable by `clean`."""
     seconds: float = 0.0
     """On the clock."""
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What tests said of a program."""
+class ProgramTestResult:
+    """The result of testing a program."""
 
-    status: Status
-    """"ok": all tests ran and passed, which only the tests themselves can say; "failed": a test raised; "error": the
-    program raised before them, ended during them, or wrote too much; "timeout"; "killed": the tests themselves crashed.
+    status: ProgramStatus
+    """"ok": all tests ran and passed, which only the tests' process can report; "failed": a test raised; "error": the
+    program raised before the tests, ended during them, or wrote too much; "timeout"; "killed": the tests crashed.
     """
     error: str | None = None
     normal: str | None = None
-    """The source without comments, docstrings, imports and ways of writing; None if it is no Python."""
+    """The source without comments, docstrings, imports and formatting; None if it is not valid Python."""
     seconds: float = 0.0
     """On the clock."""
 
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What holds on this machine, as a program found that tried to get out."""
+    """What is isolated on this machine, as found by a program that tried to break out."""
 
     network_isolated: bool
-    """No socket can be opened, nor one of the host's be reached."""
+    """A program cannot open sockets or reach those of the host."""
     filesystem_isolated: bool
-    """Nothing of the host's files can be read, written or locked but Python's own library, which can be read."""
+    """A program cannot read, write or lock the host's files, except for reading Python's own library."""
     processes_isolated: bool
-    """No other process can be signalled, traced, slowed down or outlived, and no memory be shared."""
+    """A program cannot signal, trace, slow down or outlive other processes, or share memory with them."""
     separate_user: bool
-    """Root does not run programs as root."""
+    """Programs do not run as root."""
     layers: Layers
-    """The mechanisms in use, beside limits."""
+    """The mechanisms in use, in addition to limits."""
     processes_limited: bool = False
-    """There cannot be more processes and threads than `Limits` say."""
+    """A program cannot have more processes and threads than `ProgramLimits` permits."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Which of "network", "files" and "processes" are not isolated. Where there is one, programs are not run."""
+        """Those of "network", "files" and "processes" that are not isolated. If there are any, programs are not run."""
         isolated = (self.network_isolated, self.filesystem_isolated, self.processes_isolated)
         return tuple(name for name, is_so in zip(("network", "files", "processes"), isolated, strict=True) if not is_so)
 
 
-def run_python(source: str, *, stdin: str = "", limits: Limits = DEFAULTS, unisolated: bool = False) -> Outcome:
-    """Run a program with nothing but the standard library, in an empty folder that is gone afterwards.
+def run_python(
+    source: str, *, stdin: str = "", limits: ProgramLimits = DEFAULTS, unisolated: bool = False
+) -> ProgramResult:
+    """Run a program, which has only the standard library, in an empty temporary folder.
 
-    SandboxError where it would not be isolated, unless ``unisolated`` is true or EXPLORL_UNISOLATED=1.
+    Raise SandboxError if it would not be isolated, unless ``unisolated`` is true or EXPLORL_UNISOLATED=1.
     """
     answer = _run(_request(source, stdin=stdin, limits=limits), None, isolating_layers(unisolated))
     out, err = (clean(answer.get(name, "")) for name in ("stdout", "stderr"))
-    return Outcome(answer["status"], out, err, answer.get("seconds", 0.0))
+    return ProgramResult(answer["status"], out, err, answer.get("seconds", 0.0))
 
 
 def run_many(
     sources: Sequence[str],
     *,
     stdin: str = "",
-    limits: Limits = DEFAULTS,
+    limits: ProgramLimits = DEFAULTS,
     workers: int | None = None,
     unisolated: bool = False,
-) -> list[Outcome]:
-    """`run_python` for each program, several at a time."""
+) -> list[ProgramResult]:
+    """Call `run_python` for each program, several at a time."""
 
-    def run(source: str) -> Outcome:
+    def run(source: str) -> ProgramResult:
         return run_python(source, stdin=stdin, limits=limits, unisolated=unisolated)
 
     return in_threads(run, sources, workers=workers)
@@ -159,24 +161,24 @@ def run_tests(
     *,
     entry_point: str,
     preamble: str = "",
-    limits: Limits = DEFAULTS,
+    limits: ProgramLimits = DEFAULTS,
     unisolated: bool = False,
-) -> Tested:
+) -> ProgramTestResult:
     """Test a program's function: ``tests`` defines ``check(candidate)``, which raises if the function is wrong.
 
-    Program and tests run in two processes. The function gets its arguments as copies, and what it returns comes back as
-    a plain value (numbers, text, bytes, None, and lists, tuples, sets and dicts of them). The program sees neither the
-    tests nor what they expect. ``preamble`` is defined for both, before them. Both are isolated as in `run_python`,
-    also from each other; the tests can start threads but no processes.
+    Program and tests run in two processes. The function gets copies of its arguments, and its value is returned as a
+    plain value (numbers, text, bytes, None, and lists, tuples, sets and dicts of them). The program has no access to
+    the tests or the values they expect. ``preamble`` runs before both. Both are isolated as in `run_python`, also from
+    each other; the tests can start threads but no processes.
     """
     request = _request(source, limits=limits, entry_point=entry_point, preamble=preamble)
     answer = _run(request, tests, isolating_layers(unisolated))
     error, normal = (None if answer.get(name) is None else clean(answer[name]) for name in ("error", "normal"))
-    return Tested(answer["status"], error, normal, answer.get("seconds", 0.0))
+    return ProgramTestResult(answer["status"], error, normal, answer.get("seconds", 0.0))
 
 
 def in_threads(function: Callable[..., T], *columns: Sequence[Any], workers: int | None = None) -> list[T]:
-    """``function`` of each row of the columns, in their order; one worker per core unless told."""
+    """Call ``function`` with each row of the columns in threads, one per core by default; return the values."""
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers}: give a count like 4, or None for one per core")
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
@@ -185,40 +187,40 @@ def in_threads(function: Callable[..., T], *columns: Sequence[Any], workers: int
 
 @lru_cache(maxsize=1)
 def capabilities() -> Guarantees:
-    """What the sandbox guarantees here, tried out once per process.
+    """Return what the sandbox guarantees on this machine, tried out once per process.
 
-    The mechanisms are the first that isolate a program, or else those that leave least open.
+    Uses the first of `LAYER_SETS` that isolates a program, or else the one that leaves least open.
     """
     if sys.platform != "linux":
         raise OSError(f"the sandbox needs Linux, this is {sys.platform}; run it in a Linux container or machine")
-    found: list[Guarantees] = []
+    tried: list[Guarantees] = []
     refused = []
     for layers in LAYER_SETS:
         try:
-            found.append(probe(layers))
+            tried.append(probe(layers))
         except SandboxError as error:
             refused.append(f"{'+'.join(layers) or 'limits alone'}: {error}")
         else:
-            if not found[-1].missing:
+            if not tried[-1].missing:
                 break
-    if not found:
-        raise SandboxError(f"no Python can be started in a sandbox; {'; '.join(refused)}")
-    return min(found, key=lambda guarantees: len(guarantees.missing))
+    if not tried:
+        raise SandboxError(f"cannot start Python in the sandbox; {'; '.join(refused)}")
+    return min(tried, key=lambda guarantees: len(guarantees.missing))
 
 
 def probe(layers: Layers) -> Guarantees:
-    """What these mechanisms guarantee, tried out now; SandboxError where the system does not permit them."""
+    """Try out what these layers guarantee; raise SandboxError if the system does not permit them."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as host:
-        os.chmod(folder, 0o711)  # what keeps a program away shall not be this
+        os.chmod(folder, 0o711)  # so that the folder's own permissions do not stop the program
         secret, path = os.path.join(folder, "secret"), os.path.join(folder, "socket")
         with open(secret, "w"):
             os.chmod(secret, 0o666)
-        with contextlib.suppress(OSError):  # too long a path, or a file system without sockets
+        with contextlib.suppress(OSError):  # the path is too long, or the file system has no sockets
             host.bind(path)
             os.chmod(path, 0o666)
-        given = {"file": secret, "socket": path, "pid": os.getpid(), "cores": os.sched_getaffinity(0)}
-        given["nice"] = os.getpriority(os.PRIO_PROCESS, 0)
-        source = f"GIVEN = {given!r}\nPROCESSES = {DEFAULTS.processes}\n{_PROBE}"
+        probe_input = {"file": secret, "socket": path, "pid": os.getpid(), "cores": os.sched_getaffinity(0)}
+        probe_input["nice"] = os.getpriority(os.PRIO_PROCESS, 0)
+        source = f"HOST = {probe_input!r}\nPROCESSES = {DEFAULTS.processes}\n{_PROBE}"
         answer = _run(_request(source, limits=DEFAULTS), None, layers)
     if answer["status"] != "ok":
         raise SandboxError(f"the probe ended with {answer['status']}: {clean(answer.get('stderr', ''))[-300:]}")
@@ -226,21 +228,21 @@ def probe(layers: Layers) -> Guarantees:
 
 
 class SandboxError(ExplorlError, RuntimeError):
-    """The sandbox itself could not be set up, or would not isolate; says nothing of the program."""
+    """The sandbox could not be set up, or would not isolate. Not an error of the program."""
 
 
 _PROBE = """
 import ctypes, fcntl, json, os, socket, threading
 
 libc = ctypes.CDLL(None, use_errno=True)
-file, pid = GIVEN["file"], GIVEN["pid"]
+file, pid = HOST["file"], HOST["pid"]
 if (os.getpid(), os.getppid()) == (2, 1) and pid <= 2:
-    pid = 1 << 22  # in a namespace of processes this number is one of ours: try one that nobody has
+    pid = 1 << 22  # in a namespace of processes this number is one of ours: try an unused one
 
 def refused(action, *args):
     try:
         return action(*args) in (-1, False)
-    except (OSError, KeyError):  # KeyError: a machine that is not known here
+    except (OSError, KeyError):  # KeyError: an unknown machine
         return True
 
 def connect(family, kind, address):
@@ -248,13 +250,13 @@ def connect(family, kind, address):
 
 def send():
     for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
-        end.sendto(b"x", GIVEN["socket"])
+        end.sendto(b"x", HOST["socket"])
 
-def give_signals():  # only half of it at a time: both together would kill
+def set_signal_owner():  # without O_ASYNC: both together would send signals
     reading, writing = os.pipe()
     fcntl.fcntl(reading, fcntl.F_SETOWN, pid)
 
-def wait_for_signals():
+def enable_signals():
     reading, writing = os.pipe()
     fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC)
 
@@ -271,7 +273,7 @@ def lock(kind):
     with open(os.__file__) as library:
         kind(library, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-def look_at_locks():
+def read_locks():
     with open(os.__file__) as library:
         fcntl.fcntl(library, fcntl.F_GETLK, bytes(32))
 
@@ -279,17 +281,17 @@ def fork():
     os.fork() or os._exit(0)
 
 def threads_started(count):
-    go_on = threading.Event()
+    release = threading.Event()
     started = []
     threading.stack_size(64 << 10)
     for _ in range(count):
-        thread = threading.Thread(target=go_on.wait)
+        thread = threading.Thread(target=release.wait)
         try:
             thread.start()
         except RuntimeError:
             break
         started.append(thread)
-    go_on.set()
+    release.set()
     for thread in started:
         thread.join()
     return len(started)
@@ -298,7 +300,7 @@ name = ctypes.create_string_buffer(b"user.explorl")
 print(json.dumps({
     "network_isolated": all([
         refused(connect, socket.AF_INET, socket.SOCK_DGRAM, ("192.0.2.1", 9)),
-        refused(connect, socket.AF_UNIX, socket.SOCK_DGRAM, GIVEN["socket"]),
+        refused(connect, socket.AF_UNIX, socket.SOCK_DGRAM, HOST["socket"]),
         refused(send),
     ]),
     "filesystem_isolated": all([
@@ -308,15 +310,15 @@ print(json.dumps({
         refused(lambda: libc.syscall(463, -100, file.encode(), 0, name, ctypes.create_string_buffer(16), 16)),
         refused(lambda: libc.syscall(469, -100, file.encode(), ctypes.create_string_buffer(24), 24, 0)),
         refused(open, "/etc/passwd"), refused(os.listdir, "/proc"),
-        refused(lock, fcntl.flock), refused(look_at_locks),
+        refused(lock, fcntl.flock), refused(read_locks),
     ]),
     "processes_isolated": all([
         refused(os.kill, pid, 0),
         refused(lambda: libc.ptrace(0x4206, pid, 0, 0)),  # PTRACE_SEIZE, which does not stop the process
         refused(open, f"/proc/{pid}/mem", "r+b"),
-        refused(give_signals), refused(wait_for_signals),
-        refused(lambda: libc.setpriority(0, pid, GIVEN["nice"])),
-        refused(os.sched_setaffinity, pid, GIVEN["cores"]),
+        refused(set_signal_owner), refused(enable_signals),
+        refused(lambda: libc.setpriority(0, pid, HOST["nice"])),
+        refused(os.sched_setaffinity, pid, HOST["cores"]),
         refused(set_disk_priority),
         refused(lambda: libc.prlimit(pid, 0, None, ctypes.create_string_buffer(16))),
         refused(share_memory),
@@ -329,40 +331,40 @@ print(json.dumps({
 
 
 def isolating_layers(unisolated: bool) -> Layers:
-    """The mechanisms to run a program in; SandboxError where they do not isolate it and nobody has allowed that."""
-    here = capabilities()
-    if here.missing and not unisolated and os.environ.get(UNISOLATED) != "1":
-        using = " and ".join(here.layers) or "limits alone"
+    """Return the layers for programs; raise SandboxError if they do not isolate and that is not permitted."""
+    guarantees = capabilities()
+    if guarantees.missing and not unisolated and os.environ.get(UNISOLATED) != "1":
+        using = " and ".join(guarantees.layers) or "limits alone"
         raise SandboxError(
-            f"programs would not be isolated from this machine's {' and '.join(here.missing)} ({using}); permit "
-            "unprivileged user namespaces (in a container: CAP_SYS_ADMIN, or no seccomp profile of its own), or use a "
-            "kernel with Landlock and seccomp (Linux 5.13), see docs/security.md; where nothing is of value, say "
+            f"programs would not be isolated from this machine's {' and '.join(guarantees.missing)} ({using}); permit "
+            "unprivileged user namespaces (in a container: CAP_SYS_ADMIN, or no seccomp profile), or use a "
+            "kernel with Landlock and seccomp (Linux 5.13), see docs/security.md; on a disposable machine, set "
             f"unisolated=True, or {UNISOLATED}=1 for the whole process"
         )
-    return here.layers
+    return guarantees.layers
 
 
 def _request(
-    source: str, *, limits: Limits, stdin: str = "", entry_point: str | None = None, preamble: str = ""
+    source: str, *, limits: ProgramLimits, stdin: str = "", entry_point: str | None = None, preamble: str = ""
 ) -> dict[str, Any]:
-    what = {"source": source, "stdin": stdin, "entry_point": entry_point, "preamble": preamble}
-    return {**what, "limits": asdict(limits)}
+    program = {"source": source, "stdin": stdin, "entry_point": entry_point, "preamble": preamble}
+    return {**program, "limits": asdict(limits)}
 
 
 def _run(request: dict[str, Any], tests: str | None, layers: Layers) -> dict[str, Any]:
-    """Have a keeper run the request; once more, if the nursery was killed meanwhile."""
+    """Run a request in a supervisor; try again once if the fork server was killed."""
     try:
         return _run_once(request, tests, layers)
-    except Gone:
+    except ForkServerDied:
         pass
     try:
         return _run_once(request, tests, layers)
-    except Gone as error:
-        raise SandboxError(f"no answer, but {str(error)!r}") from None
+    except ForkServerDied as error:
+        raise SandboxError(f"no answer from the supervisor, but {str(error)!r}") from None
 
 
 def _run_once(request: dict[str, Any], tests: str | None, layers: Layers) -> dict[str, Any]:
-    """Send a new keeper the request and perhaps the tests, and take its answer."""
+    """Send a new supervisor the request and the tests, if any, and return its answer."""
     with contextlib.ExitStack() as stack:
         folder = None if "namespaces" in layers else stack.enter_context(working_folder())
         frames = [marshal.dumps({**request, "layers": layers, "folder": folder})]
@@ -370,17 +372,21 @@ def _run_once(request: dict[str, Any], tests: str | None, layers: Layers) -> dic
             frames.append(tests.encode(errors="surrogatepass"))
         message = b"".join(len(frame).to_bytes(8, "big") + frame for frame in frames)
         try:
-            code, answer, errors = nursery.keep(message, longest(request["limits"]["seconds"]) + _GRACE)
+            code, answer, errors = fork_server_client.run_program(
+                message, wall_limit(request["limits"]["seconds"]) + _GRACE
+            )
         except TimeoutError:
             return {"status": "timeout"}
-    if code < 0:  # a test, or the source's normal form, was too much for it
+    if code < 0:  # a test, or computing the normal form, has crashed it
         return {"status": "timeout" if code == -signal.SIGXCPU else "killed"}
     try:
         result: dict[str, Any] = json.loads(answer)
     except ValueError:
-        if errors.startswith(BEGUN):
+        if errors.startswith(STARTED):
             return {"status": "killed", "error": "the tests' process has ended"}
-        raise SandboxError(f"no answer, but {clean(errors.decode(errors='replace'))[-500:]!r}") from None
+        raise SandboxError(
+            f"no answer from the supervisor, but {clean(errors.decode(errors='replace'))[-500:]!r}"
+        ) from None
     if result["status"] == "setup":
         raise SandboxError(clean(result["error"]))
     return result

@@ -1,4 +1,4 @@
-"""Working folders of programs on the host's disk, where there are no namespaces, and what killed processes left."""
+"""Make working folders for programs on the host's disk, where there are no namespaces, and remove leftover ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PREFIX = "explorl-sandbox-"
 
 @contextmanager
 def working_folder() -> Iterator[str]:
-    """Make a folder to make the folders of a program and of its tests in; all of it is gone afterwards.
+    """Yield a new folder for the folders of a program and its tests, and remove it afterwards.
 
-    It stays this user's when those in it are given to others, and is locked as long as it is used: the kernel unlocks
-    it however this process ends.
+    It belongs to this user even if the folders in it are given to others. It is locked while it is used, and the kernel
+    unlocks it however this process ends.
     """
     folder, lock = _locked_folder()
     try:
@@ -30,13 +30,13 @@ def working_folder() -> Iterator[str]:
         os.close(lock)
 
 
-def sweep() -> None:
-    """Remove the folders of this user that nobody has locked: their processes were killed."""
+def remove_leftover_folders() -> None:
+    """Remove this user's unlocked folders, whose processes were killed."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
                 with suppress(OSError):
-                    _remove_if_left(entry.path)
+                    _remove_if_unlocked(entry.path)
 
 
 def _locked_folder() -> tuple[str, int]:
@@ -44,7 +44,7 @@ def _locked_folder() -> tuple[str, int]:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
         try:
             lock = os.open(folder, OPEN_FOLDER)
-        except FileNotFoundError:  # taken for a left one, before it was locked
+        except FileNotFoundError:  # another process removed it as a leftover before it was locked
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.isdir(folder):
@@ -52,7 +52,7 @@ def _locked_folder() -> tuple[str, int]:
         os.close(lock)
 
 
-def _remove_if_left(folder: str) -> None:
+def _remove_if_unlocked(folder: str) -> None:
     descriptor = os.open(folder, OPEN_FOLDER)
     try:
         if os.fstat(descriptor).st_uid == os.geteuid():
@@ -63,7 +63,7 @@ def _remove_if_left(folder: str) -> None:
 
 
 def _remove(folder: str, descriptor: int) -> None:
-    """Remove an open folder and what programs have put there; what cannot be removed is left for the next sweep."""
+    """Remove an open folder and its content; what cannot be removed is left for `remove_leftover_folders`."""
     with suppress(OSError):
         clear(descriptor)
         os.rmdir(folder)

@@ -1,7 +1,7 @@
-"""Which system calls a program may make: the seccomp filter, as a list of what is allowed.
+"""The seccomp filter of programs: a list of the system calls that are allowed.
 
-What is not listed fails. The list is what CPython 3.11 to 3.13, its standard library and numpy were seen to use, less
-what reaches other processes, the network, or files in other ways than by opening them.
+Calls that are not listed fail. The list holds what CPython 3.11 to 3.13, its standard library and numpy were seen to
+use, except for calls that reach other processes, the network, or files in other ways than by opening them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, constant: one ``struct sock_filter``."""
 Test = tuple[str, int, tuple[int, ...]]
-"""Of a word of the arguments: it is one or none of some values (in, out), or has any or none of some bits (with,
-without)."""
+"""Kind, offset and values of a test of an argument's word: it is one or none of the values (in, out), or it has any or
+none of the bits (with, without)."""
 
 EPERM, ENOSYS, ENOTSUP = 1, 38, 95
 CLONE_THREAD, CLONE_NEW_ANY = 0x10000, 0x7E020080  # any: all flags of clone that make a namespace
 OWN_PROCESS = 0x7FFFFFF1
-"""Stands in a filter for the number of the process that gets it."""
+"""Placeholder in a filter for the pid of the process that installs it."""
 
 # The x86_64 and the aarch64 number of a system call.
 _NUMBERS = """
@@ -54,121 +54,121 @@ unlinkat 263 35, utime 132 -, utimensat 280 88, utimes 235 -, vfork 58 -, wait4 
 write 1 64, writev 20 66
 """
 _FIRST_NEW = 424
-"""From here on numbers are those of all architectures, and libraries know that a call may not be there."""
+"""From here on numbers are the same on all architectures, and libraries expect that a call may be missing."""
 
-# Where words of struct seccomp_data lie.
+# Offsets in struct seccomp_data.
 _NUMBER, _ARCHITECTURE = 0, 4
-_ARGUMENTS = [16 + 8 * index for index in range(6)]  # the lower halves; the upper ones come four bytes later
+_ARGUMENTS = [16 + 8 * index for index in range(6)]  # the lower halves; the upper halves follow four bytes later
 
 _UNSUPPORTED = {
     *("getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr", "setxattr", "lsetxattr"),
     *("fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
 }
-"""Fail as on a file system that has none of it: copying files goes on without."""
-_UNSUPPORTED_OUTSIDE = {"fallocate"}
-"""Takes gigabytes of the host's disk before the keeper can look; libraries write zeros instead."""
+"""Fail as on a file system without extended attributes, which functions that copy files ignore."""
+_UNSUPPORTED_WITHOUT_NAMESPACES = {"fallocate"}
+"""Could take gigabytes of the host's disk between two checks; libraries write zeros instead."""
 _ABSENT = {"preadv2", "pwritev2"}
-_INSIDE_ONLY = {
+_NAMESPACES_ONLY = {
     *("fork", "vfork", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "setsid", "setpgid"),
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "truncate"),
     *("utime", "utimes", "utimensat", "futimesat"),
 }
-"""Harmless in namespaces of one's own; outside them they would reach the user's other processes and files."""
+"""Harmless inside namespaces; elsewhere they would reach the user's other processes and files."""
 
 
-def _in(argument: int, *values: int) -> Test:
+def _equals_any(argument: int, *values: int) -> Test:
     return "in", _ARGUMENTS[argument], values
 
 
-def _out(argument: int, *values: int) -> Test:
+def _equals_none(argument: int, *values: int) -> Test:
     return "out", _ARGUMENTS[argument], values
 
 
-def _with(argument: int, bits: int) -> Test:
+def _has_any_bit(argument: int, bits: int) -> Test:
     return "with", _ARGUMENTS[argument], (bits,)
 
 
-def _without(argument: int, bits: int) -> Test:
+def _has_no_bit(argument: int, bits: int) -> Test:
     return "without", _ARGUMENTS[argument], (bits,)
 
 
-_ONESELF = [[_in(0, 0)]]
-_TO_ONESELF = [[_in(0, OWN_PROCESS)]]
-_OWN_CLOCKS = [[_without(0, 1 << 31)]]  # a negative number is the processor time of some process
+_SELF = [[_equals_any(0, 0)]]
+_TO_SELF = [[_equals_any(0, OWN_PROCESS)]]
+_OWN_CLOCKS = [[_has_no_bit(0, 1 << 31)]]  # a negative number is the processor clock of a process
 
 _CONDITIONS: dict[str, list[list[Test]]] = {
-    # Duplicate, flags, and locks that a file must be open for writing for, if they are to stop anybody. The owner of
-    # a file gets signals, and F_GETLK tells of locks that others have on a shared library. 0x2000: O_ASYNC.
-    "fcntl": [[_in(1, 0, 1, 2, 3, 6, 7, 1030)], [_in(1, 4), _without(2, 0x2000)]],
+    # Duplicating, flags, and locks that need a file open for writing to block other processes. Refused are the owner
+    # of a file, who gets signals, and F_GETLK, which reveals locks on shared libraries. 0x2000: O_ASYNC.
+    "fcntl": [[_equals_any(1, 0, 1, 2, 3, 6, 7, 1030)], [_equals_any(1, 4), _has_no_bit(2, 0x2000)]],
     # TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
-    "ioctl": [[_in(1, 0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)]],
-    # AF_UNIX, SOCK_STREAM, SOCK_NONBLOCK, SOCK_CLOEXEC: event loops have one to wake themselves
-    "socketpair": [[_in(0, 1), _in(1, 1, 1 | 0x800, 1 | 0x80000, 1 | 0x80800)]],
+    "ioctl": [[_equals_any(1, 0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)]],
+    # AF_UNIX, SOCK_STREAM, SOCK_NONBLOCK, SOCK_CLOEXEC: event loops wake themselves with a pair
+    "socketpair": [[_equals_any(0, 1), _equals_any(1, 1, 1 | 0x800, 1 | 0x80000, 1 | 0x80800)]],
     # No address. MSG_DONTWAIT, MSG_NOSIGNAL
-    "sendto": [[_without(3, ~0x4040 & 0xFFFFFFFF), _in(4, 0), ("in", _ARGUMENTS[4] + 4, (0,))]],
+    "sendto": [[_has_no_bit(3, ~0x4040 & 0xFFFFFFFF), _equals_any(4, 0), ("in", _ARGUMENTS[4] + 4, (0,))]],
     # MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_WAITALL, MSG_NOSIGNAL
-    "recvfrom": [[_without(3, ~0x4162 & 0xFFFFFFFF)]],
-    "prctl": [[_in(0, 15, 16)]],  # the name of a thread
-    "prlimit64": _ONESELF,
+    "recvfrom": [[_has_no_bit(3, ~0x4162 & 0xFFFFFFFF)]],
+    "prctl": [[_equals_any(0, 15, 16)]],  # PR_SET_NAME, PR_GET_NAME
+    "prlimit64": _SELF,
 }
-_INSIDE: dict[str, list[list[Test]]] = {
-    "clone": [[_without(0, CLONE_NEW_ANY)]],
-    # SIGCHLD: of children whose ends are ignored nobody is told how much of a processor they have used
-    "rt_sigaction": [[_out(0, 17)]],
+_IN_NAMESPACES: dict[str, list[list[Test]]] = {
+    "clone": [[_has_no_bit(0, CLONE_NEW_ANY)]],
+    # SIGCHLD: if it is ignored, the processor time of children is lost to the supervisor
+    "rt_sigaction": [[_equals_none(0, 17)]],
 }
-_OUTSIDE: dict[str, list[list[Test]]] = {
-    "clone": [[_with(0, CLONE_THREAD), _without(0, CLONE_NEW_ANY)]],
-    # FUTEX_WAIT and FUTEX_WAIT_BITSET, or any with FUTEX_PRIVATE_FLAG: pages of libraries are everybody's
-    "futex": [[_in(1, 0, 9, 9 | 256)], [_with(1, 128)]],
-    "getpriority": [[_in(0, 0), _in(1, 0)]],
-    **dict.fromkeys(("getpgid", "getsid", "sched_getaffinity"), _ONESELF),
-    **dict.fromkeys(("kill", "tgkill", "tkill"), _TO_ONESELF),
+_WITHOUT_NAMESPACES: dict[str, list[list[Test]]] = {
+    "clone": [[_has_any_bit(0, CLONE_THREAD), _has_no_bit(0, CLONE_NEW_ANY)]],
+    # FUTEX_WAIT and FUTEX_WAIT_BITSET, or any with FUTEX_PRIVATE_FLAG: pages of libraries are shared by processes
+    "futex": [[_equals_any(1, 0, 9, 9 | 256)], [_has_any_bit(1, 128)]],
+    "getpriority": [[_equals_any(0, 0), _equals_any(1, 0)]],
+    **dict.fromkeys(("getpgid", "getsid", "sched_getaffinity"), _SELF),
+    **dict.fromkeys(("kill", "tgkill", "tkill"), _TO_SELF),
     **dict.fromkeys(("clock_gettime", "clock_getres", "clock_nanosleep"), _OWN_CLOCKS),
 }
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _LOAD, _JUMP, _JUMP_EQUAL, _JUMP_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ASK, _KILL, _REFUSE = 0x7FFF0000, 0x7FC00000, 0x80000000, 0x00050000
-_FAR = 256  # a conditional jump goes less far
+_MAX_JUMP = 256  # conditional jumps must be shorter
 
 
 def filter_program(machine: str, *, namespaces: bool, threads: bool = True) -> list[Instruction]:
-    """The filter for a program, in namespaces of its own or outside, with threads or, outside, perhaps without.
+    """Return the filter for a program inside or outside of namespaces; outside, ``threads=False`` forbids threads.
 
-    Calls that are not allowed fail with EPERM, or ENOSYS where libraries have another way.
+    Calls that are not allowed fail with EPERM, or with ENOSYS where libraries have a fallback.
     """
     column, audit = ARCHITECTURES[machine]
     leaves: dict[int, list[Instruction]] = {}
-    for name, numbers in _numbers().items():
+    for name, numbers in call_numbers().items():
         if (number := numbers[column]) is not None:
-            leaves[number] = _decision(name, namespaces, threads)
-    starts: dict[int, list[Instruction]] = {0: _failing(EPERM), _FIRST_NEW: _failing(ENOSYS)}
+            leaves[number] = _decide(name, namespaces, threads)
+    starts: dict[int, list[Instruction]] = {0: _return_error(EPERM), _FIRST_NEW: _return_error(ENOSYS)}
     for number in sorted(leaves):
-        starts.setdefault(number + 1, _failing(ENOSYS if number + 1 >= _FIRST_NEW else EPERM))
+        starts.setdefault(number + 1, _return_error(ENOSYS if number + 1 >= _FIRST_NEW else EPERM))
         starts[number] = leaves[number]
     merged: list[tuple[int, list[Instruction]]] = []
     for start, block in sorted(starts.items()):
         if not merged or merged[-1][1] != block:
             merged.append((start, block))
-    return [*_checked_architecture(audit), *_searched(merged)]
+    return [*_check_architecture(audit), *_binary_search(merged)]
 
 
-def thread_questions(machine: str) -> list[Instruction]:
-    """A filter that has each ``clone`` asked about, with whoever listens, and allows all else."""
+def thread_approval_filter(machine: str) -> list[Instruction]:
+    """Return a filter that sends each ``clone`` to its listener for approval and allows all other calls."""
     column, audit = ARCHITECTURES[machine]
-    clone = _numbers()["clone"][column]
+    clone = call_numbers()["clone"][column]
     assert clone is not None
     questions = [(_JUMP_EQUAL, 0, 1, clone), (_RETURN, 0, 0, _ASK), (_RETURN, 0, 0, _ALLOW)]
-    return [*_checked_architecture(audit), *questions]
+    return [*_check_architecture(audit), *questions]
 
 
-def _numbers() -> dict[str, tuple[int | None, int | None]]:
+def call_numbers() -> dict[str, tuple[int | None, int | None]]:
     entries = (entry.split() for entry in _NUMBERS.split(","))
-    return {name: (int(one), None if other == "-" else int(other)) for name, one, other in entries}
+    return {name: (int(x86_64), None if aarch64 == "-" else int(aarch64)) for name, x86_64, aarch64 in entries}
 
 
-def _checked_architecture(audit: int) -> list[Instruction]:
-    """Kill who calls as a 32-bit program does, with other numbers; then look at the number."""
+def _check_architecture(audit: int) -> list[Instruction]:
+    """Return instructions that kill 32-bit callers, whose numbers differ, and then load the call's number."""
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, audit),
@@ -177,24 +177,24 @@ def _checked_architecture(audit: int) -> list[Instruction]:
     ]
 
 
-def _failing(error: int) -> list[Instruction]:
+def _return_error(error: int) -> list[Instruction]:
     return [(_RETURN, 0, 0, _REFUSE | error)]
 
 
-def _decision(name: str, namespaces: bool, threads: bool) -> list[Instruction]:
-    """What becomes of a call that the list knows."""
-    if name in _UNSUPPORTED or (name in _UNSUPPORTED_OUTSIDE and not namespaces):
-        return _failing(ENOTSUP)
+def _decide(name: str, namespaces: bool, threads: bool) -> list[Instruction]:
+    """Return the instructions for a listed call."""
+    if name in _UNSUPPORTED or (name in _UNSUPPORTED_WITHOUT_NAMESPACES and not namespaces):
+        return _return_error(ENOTSUP)
     if name in _ABSENT:
-        return _failing(ENOSYS)
-    if not namespaces and (name in _INSIDE_ONLY or (name == "clone" and not threads)):
-        return _failing(EPERM)
-    conditions = _CONDITIONS | (_INSIDE if namespaces else _OUTSIDE)
-    return _where(conditions[name]) if name in conditions else [(_RETURN, 0, 0, _ALLOW)]
+        return _return_error(ENOSYS)
+    if not namespaces and (name in _NAMESPACES_ONLY or (name == "clone" and not threads)):
+        return _return_error(EPERM)
+    conditions = _CONDITIONS | (_IN_NAMESPACES if namespaces else _WITHOUT_NAMESPACES)
+    return _allow_if(conditions[name]) if name in conditions else [(_RETURN, 0, 0, _ALLOW)]
 
 
-def _where(alternatives: Sequence[Sequence[Test]]) -> list[Instruction]:
-    """Allow a call for which all tests of one of the alternatives hold."""
+def _allow_if(alternatives: Sequence[Sequence[Test]]) -> list[Instruction]:
+    """Return instructions that allow a call if all tests of one of the alternatives pass."""
     block: list[Instruction] = []
     for tests in alternatives:
         length = sum(1 + len(values) for _, _, values in tests)
@@ -202,7 +202,7 @@ def _where(alternatives: Sequence[Sequence[Test]]) -> list[Instruction]:
         for kind, offset, values in tests:
             part.append((_LOAD, 0, 0, offset))
             for left, value in reversed(list(enumerate(reversed(values)))):
-                failed = length - len(part)  # from here to behind the return
+                failed = length - len(part)  # the distance from here to behind the return
                 if kind == "in":
                     part.append((_JUMP_EQUAL, left, 0 if left else failed, value))
                 elif kind == "out":
@@ -212,15 +212,15 @@ def _where(alternatives: Sequence[Sequence[Test]]) -> list[Instruction]:
                 else:
                     part.append((_JUMP_ANY_BIT, failed, 0, value))
         block += [*part, (_RETURN, 0, 0, _ALLOW)]
-    return block + _failing(EPERM)
+    return block + _return_error(EPERM)
 
 
-def _searched(leaves: Sequence[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """Find the last leaf that begins at or below the number, in as few steps as possible."""
+def _binary_search(leaves: Sequence[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """Return a binary search for the last leaf that starts at or below the call's number."""
     if len(leaves) == 1:
         return leaves[0][1]
     middle = len(leaves) // 2
-    low, high = _searched(leaves[:middle]), _searched(leaves[middle:])
-    if len(low) < _FAR:
+    low, high = _binary_search(leaves[:middle]), _binary_search(leaves[middle:])
+    if len(low) < _MAX_JUMP:
         return [(_JUMP_LEAST, len(low), 0, leaves[middle][0]), *low, *high]
     return [(_JUMP_LEAST, 0, 1, leaves[middle][0]), (_JUMP, 0, 0, len(low)), *low, *high]

@@ -1,6 +1,6 @@
-"""Renders chat templates that came with a model, in a sealed process (`explorl.sandbox.isolated_call`): some never end.
+"""Render the chat template of a model in an isolated process (`explorl.sandbox.isolated_call`): some never end.
 
-It imports nothing of Explorl, so it holds no torch and starts at once.
+Imports nothing of Explorl and so no torch, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def prepare(_: Any) -> None:  # pragma: no cover (another process)
-    """Import what renders, before a template may do anything."""
+    """Import the renderer before the process isolates itself."""
     from transformers.utils import chat_template_utils  # noqa: F401
 
 
 def refusal(message: dict[str, Any], _: Any = None) -> str | None:  # pragma: no cover (another process)
-    """Return why a template does not render the conversation of a message; None if it does."""
+    """Return the error of rendering a message's conversation with its template; None if it renders."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:

@@ -1,6 +1,6 @@
-"""How long a program has run: the processor time of all its processes, and its time without what others took from it.
+"""Measure a program's processor time over all its processes, and its time without waiting for busy processors.
 
-Read from /proc by its keeper. Imported in the sandbox, so it imports nothing that takes time.
+Its supervisor reads both from /proc. Imported in the sandbox, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -13,65 +13,66 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from explorl.sandbox.disk import Disk
+    from explorl.sandbox.disk import DiskQuota
 
 
-def longest(seconds: float) -> float:
-    """Seconds on the clock after which a program with this limit is ended, however little of a processor it had."""
+def wall_limit(seconds: float) -> float:
+    """Return the wall-clock seconds after which a program with this limit is killed, however little it could run."""
     return 4 * seconds + 2
 
 
-def longest_look(disk: Disk | None) -> float:
-    """Return the seconds after which a keeper looks again at what has been used: more often where that is a disk."""
+def check_interval(disk: DiskQuota | None) -> float:
+    """Return the longest time between two checks of the usage, in seconds; shorter if there is a disk to watch."""
     return 0.25 if disk is None else 0.05
 
 
 class Usage:
-    """What children with all their descendants, and this process with them, have used since this was made."""
+    """Time used by this process, by children and by all their descendants since this object was made."""
 
     def __init__(self, proc: int, *children: int) -> None:
-        """``proc``: a descriptor of /proc."""
+        """Start measuring; ``proc`` is an open descriptor of /proc."""
         self.processor = 0.0
-        """Seconds, of all processes together."""
+        """Processor seconds of all processes together."""
         self.time = 0.0
-        """Seconds on the clock, less those in which a process waited for a processor while none of them had one."""
+        """Wall-clock seconds, less those in which processes waited for a processor while none of them had one."""
         self.clock = 0.0
-        """Seconds on the clock."""
+        """Wall-clock seconds."""
         self._proc, self._children = proc, children
         self._begun, self._processor_before = time.monotonic(), time.process_time()
-        self._processor_of: dict[int, float] = {}  # by process; of those that are gone what was seen last
-        self._waited_of: dict[int, float] = {}  # by thread
+        self._processor_of: dict[int, float] = {}  # by pid; the last value for processes that have ended
+        self._waited_of: dict[int, float] = {}  # by thread id
         self._tick = 1 / os.sysconf("SC_CLK_TCK")
 
     @property
     def knows_waiting(self) -> bool:
-        """Whether the kernel says how long a thread has waited for a processor."""
+        """True if the kernel reports how long threads have waited for a processor."""
         return bool(self._waited_of)
 
     def update(self) -> None:
+        """Read the current times."""
         clock, processor = time.monotonic() - self._begun, time.process_time() - self._processor_before
         waited_before = sum(self._waited_of.values())
         alive = 0.0
         for pid in chain.from_iterable(map(self._family, self._children)):
-            own, buried = self._processor_times(pid)
-            alive += own + buried
-            self._processor_of[pid] = own
+            own_time, children_time = self._processor_times(pid)
+            alive += own_time + children_time
+            self._processor_of[pid] = own_time
         processor += max(alive, sum(self._processor_of.values()))
-        self._look_at_threads(os.getpid())
+        self._read_threads(os.getpid())
         lost = (clock - self.clock) - (processor - self.processor)
-        if self.knows_waiting:  # otherwise nobody says who waited for what, and all of it may have been for a processor
+        if self.knows_waiting:  # otherwise all lost time may have been spent waiting for a processor
             lost = min(lost, sum(self._waited_of.values()) - waited_before)
         self.time += clock - self.clock - max(0.0, lost)
         self.clock, self.processor = clock, processor
 
     def _family(self, pid: int) -> Iterator[int]:
-        """A process and its descendants, and note how long each of their threads has waited."""
+        """Yield a process and its descendants, and store how long each of their threads has waited."""
         yield pid
-        for child in self._look_at_threads(pid):
+        for child in self._read_threads(pid):
             yield from self._family(child)
 
-    def _look_at_threads(self, pid: int) -> list[int]:
-        """Note how long each thread of a process has waited for a processor; the children of them all."""
+    def _read_threads(self, pid: int) -> list[int]:
+        """Store how long each thread of a process has waited for a processor; return the children of all threads."""
         children: list[int] = []
         for thread in self._listed(f"{pid}/task"):
             children += map(int, self._read(f"{pid}/task/{thread}/children").split())
@@ -81,7 +82,7 @@ class Usage:
         return children
 
     def _processor_times(self, pid: int) -> tuple[float, float]:
-        """Of a process, and of those of its children that it has waited for."""
+        """Return the processor times of a process and of those children that it has waited for."""
         fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
         if len(fields) < 15:
             return self._processor_of.get(pid, 0.0), 0.0

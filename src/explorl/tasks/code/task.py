@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from explorl.core.plugins import unknown
 from explorl.core.text import clean
-from explorl.sandbox.programs import DEFAULTS, Limits, Tested, in_threads, run_tests
+from explorl.sandbox.programs import DEFAULTS, ProgramLimits, ProgramTestResult, in_threads, run_tests
 from explorl.tasks.base import Problem, Prompt, Task, Verdict
 from explorl.tasks.code.extract import defines, extract, fences, preamble
 from explorl.tasks.json_lines import Record, group_by_split, read_records, short_repr, split_files
@@ -44,7 +44,7 @@ class Code(Task):
     data_dir: str | Path | None = None
     seconds: float = DEFAULTS.seconds
     """Time for a program and all its tests, and processor time of all its processes together. What it waits for a
-    processor that others use does not count (see `Limits`)."""
+    processor that others use does not count (see `ProgramLimits`)."""
     memory: int = DEFAULTS.memory
     """Bytes of address space for a program."""
     workers: int | None = None
@@ -124,10 +124,10 @@ class Code(Task):
 
         return in_threads(judge, completions, problems, flags, workers=self.workers)
 
-    def _limits(self) -> Limits:
-        return Limits(seconds=self.seconds, cpu_seconds=self.seconds, memory=self.memory)
+    def _limits(self) -> ProgramLimits:
+        return ProgramLimits(seconds=self.seconds, cpu_seconds=self.seconds, memory=self.memory)
 
-    def _error(self, tested: Tested) -> str | None:
+    def _error(self, tested: ProgramTestResult) -> str | None:
         if tested.status == "ok":
             return None
         if tested.status == "timeout":

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from explorl.core.text import clean
-from explorl.sandbox.isolated_call import Reply, Sealed
+from explorl.sandbox.isolated_call import IsolatedFunction, IsolatedResult
 from explorl.tasks.gym.guard import MAX_LENGTH
 from explorl.tasks.gym.worker import Score, modules, packed
 
@@ -17,8 +17,8 @@ class Scorer:
     """Processes that score the answers to one data set; they end with it."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
-        self._sealed = Sealed("explorl.tasks.gym.worker:score", setup=dict(setup))
-        finalize(self, self._sealed.close)
+        self._isolated = IsolatedFunction("explorl.tasks.gym.worker:score", setup=dict(setup))
+        finalize(self, self._isolated.close)
 
     def score(self, answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Score]:
         """The scores of answers to problems' data. The same answer to the same problem is scored once."""
@@ -27,7 +27,7 @@ class Scorer:
             for answer, data in answers
             if len(answer) <= MAX_LENGTH
         }
-        replies = self._sealed.call_many(messages.values()) if messages else []
+        replies = self._isolated.call_many(messages.values()) if messages else []
         scores = dict(zip(messages, map(_understood, replies), strict=True))
         too_long = 0.0, f"an answer of over {MAX_LENGTH} characters"
         return [scores.get(_key(answer, data), too_long) for answer, data in answers]
@@ -49,7 +49,7 @@ def _key(answer: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
     return answer, data["question"], data["answer"], data["metadata"]
 
 
-def _understood(reply: Reply) -> Score:
+def _understood(reply: IsolatedResult) -> Score:
     """A score, whatever a process replied."""
     if reply.error is not None:
         return 0.0, f"the scorer {reply.error}"

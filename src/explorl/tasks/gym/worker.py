@@ -1,4 +1,5 @@
-"""Data sets of reasoning-gym and their scorers; also imported where answers are scored, shut in (`sandbox.sealed`)."""
+"""Data sets of reasoning-gym and their scorers; also imported by the isolated process that scores
+answers (`sandbox.isolated_call`)."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ import re
 from typing import Any
 
 
-def given(patterns: list[str]) -> list[re.Pattern[str]]:
+def prepare_trusted(patterns: list[str]) -> list[re.Pattern[str]]:
     """Compile the patterns."""
     return [re.compile(pattern) for pattern in patterns]
 
 
 def matches(message: dict[str, Any], patterns: list[re.Pattern[str]] | None) -> bool:
     """Return whether a message's text matches one of its patterns; ``patterns`` are compiled ones or None."""
-    compiled = given(message["patterns"]) if patterns is None else patterns
+    compiled = prepare_trusted(message["patterns"]) if patterns is None else patterns
     return any(pattern.search(message["text"]) for pattern in compiled)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from explorl.core.text import normalized
-from explorl.sandbox.isolated_call import Sealed, SealedLimits
+from explorl.sandbox.isolated_call import IsolatedFunction, IsolationLimits
 from explorl.tasks.jsonl.numbers import asks_for_unit, format_number, parse_number, same_number
 from explorl.tasks.math.judge import shared_judge
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize
@@ -124,8 +124,10 @@ def check_patterns(
 
 
 @lru_cache
-def _matchers(workers: int | None, seconds: float) -> Sealed:
+def _matchers(workers: int | None, seconds: float) -> IsolatedFunction:
     """Return this process's pool of workers with these limits; it is closed when Python exits."""
-    sealed = Sealed("explorl.tasks.jsonl.pattern_worker:matches", workers=workers, limits=SealedLimits(seconds=seconds))
-    atexit.register(sealed.close)
-    return sealed
+    matcher = IsolatedFunction(
+        "explorl.tasks.jsonl.pattern_worker:matches", workers=workers, limits=IsolationLimits(seconds=seconds)
+    )
+    atexit.register(matcher.close)
+    return matcher

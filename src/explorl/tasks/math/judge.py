@@ -16,7 +16,7 @@ from functools import lru_cache
 from threading import Lock
 from types import TracebackType
 
-from explorl.sandbox.isolated_call import Reply, Sealed, SealedLimits
+from explorl.sandbox.isolated_call import IsolatedFunction, IsolatedResult, IsolationLimits
 from explorl.tasks.math import form
 from explorl.tasks.math import prompt as math_prompt
 from explorl.tasks.math.normalize import MAX_LENGTH, normalize, parse_numeral
@@ -50,13 +50,13 @@ class Judge:
         if not limit > 0:
             raise ValueError(f"limit={limit}: give the seconds that comparing two answers may take, like 5.0")
         self.arithmetic = arithmetic
-        self._sealed = Sealed(_WORKER, workers=workers, limits=SealedLimits(seconds=limit))
+        self._isolated = IsolatedFunction(_WORKER, workers=workers, limits=IsolationLimits(seconds=limit))
         self._cache: dict[Pair, Judgement] = {}
         self._lock = Lock()
 
     @property
     def workers(self) -> int:
-        return self._sealed.workers
+        return self._isolated.workers
 
     def judge(self, gold: str, answer: str, prompt: str = "") -> Judgement:
         """Judge one answer, given the text of the problem."""
@@ -83,7 +83,7 @@ class Judge:
 
     def close(self) -> None:
         """End the workers; the next pair starts new ones."""
-        self._sealed.close()
+        self._isolated.close()
 
     def __enter__(self) -> Judge:
         return self
@@ -96,7 +96,7 @@ class Judge:
     def _compare(self, pairs: Sequence[Pair]) -> dict[Pair, Judgement | None]:
         try:
             messages = [_message(*pair, self.arithmetic) for pair in pairs]
-            replies = self._sealed.call_many(messages, [message["gold"] for message in messages]) if pairs else []
+            replies = self._isolated.call_many(messages, [message["gold"] for message in messages]) if pairs else []
         except ImportError as error:
             raise ImportError(f"judging answers needs math-verify ({error}); pip install math-verify") from None
         return {pair: _judgement(reply) for pair, reply in zip(pairs, replies, strict=True)}
@@ -113,7 +113,7 @@ def _message(gold: str, answer: str, arithmetic: bool) -> dict[str, object]:
     return {"gold": gold_text, "answer": answer_text}
 
 
-def _judgement(reply: Reply) -> Judgement:
+def _judgement(reply: IsolatedResult) -> Judgement:
     if reply.error is None:
         return Judgement(reply.value is True, seconds=reply.seconds)
     error = reply.error.removeprefix("raised ValueError: ")

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from explorl.sandbox.seccomp import (
-    _INSIDE_ONLY,
+    _NAMESPACES_ONLY,
     ARCHITECTURES,
     CLONE_THREAD,
     OWN_PROCESS,
     Instruction,
-    _numbers,
+    call_numbers,
     filter_program,
-    thread_questions,
+    thread_approval_filter,
 )
 
 ALLOW, ASK, KILL = 0x7FFF0000, 0x7FC00000, 0x80000000
@@ -68,7 +68,7 @@ def test_filter_decides_as_written(machine: str, namespaces: bool, threads: bool
     assert len(program) < 4096
     assert all(yes < 256 and no < 256 for _, yes, no, _ in program)
     decide = run(program, audit)
-    known = {name: numbers[column] for name, numbers in _numbers().items()}
+    known = {name: numbers[column] for name, numbers in call_numbers().items()}
 
     def call(name: str, *arguments: int) -> int:
         number = known[name]
@@ -85,7 +85,7 @@ def test_filter_decides_as_written(machine: str, namespaces: bool, threads: bool
     for number in (424, 425, 434, 435, 437, 440, 442, 444, 463, 469, 500, 512, 1 << 30, (1 << 32) - 1):
         assert decide(number) == ENOSYS
     assert call("close_range") == call("faccessat2") == ALLOW
-    for name in _INSIDE_ONLY:
+    for name in _NAMESPACES_ONLY:
         if known[name] is not None:
             assert call(name) == (ALLOW if namespaces else EPERM)
 
@@ -125,8 +125,8 @@ def test_filter_decides_as_written(machine: str, namespaces: bool, threads: bool
 @pytest.mark.parametrize("machine", list(ARCHITECTURES))
 def test_threads_are_asked_for(machine: str) -> None:
     column, audit = ARCHITECTURES[machine]
-    decide = run(thread_questions(machine), audit)
-    clone, read = _numbers()["clone"][column], _numbers()["read"][column]
+    decide = run(thread_approval_filter(machine), audit)
+    clone, read = call_numbers()["clone"][column], call_numbers()["read"][column]
     assert (decide(clone), decide(read), decide(read, architecture=1)) == (ASK, ALLOW, KILL)
 
 
@@ -141,7 +141,7 @@ def test_numbers_are_those_of_the_kernel() -> None:
         except (OSError, subprocess.CalledProcessError):
             pytest.skip("no compiler or no headers")
         defined = dict(re.findall(r"#define (__NR\w+) (\w+)", output))
-        for name, numbers in {**_numbers(), **DANGEROUS}.items():
+        for name, numbers in {**call_numbers(), **DANGEROUS}.items():
             value = defined.get(f"__NR_{name}")
             while value in defined:
                 value = defined[value]

@@ -16,13 +16,13 @@ from unittest.mock import ANY
 import pytest
 
 from explorl.sandbox import isolated_call, programs
-from explorl.sandbox.isolated_call import Reply, Sealed, SealedLimits
+from explorl.sandbox.isolated_call import IsolatedFunction, IsolatedResult, IsolationLimits
 from explorl.sandbox.programs import Guarantees, SandboxError, probe
 
 JUDGE = '''
 import os, sys, time
 
-state = {"wins": False, "prepared": None, "given": 0}
+state = {"wins": False, "prepared": None, "computed": 0}
 
 def prepare(setup):
     state["prepared"] = setup
@@ -30,17 +30,17 @@ def prepare(setup):
     print("noise")
     os.write(2, b"noise")
 
-def given(number):
+def prepare_trusted(number):
     if number == "hang":
         while True: pass
     if number == "fail":
         raise OSError
-    state["given"] += 1
+    state["computed"] += 1
     return number * 2
 
-def run(message, given):
+def run(message, trusted):
     """Runs what it is told, like a judge with a hole in it."""
-    scope = {"state": state, "given": given}
+    scope = {"state": state, "trusted": trusted}
     exec(message, scope)
     return scope.get("value")
 '''
@@ -54,12 +54,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def judges(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sealed]]:
+def judges(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., IsolatedFunction]]:
     monkeypatch.syspath_prepend(str(folder))
-    made: list[Sealed] = []
+    made: list[IsolatedFunction] = []
 
-    def make(**options: object) -> Sealed:
-        made.append(Sealed("holed_judge:run", **{"workers": 1, **options}))  # type: ignore[arg-type]
+    def make(**options: object) -> IsolatedFunction:
+        made.append(IsolatedFunction("holed_judge:run", **{"workers": 1, **options}))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -87,12 +87,12 @@ def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> p
     return chosen
 
 
-def one(judge: Sealed, message: str) -> Reply:
+def one(judge: IsolatedFunction, message: str) -> IsolatedResult:
     (reply,) = judge.call_many([message])
     return reply
 
 
-def test_values_come_back_in_order(judges: Callable[..., Sealed], layers: programs.Layers) -> None:
+def test_values_come_back_in_order(judges: Callable[..., IsolatedFunction], layers: programs.Layers) -> None:
     judge = judges(workers=2, setup={"name": "x"})
     replies = judge.call_many([f"value = {number} ** 2" for number in range(20)])
     assert [reply.value for reply in replies] == [number**2 for number in range(20)]
@@ -100,7 +100,7 @@ def test_values_come_back_in_order(judges: Callable[..., Sealed], layers: progra
     assert judge.call_many([]) == []
 
 
-def test_nothing_is_left_for_the_next_message(judges: Callable[..., Sealed], layers: programs.Layers) -> None:
+def test_nothing_is_left_for_the_next_message(judges: Callable[..., IsolatedFunction], layers: programs.Layers) -> None:
     judge = judges()
     attack = """
 import builtins, gc, json, sys
@@ -117,7 +117,7 @@ value = 'attacked'
     assert judge._pool[0].pid == pid
 
 
-def test_no_file_is_left_for_the_next_message(judges: Callable[..., Sealed], layers: programs.Layers) -> None:
+def test_no_file_is_left_for_the_next_message(judges: Callable[..., IsolatedFunction], layers: programs.Layers) -> None:
     if not {"namespaces", "landlock"} & set(layers):
         pytest.skip("files are not isolated")
     judge = judges()
@@ -153,7 +153,7 @@ for folder in ('/', '/tmp', '/dev', '/dev/shm', '/usr'):
     ],
 )
 def test_nothing_is_reached(
-    judges: Callable[..., Sealed], layers: programs.Layers, tmp_path: Path, attempt: str, refused: bool
+    judges: Callable[..., IsolatedFunction], layers: programs.Layers, tmp_path: Path, attempt: str, refused: bool
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -167,7 +167,7 @@ def test_nothing_is_reached(
 
 
 def test_the_environment_is_empty(
-    judges: Callable[..., Sealed], layers: programs.Layers, monkeypatch: pytest.MonkeyPatch
+    judges: Callable[..., IsolatedFunction], layers: programs.Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     judge = judges()
@@ -176,7 +176,7 @@ def test_the_environment_is_empty(
 
 
 def test_a_project_on_the_path_is_not_shown(
-    judges: Callable[..., Sealed], layers: programs.Layers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    judges: Callable[..., IsolatedFunction], layers: programs.Layers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".env").write_text("TOKEN=1")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -185,7 +185,7 @@ def test_a_project_on_the_path_is_not_shown(
 
 
 def test_a_folder_above_the_judge_is_on_the_path(
-    folder: Path, judges: Callable[..., Sealed], layers: programs.Layers, monkeypatch: pytest.MonkeyPatch
+    folder: Path, judges: Callable[..., IsolatedFunction], layers: programs.Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As /tmp is for a script that lies there: it is not shown, and does not stand in the way of the sandbox's own."""
     (folder.parent / ".env").write_text("TOKEN=1")
@@ -217,29 +217,31 @@ def test_a_folder_above_the_judge_is_on_the_path(
         ("def f(): f()\nf()", "raised RecursionError: maximum recursion depth exceeded"),
     ],
 )
-def test_what_becomes_of_bad_messages(judges: Callable[..., Sealed], source: str, error: str) -> None:
+def test_what_becomes_of_bad_messages(judges: Callable[..., IsolatedFunction], source: str, error: str) -> None:
     seconds = 0.4 if error == "took too long" else 30.0  # 200 MiB, page by page, may take longer
-    judge = judges(limits=SealedLimits(seconds=seconds, memory=200 << 20))
+    judge = judges(limits=IsolationLimits(seconds=seconds, memory=200 << 20))
     bad, good = judge.call_many([source, "value = 1"])
     assert bad.value is None
     assert (bad.error or "").startswith(error)
     assert good.value == 1
 
 
-def test_what_is_given_is_computed_once_and_outside(judges: Callable[..., Sealed]) -> None:
+def test_trusted_values_are_prepared_once_and_outside(judges: Callable[..., IsolatedFunction]) -> None:
     judge = judges()
-    replies = judge.call_many(["value = [given, state['given']]"] * 3, [21, 21, 4])
+    replies = judge.call_many(["value = [trusted, state['computed']]"] * 3, [21, 21, 4])
     assert [reply.value for reply in replies] == [[42, 1], [42, 1], [8, 2]]
-    replies = judge.call_many(["value = given"] * 2, ["hang", "fail"])
+    replies = judge.call_many(["value = trusted"] * 2, ["hang", "fail"])
     assert [reply.value for reply in replies] == [None, None]
-    assert one(judge, "value = given").value is None
-    judge.call_many(["state['given'] = 99"], [7])
-    assert judge.call_many(["value = state['given']"], [7])[0].value == 3
+    assert one(judge, "value = trusted").value is None
+    judge.call_many(["state['computed'] = 99"], [7])
+    assert judge.call_many(["value = state['computed']"], [7])[0].value == 3
 
 
-def test_each_message_has_its_own_time(judges: Callable[..., Sealed], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated_call, "_PATIENCE", 1000)  # the clock does not count here
-    judge = judges(limits=SealedLimits(seconds=0.6))
+def test_each_message_has_its_own_time(
+    judges: Callable[..., IsolatedFunction], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_call, "_WALL_FACTOR", 1000)  # the clock does not count here
+    judge = judges(limits=IsolationLimits(seconds=0.6))
     spin = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.2: pass\nvalue = 'slow'"
     replies = judge.call_many(["while True: pass"] * 6 + [spin, spin, "value = 'quick'"])
     assert [reply.error for reply in replies[:6]] == ["took too long"] * 6
@@ -248,13 +250,13 @@ def test_each_message_has_its_own_time(judges: Callable[..., Sealed], monkeypatc
 
 
 def test_a_busy_machine_is_not_the_message_s_fault(
-    judges: Callable[..., Sealed], monkeypatch: pytest.MonkeyPatch
+    judges: Callable[..., IsolatedFunction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message is judged by its own processor time, however many others want the processor."""
     monkeypatch.setattr(
-        isolated_call, "_PATIENCE", 1000
+        isolated_call, "_WALL_FACTOR", 1000
     )  # which the test's own company does not use up, but others may
-    judge = judges(limits=SealedLimits(seconds=0.6))
+    judge = judges(limits=IsolationLimits(seconds=0.6))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
     try:
         reply = one(judge, "import time\nwhile time.process_time() < 0.3: pass\nvalue = 1")
@@ -265,16 +267,16 @@ def test_a_busy_machine_is_not_the_message_s_fault(
     assert reply.value == 1, reply
 
 
-def test_a_host_that_ignores_its_children_s_ends(judges: Callable[..., Sealed]) -> None:
+def test_a_host_that_ignores_its_children_s_ends(judges: Callable[..., IsolatedFunction]) -> None:
     """Signals that are ignored stay so in the programs that a process starts: some that watch over others do that."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert one(judges(), "value = 1") == Reply(1, None, ANY)
+        assert one(judges(), "value = 1") == IsolatedResult(1, None, ANY)
     finally:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_killed_worker_is_replaced(judges: Callable[..., Sealed]) -> None:
+def test_a_killed_worker_is_replaced(judges: Callable[..., IsolatedFunction]) -> None:
     judge = judges()
     assert one(judge, "value = 1").value == 1
     first = judge._pool[0].pid
@@ -284,8 +286,8 @@ def test_a_killed_worker_is_replaced(judges: Callable[..., Sealed]) -> None:
     assert judge._pool[0].pid != first
 
 
-def test_a_message_whose_worker_is_killed_twice_has_crashed(judges: Callable[..., Sealed]) -> None:
-    judge = judges(limits=SealedLimits(seconds=30))
+def test_a_message_whose_worker_is_killed_twice_has_crashed(judges: Callable[..., IsolatedFunction]) -> None:
+    judge = judges(limits=IsolationLimits(seconds=30))
     killed: list[int] = []
 
     def kill_whoever_takes_it() -> None:
@@ -300,14 +302,14 @@ def test_a_message_whose_worker_is_killed_twice_has_crashed(judges: Callable[...
     killer.start()
     reply = one(judge, "import time; time.sleep(1000)")
     killer.join()
-    assert reply == Reply(error="crashed")
+    assert reply == IsolatedResult(error="crashed")
     assert one(judge, "value = 1").value == 1
 
 
 def test_all_processes_end_with_their_host(folder: Path) -> None:
     source = (
-        f"import sys; sys.path.insert(0, {str(folder)!r})\nfrom explorl.sandbox.isolated_call import Sealed\n"
-        "judge = Sealed('holed_judge:run', workers=1); judge.call_many(['1'])\n"
+        f"import sys; sys.path.insert(0, {str(folder)!r})\nfrom explorl.sandbox.isolated_call import IsolatedFunction\n"
+        "judge = IsolatedFunction('holed_judge:run', workers=1); judge.call_many(['1'])\n"
         "print(judge._pool[0].pid, flush=True); judge.call_many(['while True: pass'])"
     )
     host = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
@@ -338,22 +340,24 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_interrupted_calls_leave_no_stale_reply(judges: Callable[..., Sealed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_calls_leave_no_stale_reply(
+    judges: Callable[..., IsolatedFunction], monkeypatch: pytest.MonkeyPatch
+) -> None:
     judge = judges()
     assert one(judge, "value = 1").value == 1
     with monkeypatch.context() as patch:
-        patch.setattr(Sealed, "_heard", interrupted)
+        patch.setattr(IsolatedFunction, "_wait_for_workers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             one(judge, "value = 2")
     assert judge._pool == []
     assert one(judge, "value = 3").value == 3
 
 
-def interrupted(judge: Sealed) -> None:
+def interrupted(judge: IsolatedFunction) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_fork_has_workers_of_its_own(judges: Callable[..., Sealed]) -> None:
+def test_a_fork_has_workers_of_its_own(judges: Callable[..., IsolatedFunction]) -> None:
     judge = judges()
     assert one(judge, "value = 1").value == 1
     pid = judge._pool[0].pid
@@ -367,7 +371,7 @@ def test_a_fork_has_workers_of_its_own(judges: Callable[..., Sealed]) -> None:
     assert judge._pool[0].pid == pid
 
 
-def test_threads_share_workers(judges: Callable[..., Sealed]) -> None:
+def test_threads_share_workers(judges: Callable[..., IsolatedFunction]) -> None:
     judge = judges(workers=2)
     results: dict[int, list[object]] = {}
 
@@ -385,19 +389,19 @@ def test_threads_share_workers(judges: Callable[..., Sealed]) -> None:
 def test_modules_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "needs_more.py").write_text("import no_such_library_here")
-    with Sealed("needs_more:run") as judge, pytest.raises(ImportError, match="no_such_library_here"):
+    with IsolatedFunction("needs_more:run") as judge, pytest.raises(ImportError, match="no_such_library_here"):
         judge.call_many([1])
     (tmp_path / "broken_judge.py").write_text("raise RuntimeError('not today')")
-    found = "broken_judge:run does not start: RuntimeError: not today, 3 times"
-    with Sealed("broken_judge:run", workers=1) as judge, pytest.raises(SandboxError, match=found):
+    found = "broken_judge:run did not start in 3 attempts: RuntimeError: not today"
+    with IsolatedFunction("broken_judge:run", workers=1) as judge, pytest.raises(SandboxError, match=found):
         judge.call_many([1])
     (tmp_path / "gone_judge.py").write_text("import os; os._exit(3)")
-    found = "gone_judge:run does not start: it ended, 3 times"
-    with Sealed("gone_judge:run", workers=1) as judge, pytest.raises(SandboxError, match=found):
+    found = "gone_judge:run did not start in 3 attempts: it ended"
+    with IsolatedFunction("gone_judge:run", workers=1) as judge, pytest.raises(SandboxError, match=found):
         judge.call_many([1])
 
 
-def test_no_torch_and_no_explorl_in_a_worker(judges: Callable[..., Sealed]) -> None:
+def test_no_torch_and_no_explorl_in_a_worker(judges: Callable[..., IsolatedFunction]) -> None:
     modules = one(judges(), "import sys; value = sorted(sys.modules)").value
     assert "torch" not in modules
     assert {name for name in modules if name.startswith("explorl.") and not name.startswith("explorl.sandbox")} == {
@@ -407,7 +411,7 @@ def test_no_torch_and_no_explorl_in_a_worker(judges: Callable[..., Sealed]) -> N
 
 @pytest.mark.parametrize("reason", ["not Linux", "refused", "open"])
 def test_where_nothing_isolates_there_is_a_warning(
-    judges: Callable[..., Sealed], monkeypatch: pytest.MonkeyPatch, reason: str
+    judges: Callable[..., IsolatedFunction], monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     def capabilities() -> Guarantees:
         if reason == "not Linux":
@@ -421,7 +425,7 @@ def test_where_nothing_isolates_there_is_a_warning(
     try:
         with pytest.warns(UserWarning, match=r"not isolated here \(.*explorl doctor"):
             assert one(judges(), "value = 1").value == 1
-        bad, good = judges(limits=SealedLimits(seconds=0.3)).call_many(["while True: pass", "value = 1"])
+        bad, good = judges(limits=IsolationLimits(seconds=0.3)).call_many(["while True: pass", "value = 1"])
         assert (bad.error, good.value) == ("took too long", 1)
     finally:
         isolated_call._layers.cache_clear()
@@ -429,13 +433,13 @@ def test_where_nothing_isolates_there_is_a_warning(
 
 def test_bad_numbers_are_named() -> None:
     with pytest.raises(ValueError, match="workers=0: give 1 or more"):
-        Sealed("x:y", workers=0)
+        IsolatedFunction("x:y", workers=0)
     with pytest.raises(ValueError, match=r"seconds=nan: give a positive number, like 5\.0"):
-        SealedLimits(seconds=float("nan"))
-    assert 1 <= Sealed("x:y").workers <= 8
+        IsolationLimits(seconds=float("nan"))
+    assert 1 <= IsolatedFunction("x:y").workers <= 8
 
 
 @pytest.mark.parametrize("body", [b"", b"1", b"null", b'{"other": 1}', b"{" * 10, b"[" * 100_000])
 def test_replies_that_are_none(body: bytes) -> None:
-    assert isolated_call._understood(body, 0.0).error == "crashed"
-    assert json.dumps(isolated_call._understood(b'{"value": [1]}', 0.0).value) == "[1]"
+    assert isolated_call._parse_reply(body, 0.0).error == "crashed"
+    assert json.dumps(isolated_call._parse_reply(b'{"value": [1]}', 0.0).value) == "[1]"
