@@ -41,16 +41,10 @@ CYCLES: Exceptions = {
 DUPLICATE_CLASSES: Exceptions = {
     ("Arm", 2): "study.file has the specification, study.watch the state that it shows",
     ("Choice", 2): "a pass in modeling.passes; a task and its parsed letter in tasks",
-    ("Drawn", 2): "to be renamed after what each holds",
-    ("FastestDrop", 2): "one measured offline, one while training",
-    ("Limits", 2): "to be renamed after what each holds",
     ("NothingToLearn", 2): "to be renamed after what each holds",
     ("Outcome", 3): "to be renamed after what each holds",
-    ("Probe", 2): "to be renamed after what each holds",
-    ("Run", 2): "to be renamed after what each holds",
     ("Sample", 2): "to be renamed after what each holds",
-    ("Sampler", 3): "to become sample_and_verify",
-    ("Settings", 2): "to be renamed after what each holds",
+    ("Sampler", 2): "to become sample_and_verify",
 }
 
 # The name of a file and how many have it.

@@ -15,7 +15,7 @@ from explorl.analysis.categories import (
 )
 from explorl.analysis.category_counts import category_counts, count_categories, summary, tables
 from explorl.analysis.lens import Context, Unavailable
-from explorl.analysis.lens_table import table_of
+from explorl.analysis.lens_table import build_table
 
 FORMAL, LOGICAL, META, REST = CATEGORIES
 
@@ -115,7 +115,7 @@ def test_files_that_cannot_be_read_are_said(tmp_path):
 
 # ---------------------------------------------------------------------------- counts
 def planted(rng, answers, meta, length=20):
-    """Answers of words, each followed by "wait" with a chance of its own."""
+    """Completions of words, each followed by "wait" with a chance of its own."""
     found = []
     for _ in range(answers):
         chance = meta * rng.uniform(0.5, 1.5)
@@ -156,17 +156,17 @@ def test_no_change_is_reported_where_none_is_planted():
     for seed in range(100):
         rng = np.random.default_rng(seed)
         found = count_categories(planted(rng, 40, 0.2), [1] * 20 + [2] * 20, lists, seed=seed)
-        reports += any(one.change.found for one in (found.length, *found.categories))
+        reports += any(one.change.sign for one in (found.length, *found.categories))
     assert reports <= 5
 
 
 def test_counts_of_a_run():
     columns = {"prompt": ["p"] * 2, "completion": ["c"] * 2, "tokens": [["so", " 1"], ["</script>"]]}
-    found = category_counts(table_of("run", {1: columns, 2: columns}), Context())
+    found = category_counts(build_table("run", {1: columns, 2: columns}), Context())
     assert found.answers == 4
     with pytest.raises(ValueError, match="'tokens'"):
-        category_counts(table_of("run", {1: {"prompt": ["p"], "completion": ["c"], "entropy": [[1.0]]}}), Context())
+        category_counts(build_table("run", {1: {"prompt": ["p"], "completion": ["c"], "entropy": [[1.0]]}}), Context())
     with pytest.raises(CategoryError, match=r"gone\.yaml"):
-        category_counts(table_of("run", {1: columns}), Context(options={"categories.lists": "gone.yaml"}))
+        category_counts(build_table("run", {1: columns}), Context(options={"categories.lists": "gone.yaml"}))
     one = {key: value[:1] for key, value in columns.items()}
-    assert isinstance(category_counts(table_of("run", {1: one}), Context()), Unavailable)
+    assert isinstance(category_counts(build_table("run", {1: one}), Context()), Unavailable)

@@ -16,13 +16,13 @@ from explorl.analysis.categories import CATEGORIES, REST, WordLists, groups_of, 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cell, cluster_means, told
+from explorl.stats.clusters import cluster_means, effect_cell, format_effect
 from explorl.stats.regression import Effect
 
 EDGE = 0.2
 """Share of the steps that is the beginning of a run, and its end."""
-MOST_ANSWERS = 20_000
-"""Answers that are read; of a run with more, those at even distances."""
+MAX_ANSWERS = 20_000
+"""Completions that are read; of a run with more, those at even distances."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def count_categories(
     steps: Sequence[int] | None = None,
     lists: WordLists | None = None,
     *,
-    together: NDArray[np.int64] | None = None,
+    clusters: NDArray[np.int64] | None = None,
     seed: int = 0,
 ) -> CategoryCounts:
     """Counts over answers, each a list of its tokens' texts, with intervals over answers.
@@ -75,7 +75,7 @@ def count_categories(
             row[1 + (rest if group is None else category[group])] += 1
         row[[1 + len(CATEGORIES) + group for group in set(found) if group is not None]] = 1
     names = ["tokens", *CATEGORIES, *(f"{name}: {group}" for name, group in lists.groups)]
-    counts = _compared(names, values, _part(steps), np.arange(len(answers)) if together is None else together, seed)
+    counts = _compared(names, values, _part(steps), np.arange(len(answers)) if clusters is None else clusters, seed)
     kinds = 1 + len(CATEGORIES)
     return CategoryCounts(counts[0], tuple(counts[1:kinds]), tuple(counts[kinds:]), len(answers), lists.source)
 
@@ -93,13 +93,13 @@ def _compared(
     names: Sequence[str],
     values: NDArray[np.float64],
     part: NDArray[np.int64] | None,
-    together: NDArray[np.int64],
+    clusters: NDArray[np.int64],
     seed: int,
 ) -> list[Count]:
     parts = [np.ones(len(values))] + ([] if part is None else [part == 0, part == 1])
     inside = np.stack(parts).astype(np.float64)  # parts × answers
-    sums = _summed(np.hstack([values * one[:, None] for one in inside]), together)
-    counts = _summed(np.hstack([np.broadcast_to(one[:, None], values.shape) for one in inside]), together)
+    sums = _summed(np.hstack([values * one[:, None] for one in inside]), clusters)
+    counts = _summed(np.hstack([np.broadcast_to(one[:, None], values.shape) for one in inside]), clusters)
     if part is None:
         means, _ = cluster_means(sums, counts, seed=seed)
         return [Count(name, mean) for name, mean in zip(names, means, strict=True)]
@@ -110,9 +110,9 @@ def _compared(
     return [Count(*column) for column in columns]
 
 
-def _summed(values: NDArray[np.float64], together: NDArray[np.int64]) -> NDArray[np.float64]:
+def _summed(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
     """Sums of the rows that belong together."""
-    names, cluster = np.unique(together, return_inverse=True)
+    names, cluster = np.unique(clusters, return_inverse=True)
     found = np.zeros((len(names), values.shape[1]))
     np.add.at(found, cluster, values)
     return found
@@ -122,15 +122,19 @@ def category_counts(table: LensTable, context: Context) -> CategoryCounts | Unav
     """The counts of a run's answers whose tokens are recorded."""
     texts = table.tokens["tokens"]
     lists = word_lists(context.option("categories", "lists", "") or None)
-    kept = np.flatnonzero(table.answers.count > 0)
-    if len(kept) > MOST_ANSWERS:
-        kept = kept[np.linspace(0, len(kept) - 1, MOST_ANSWERS).astype(np.int64)]
+    kept = np.flatnonzero(table.completions.count > 0)
+    if len(kept) > MAX_ANSWERS:
+        kept = kept[np.linspace(0, len(kept) - 1, MAX_ANSWERS).astype(np.int64)]
     if len(kept) < 2:
         return Unavailable("fewer than 2 answers have recorded tokens, which leaves no interval; record 2 or more")
-    start, count = table.answers.start[kept], table.answers.count[kept]
+    start, count = table.completions.start[kept], table.completions.count[kept]
     answers = [texts[a : a + n].tolist() for a, n in zip(start, count, strict=True)]
     return count_categories(
-        answers, table.answers.step[kept].tolist(), lists, together=table.answers.together[kept], seed=context.seed
+        answers,
+        table.completions.step[kept].tolist(),
+        lists,
+        clusters=table.completions.cluster[kept],
+        seed=context.seed,
     )
 
 
@@ -138,12 +142,12 @@ def summary(found: CategoryCounts) -> str:
     """What the counts show, in a sentence or two."""
     each = ", ".join(f"{one.all.mean:.1f} {one.name}" for one in found.categories if one.all is not None)
     text = f"An answer has {found.length.all:.1f} tokens: {each}."
-    moved = [one for one in (found.length, *found.categories) if one.change is not None and one.change.found]
+    moved = [one for one in (found.length, *found.categories) if one.change is not None and one.change.sign]
     if found.length.change is None:
         return text
     if not moved:
         return f"{text} From the first to the last fifth of the steps none of these changes beyond doubt."
-    each = ", ".join(f"{one.name} {told(one.change, '+.1f')}" for one in moved)
+    each = ", ".join(f"{one.name} {format_effect(one.change, '+.1f')}" for one in moved)
     return f"{text} From the first to the last fifth of the steps these change: {each} tokens per answer."
 
 
@@ -154,7 +158,7 @@ def tables(found: CategoryCounts) -> dict[str, Table]:
         compared = any(one.change is not None for one in rows)
         names = ["all steps", "first fifth", "last fifth", "change"] if compared else ["answers"]
         cells: list[list[Cell]] = [
-            [one.name, one.all, *([one.first, one.last, cell(one.change)] if compared else [])] for one in rows
+            [one.name, one.all, *([one.first, one.last, effect_cell(one.change)] if compared else [])] for one in rows
         ]
         return Table([first, *names], cells, title, number)
 

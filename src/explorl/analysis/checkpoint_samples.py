@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from explorl.analysis.lens_table import LensTable, table_of
+from explorl.analysis.lens_table import LensTable, build_table
 from explorl.evaluation import Protocol, fitting_template
 from explorl.evaluation.prompts import all_opened, check_prompts
 from explorl.models import Policy
@@ -20,7 +20,7 @@ from explorl.tasks import Task
 from explorl.tasks.base import problems_of, verdicts_of
 
 ROWS = 32
-"""Answers whose tokens are recorded at a time."""
+"""Completions whose tokens are recorded at a time."""
 
 
 def checkpoint_table(
@@ -59,8 +59,8 @@ def checkpoint_table(
         "tokens": [policy.tokenizer.batch_decode([[token] for token in tokens]) for _, _, _, tokens in drawn],
     }
     temperature = float(np.max(how.sampling.temperature)) or 1.0  # greedy answers are looked at as they are
-    columns |= recorded(policy, columns["prompt_ids"], columns["token_ids"], temperature)
-    return table_of(policy.name, {0: columns})
+    columns |= token_columns(policy, columns["prompt_ids"], columns["token_ids"], temperature)
+    return build_table(policy.name, {0: columns})
 
 
 def _drawn(
@@ -88,7 +88,7 @@ def _drawn(
     return [(one.prompt_index, one.text, found.prompt_ids[one.prompt_index], list(one.token_ids)) for one in found]
 
 
-def recorded(
+def token_columns(
     policy: Policy, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], temperature: float
 ) -> dict[str, list[Any]]:
     """Columns with what the policy thinks of each token of these answers."""

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.analysis.reward_stages import LEAST_STEPS
+from explorl.analysis.reward_stages import MIN_STEPS
 from explorl.metrics.quality import response_quality
 from explorl.stats import Cell, Table
-from explorl.stats.regression import Effect, binned, in_points, regression, trend
+from explorl.stats.regression import Effect, binned, format_points, regression, trend
 
 Floats = NDArray[np.float64]
 
@@ -41,8 +41,8 @@ class Defects:
 def defects(table: LensTable, context: Context) -> Defects | Unavailable:
     """Shares of malformed and repetitive responses and of those that mix languages; as logged, else counted."""
     steps, shares = _curves(table)
-    if len(steps) < LEAST_STEPS:
-        return Unavailable(f"the run has responses of {len(steps)} steps; their course needs {LEAST_STEPS} or more")
+    if len(steps) < MIN_STEPS:
+        return Unavailable(f"the run has responses of {len(steps)} steps; their course needs {MIN_STEPS} or more")
     return Defects(
         steps, tuple(Defect(name, values, _change(steps, values, context.seed)) for name, values in shares.items())
     )
@@ -71,7 +71,7 @@ def _curves(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
 
 
 def _counted(table: LensTable) -> tuple[Floats, dict[str, Floats]]:
-    answers = table.answers
+    answers = table.completions
     if not len(answers):
         raise NotRecorded(f"the run has no rollouts; {table.tokens.advice.rollouts}")
     steps = np.unique(answers.step)
@@ -92,9 +92,9 @@ def defects_summary(result: Defects) -> str:
         if kind.change is None:
             told.append(f"no response with {kind.name}" if kind.name != "repetitive" else "no repetitive response")
             continue
-        word = {1: "rise", -1: "fall", 0: "do not change, as far as can be told"}[kind.change.found]
+        word = {1: "rise", -1: "fall", 0: "do not change, as far as can be told"}[kind.change.sign]
         noun = "repetitive responses" if kind.name == "repetitive" else kind.name
-        told.append(f"{noun} {word} ({in_points(kind.change.interval)} from the first to the last third)")
+        told.append(f"{noun} {word} ({format_points(kind.change.interval)} from the first to the last third)")
     text = "; ".join(told) + "."
     return text[0].upper() + text[1:]
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
-from explorl.analysis.reward_stages import LEAST_STEPS, rising_end
+from explorl.analysis.reward_stages import MIN_STEPS, rising_end
 from explorl.stats import Cell, Table
 from explorl.stats.regression import Effect, binned, regression, trend
 
@@ -38,10 +38,10 @@ def sign_split(table: LensTable, context: Context) -> SignSplit | Unavailable:
     steps, positive, negative = sign_curves(table)
     end = min(rising_end(table, context), float(steps[-1]))
     kept = steps <= end
-    if kept.sum() < LEAST_STEPS:
+    if kept.sum() < MIN_STEPS:
         return Unavailable(
             f"{kept.sum()} steps of the rising stage have both positive and negative answers; the split needs "
-            f"{LEAST_STEPS} or more"
+            f"{MIN_STEPS} or more"
         )
     t, up, down = binned(steps[kept], positive[kept], negative[kept])
     fits = [regression(trend(t / 100), values, context.seed) for values in (up, down, down - up)]
@@ -55,7 +55,7 @@ def sign_curves(table: LensTable) -> tuple[Floats, Floats, Floats]:
     Of the recorded tokens, where groups of equal rewards are in neither; else as logged.
     """
     if "entropy" in table.tokens:
-        entropy, signs = table.tokens["entropy"], table.answers.sign[table.tokens.answer]
+        entropy, signs = table.tokens["entropy"], table.completions.sign[table.tokens.completion]
         first, positive = _means(table, entropy, signs > 0)
         second, negative = _means(table, entropy, signs < 0)
     else:
@@ -81,9 +81,9 @@ def _means(table: LensTable, values: Floats, chosen: NDArray[np.bool_]) -> tuple
 def split_summary(result: SignSplit) -> str:
     """Which sign has more entropy, and whose falls faster."""
     level = {1: "Negative answers have more entropy than positive ones", -1: "Positive answers have more entropy",
-             0: "Which sign has more entropy cannot be told"}[result.difference.found]  # fmt: skip
+             0: "Which sign has more entropy cannot be told"}[result.difference.sign]  # fmt: skip
     pace = {-1: "that of negatives falls faster", 1: "that of negatives does not fall as fast",
-            0: "whose falls faster cannot be told"}[result.slope_difference.found]  # fmt: skip
+            0: "whose falls faster cannot be told"}[result.slope_difference.sign]  # fmt: skip
     return (
         f"{level} (negative − positive {result.difference.interval:+.3f} nats until step {result.rising_end:.0f}); "
         f"{pace} (slopes per 100 steps: negative {result.negative_slope.interval:+.3f}, positive "

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.token_types import LEAST_AT, RESAMPLES, TokenTypes, drawn_effect, token_types
+from explorl.analysis.token_types import MIN_STEPS_SEEN, RESAMPLES, TokenTypes, resampled_effect, token_types
 from explorl.stats import Cell, Table
 from explorl.stats.crossed import holm
-from explorl.stats.regression import LEVEL, Effect, in_points
+from explorl.stats.regression import LEVEL, Effect, format_points
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ LISTED = 20
 
 
 @dataclass(frozen=True)
-class FastestDrop:
+class EntropyDrop:
     """The token types whose entropy falls fastest, and which answers they come from."""
 
     types: int
@@ -76,13 +76,13 @@ class Words:
     """Mean entropy (nats)."""
 
 
-def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailable:
+def fastest_drop(table: LensTable, context: Context) -> EntropyDrop | Unavailable:
     """The 20 % of token types with the fastest entropy drop.
 
     The slope of a type is that of least squares over its occurrences, in nats per 100 steps. Types that rise are never
     among the fastest.
     """
-    if not (np.any(table.answers.sign > 0) and np.any(table.answers.sign < 0)):
+    if not (np.any(table.completions.sign > 0) and np.any(table.completions.sign < 0)):
         return Unavailable("no answer is positive, or none is negative, as where all rewards are equal")
     types = token_types(table, context)
     weights = types.drawn(context.seed, RESAMPLES)
@@ -109,12 +109,12 @@ def fastest_drop(table: LensTable, context: Context) -> FastestDrop | Unavailabl
     only = (sums["positive"][0] == 0) & (sums["negative"][0] > 0)
     first = order[0][falling[0]]
     signed = np.maximum(sums["positive"][0] + sums["negative"][0], 1e-9)
-    return FastestDrop(
+    return EntropyDrop(
         types=types.count,
         fastest=len(first),
-        negative_share=drawn_effect(shares, blocks),
+        negative_share=resampled_effect(shares, blocks),
         all_share=float(everything[0]),
-        excess=drawn_effect(shares - everything, blocks),
+        excess=resampled_effect(shares - everything, blocks),
         only_negative=int(only.sum()),
         only_negative_slope=_slope_of(only, slopes, sums["n"], blocks),
         texts=tuple(types.texts[first]),
@@ -133,7 +133,7 @@ def _slope_of(only: NDArray[np.bool_], slopes: Floats, counts: Floats, blocks: f
     means = [
         (known[:, side] * weight[:, side]).sum(1) / np.maximum(weight[:, side].sum(1), 1e-9) for side in (only, ~only)
     ]
-    return drawn_effect(means[0] - means[1], blocks)
+    return resampled_effect(means[0] - means[1], blocks)
 
 
 def words(table: LensTable, context: Context) -> Words | Unavailable:
@@ -152,7 +152,7 @@ def words(table: LensTable, context: Context) -> Words | Unavailable:
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = [sums[f"y {part}"] / sums[f"n {part}"] for part in ("early", "late")]
     counts = (sums["n early"] + sums["n late"])[0]
-    both = (sums["n early"][0] >= LEAST_AT) & (sums["n late"][0] >= LEAST_AT)
+    both = (sums["n early"][0] >= MIN_STEPS_SEEN) & (sums["n late"][0] >= MIN_STEPS_SEEN)
     risen = _changes(types, frequency, np.ones(types.count, dtype=bool), counts, blocks)
     fallen = _changes(types, entropy, both, counts, blocks)
     return Words(
@@ -172,7 +172,7 @@ def _changes(
         draws = after[:, place] - before[:, place]
         known = np.isfinite(draws)
         if known[0] and known.sum() > RESAMPLES // 2:
-            found[int(place)] = drawn_effect(np.concatenate([draws[:1], draws[1:][known[1:]]]), blocks)
+            found[int(place)] = resampled_effect(np.concatenate([draws[:1], draws[1:][known[1:]]]), blocks)
     corrected = holm({str(place): effect.p for place, effect in found.items()})
     return [
         WordChange(
@@ -183,25 +183,25 @@ def _changes(
     ]  # fmt: skip
 
 
-def drop_summary(result: FastestDrop) -> str:
+def drop_summary(result: EntropyDrop) -> str:
     """Which sign the fastest-dropping tokens come from."""
-    word = {1: "more", -1: "less", 0: "no different, as far as can be told,"}[result.excess.found]
+    word = {1: "more", -1: "less", 0: "no different, as far as can be told,"}[result.excess.sign]
     text = (
         f"Of the {result.fastest} token types (of {result.types}) whose entropy falls fastest, "
         f"{result.negative_share.interval:.1%} of the occurrences are in negative answers: {word} than of all types "
-        f"({result.all_share:.1%}; difference {in_points(result.excess.interval)})."
+        f"({result.all_share:.1%}; difference {format_points(result.excess.interval)})."
     )
     if result.only_negative_slope is None:
         return f"{text} No type that was seen often enough is in negative answers alone."
     slope = result.only_negative_slope
-    how = {-1: "faster", 1: "more slowly", 0: "no faster, as far as can be told,"}[slope.found]
+    how = {-1: "faster", 1: "more slowly", 0: "no faster, as far as can be told,"}[slope.sign]
     return (
         f"{text} The entropy of the {result.only_negative} types in negative answers alone falls {how} than that of "
         f"the others ({slope.interval:+.3f} nats per 100 steps)."
     )
 
 
-def drop_tables(result: FastestDrop) -> dict[str, Table]:
+def drop_tables(result: EntropyDrop) -> dict[str, Table]:
     """The shares, and the fastest types."""
     rows: list[list[Cell]] = [
         ["negative share of the fastest types", result.negative_share.interval, None],

@@ -20,7 +20,7 @@ from explorl.analysis.lens_table import LensTable
 from explorl.stats import Table
 
 ANSWERS, TOKENS = 4, 4
-"""Answers that are looked at, and tokens of each."""
+"""Completions that are looked at, and tokens of each."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
 
 
@@ -85,7 +85,7 @@ def check_gradients(model: Any, sequences: Sequence[tuple[Sequence[int], Sequenc
 
 def gradient_check(table: LensTable, context: Context) -> GradientCheck | Unavailable:
     """The check on tokens of the run's latest answers."""
-    answers, ids = table.answers, table.tokens["token_ids"]
+    answers, ids = table.completions, table.tokens["token_ids"]
     policy = context.policy
     vocabulary = int(policy.model.get_input_embeddings().weight.shape[0])
     sequences = []

@@ -88,7 +88,7 @@ class TokenImpact:
         return self.sampled.correct, self.sampled.count, self.other.correct, self.other.count
 
     @property
-    def found(self) -> bool:
+    def significant(self) -> bool:
         """Whether it changes the accuracy, after correction."""
         return self.corrected < LEVEL
 
@@ -109,7 +109,7 @@ class GroupImpact:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ImpactDifference:
     """One group of tokens minus another."""
 
     name: str
@@ -171,7 +171,7 @@ def enough_samples(tokens: int) -> int:
     return samples
 
 
-def square(a: int, n: int, b: int, m: int) -> float | None:
+def squared_impact(a: int, n: int, b: int, m: int) -> float | None:
     """Unbiased estimate of I²: (p₁ − p₂)² − p₁(1 − p₁)/(n − 1) − p₂(1 − p₂)/(m − 1); None with one draw."""
     if min(n, m) < 2:
         return None
@@ -180,14 +180,14 @@ def square(a: int, n: int, b: int, m: int) -> float | None:
 
 
 # ---------------------------------------------------------------------------- many tokens
-def grouped(
+def group_impacts(
     tokens: Sequence[TokenImpact],
     names: Sequence[str],
     pairs: Sequence[tuple[str, str]],
     *,
-    together: NDArray[np.int64] | None = None,
+    clusters: NDArray[np.int64] | None = None,
     seed: int = 0,
-) -> tuple[list[GroupImpact], list[Comparison]]:
+) -> tuple[list[GroupImpact], list[ImpactDifference]]:
     """Mean and squared impact of each group of tokens, and the differences of pairs of groups, over answers.
 
     ``together`` has a number for each of the run's answers: those of one number are drawn together
@@ -196,11 +196,11 @@ def grouped(
     names = [name for name in names if any(name in token.groups for token in tokens)]
     pairs = [pair for pair in pairs if set(pair) <= set(names)]
     answers = np.array([token.answer for token in tokens], dtype=np.int64)
-    _, cluster = np.unique(answers if together is None else together[answers], return_inverse=True)
+    _, cluster = np.unique(answers if clusters is None else clusters[answers], return_inverse=True)
     shape = (int(cluster.max()) + 1 if len(cluster) else 0, len(names))
     values: dict[str, list[float | None]] = {
         "mean": [token.impact.mean for token in tokens],
-        "square": [square(*token.counts) for token in tokens],
+        "square": [squared_impact(*token.counts) for token in tokens],
     }
     contrasts = [[(name == one) - (name == two) for name in names] for one, two in pairs]
     found = {}
@@ -217,14 +217,14 @@ def grouped(
             name,
             sum(name in token.groups for token in tokens),
             len({token.answer for token in tokens if name in token.groups}),
-            sum(name in token.groups and token.found for token in tokens),
+            sum(name in token.groups and token.significant for token in tokens),
             found["mean"][0][place],
             found["square"][0][place],
         )
         for place, name in enumerate(names)
     ]
     compared = [
-        Comparison(f"{one} − {two}", found["mean"][1][place], found["square"][1][place])
+        ImpactDifference(f"{one} − {two}", found["mean"][1][place], found["square"][1][place])
         for place, (one, two) in enumerate(pairs)
     ]
     return groups, compared
@@ -238,7 +238,7 @@ PAIRS = (("first", "last"), ("low-ppl", "high-ppl"), ("positive", "negative"))
 EDGE = 0.2
 
 
-def choose(
+def choose_tokens(
     entropy: NDArray[np.float64],
     answer: NDArray[np.int64],
     relative: NDArray[np.float64],
@@ -251,7 +251,7 @@ def choose(
 ) -> Mapping[int, tuple[str, ...]]:
     """Which tokens each rule chooses, up to `each`: places of tokens with the rules that chose them, in their order.
 
-    All arrays have one value per token. Answers take turns: first the token of highest entropy of each answer, those of
+    All arrays have one value per token. Completions take turns: first the token of highest entropy of each, those of
     higher entropy before others, then the second of each, so that a group does not consist of one answer.
     """
     wanted: dict[str, NDArray[np.bool_]] = {

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from explorl.analysis.impact import PAIRS, RULES, Comparison, GroupImpact, TokenImpact, enough_samples, grouped
-from explorl.analysis.impact_sampling import Limits, Probe, draw, most_tokens, within_budget
-from explorl.analysis.impact_tokens import Candidate, Settings, candidates_of, longest_answer, probes_of
+from explorl.analysis.impact import (
+    PAIRS,
+    RULES,
+    GroupImpact,
+    ImpactDifference,
+    TokenImpact,
+    enough_samples,
+    group_impacts,
+)
+from explorl.analysis.impact_sampling import ContinuationLimits, TokenProbe, most_tokens, sample_impacts, within_budget
+from explorl.analysis.impact_tokens import ImpactCandidate, ImpactSettings, candidates_of, longest_answer, probes_of
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.core.text import clean
 from explorl.rollout import Engine, UnsupportedModel
 from explorl.rollout.requests import eos_token_ids
 from explorl.stats import Cell, Table
-from explorl.stats.clusters import cell, told
+from explorl.stats.clusters import effect_cell, format_effect
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class Impact:
 
     tokens: tuple[TokenImpact, ...]
     groups: tuple[GroupImpact, ...]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ImpactDifference, ...]
     samples: int
     temperature: float
     longest: int
@@ -35,7 +43,7 @@ class Impact:
 
 def impact(table: LensTable, context: Context) -> Impact | Unavailable:
     """Samples continuations under the run's policy; says before how many tokens that can take."""
-    settings = Settings.of(context)
+    settings = ImpactSettings.of(context)
     table.tokens["token_ids"]
     policy, task = context.policy, context.task
     candidates = candidates_of(table, policy.tokenizer, task, settings)
@@ -52,7 +60,7 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
             "with the model that wrote them"
         )
     stop_ids = tuple(eos_token_ids(policy.model, policy.tokenizer))
-    limits = Limits(
+    limits = ContinuationLimits(
         settings.max_tokens or longest_answer(table, stop_ids),
         getattr(policy.model.config.get_text_config(decoder=True), "max_position_embeddings", None),
         stop_ids,
@@ -79,7 +87,7 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
         f"{most_tokens(kept, settings.samples, limits):,} tokens are sampled (impact.budget {settings.budget:,})"
     )
     try:
-        drawn = draw(
+        drawn = sample_impacts(
             Engine(policy.model, policy.tokenizer), task, kept,
             samples=settings.samples, limits=limits, temperature=settings.temperature, seed=context.seed,
         )  # fmt: skip
@@ -94,8 +102,8 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
         f"continuations that broke off and do not count: {drawn.failed}": drawn.failed,
         f"tokens left out for lack of continuations on one side: {drawn.left_out}": drawn.left_out,
     }
-    groups, comparisons = grouped(
-        drawn.tokens, (*RULES, "by hand"), PAIRS, together=table.answers.together, seed=context.seed
+    groups, comparisons = group_impacts(
+        drawn.tokens, (*RULES, "by hand"), PAIRS, clusters=table.completions.cluster, seed=context.seed
     )
     return Impact(
         drawn.tokens, tuple(groups), tuple(comparisons), settings.samples, settings.temperature, limits.max_tokens,
@@ -103,7 +111,7 @@ def impact(table: LensTable, context: Context) -> Impact | Unavailable:
     )  # fmt: skip
 
 
-def _spread(probes: Sequence[Probe]) -> list[Probe]:
+def _spread(probes: Sequence[TokenProbe]) -> list[TokenProbe]:
     """The probes in an order of which every beginning has tokens of all rules."""
     turns: dict[str, int] = {}
     ranked = []
@@ -115,12 +123,12 @@ def _spread(probes: Sequence[Probe]) -> list[Probe]:
 
 
 def _notes(
-    table: LensTable, candidates: Sequence[Candidate], probes: Sequence[Probe], kept: Sequence[Probe]
+    table: LensTable, candidates: Sequence[ImpactCandidate], probes: Sequence[TokenProbe], kept: Sequence[TokenProbe]
 ) -> list[str]:
     notes = []
     if len(kept) < len(probes):
         notes.append(f"impact.budget leaves out {len(probes) - len(kept)} of {len(probes)} tokens")
-    steps = sorted({int(table.answers.step[one.answer]) for one in candidates})
+    steps = sorted({int(table.completions.step[one.answer]) for one in candidates})
     if steps[0] != steps[-1]:
         notes.append(f"the answers are of steps {steps[0]} to {steps[-1]}; the policy is that of the end")
     return notes
@@ -129,7 +137,7 @@ def _notes(
 # ---------------------------------------------------------------------------- what it shows
 def summary(found: Impact) -> str:
     """What the draws show, in a few sentences."""
-    strong = [token for token in found.tokens if token.found]
+    strong = [token for token in found.tokens if token.significant]
     text = (
         f"Of {len(found.tokens)} tokens, {len(strong)} change{'s' if len(strong) == 1 else ''} the accuracy when "
         f"replaced by the best alternative, after correction for their number (Benjamini–Hochberg, "
@@ -139,13 +147,13 @@ def summary(found: Impact) -> str:
         most = max(strong, key=lambda token: abs(token.impact.mean))
         text += (
             f" The largest is {clean(most.sampled.token)!r} for {clean(most.other.token)!r} at token "
-            f"{most.position + 1} of answer {most.answer}: {told(most.impact)}."
+            f"{most.position + 1} of answer {most.answer}: {format_effect(most.impact)}."
         )
     for one in found.comparisons:
         differs = [
-            f"{what} {told(effect)}"
+            f"{what} {format_effect(effect)}"
             for what, effect in (("mean", one.mean), ("squared", one.square))
-            if effect is not None and effect.found
+            if effect is not None and effect.sign
         ]
         text += f" {one.name}: " + (" and ".join(differs) if differs else "no difference beyond doubt") + "."
     return " ".join([text, *(f"{note[0].upper()}{note[1:]}." for note in found.notes)])
@@ -169,7 +177,9 @@ def tables(found: Impact) -> dict[str, Table]:
     groups: list[list[Cell]] = [
         [one.name, one.tokens, one.answers, one.found, one.mean, one.square] for one in found.groups
     ]
-    compared: list[list[Cell]] = [[one.name, cell(one.mean), cell(one.square)] for one in found.comparisons]
+    compared: list[list[Cell]] = [
+        [one.name, effect_cell(one.mean), effect_cell(one.square)] for one in found.comparisons
+    ]
     return {
         "impact": Table(columns, tokens, "Impact of tokens"),
         "impact_groups": Table(

@@ -12,11 +12,11 @@ from explorl.rollout import SamplingParams
 from explorl.tasks import Problem, Task, opens_think
 from explorl.tasks.base import verdicts_of
 
-MOST_TEXT = 2000
+MAX_TEXT = 2000
 """Characters of a continuation that are kept."""
 
 
-class Sampler(Protocol):
+class ContinuationSampler(Protocol):
     """What is needed of `explorl.rollout.Engine`."""
 
     tokenizer: Any
@@ -25,7 +25,7 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True)
-class Probe:
+class TokenProbe:
     """A token to be replaced, with what is needed to go on from it."""
 
     prompt_ids: Sequence[int]
@@ -51,7 +51,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ContinuationLimits:
     """How far continuations may go."""
 
     max_tokens: int
@@ -71,7 +71,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledImpacts:
     """Impacts with counts of what was special."""
 
     tokens: tuple[TokenImpact, ...]
@@ -88,7 +88,7 @@ class Drawn:
     """Tokens without any continuation on one of their sides."""
 
 
-def most_tokens(probes: Sequence[Probe], samples: int, limits: Limits) -> int:
+def most_tokens(probes: Sequence[TokenProbe], samples: int, limits: ContinuationLimits) -> int:
     """The most tokens that drawing these continuations can take."""
     return sum(
         samples * max(0, limits.room(probe.prompt_ids, branch))
@@ -98,7 +98,9 @@ def most_tokens(probes: Sequence[Probe], samples: int, limits: Limits) -> int:
     )
 
 
-def within_budget(probes: Sequence[Probe], samples: int, limits: Limits, budget: int) -> list[Probe]:
+def within_budget(
+    probes: Sequence[TokenProbe], samples: int, limits: ContinuationLimits, budget: int
+) -> list[TokenProbe]:
     """As many of the probes, from the first on, as the budget of sampled tokens allows in the worst case."""
     kept, spent = [], 0
     for probe in probes:
@@ -109,17 +111,17 @@ def within_budget(probes: Sequence[Probe], samples: int, limits: Limits, budget:
     return kept
 
 
-def draw(
-    sampler: Sampler,
+def sample_impacts(
+    sampler: ContinuationSampler,
     task: Task,
-    probes: Sequence[Probe],
+    probes: Sequence[TokenProbe],
     *,
     samples: int,
-    limits: Limits,
+    limits: ContinuationLimits,
     temperature: float = 1.0,
     seed: int = 0,
     text_of: Callable[[int], str] | None = None,
-) -> Drawn:
+) -> SampledImpacts:
     """`samples` continuations of each probe's two branches, in one call, and their verdicts.
 
     Samples of one branch share its prompt, which the engine computes once. The same seed gives the same draws.
@@ -149,7 +151,7 @@ def draw(
                 )
             )
     rollouts = [one for many in continued.values() for one in many]
-    return Drawn(
+    return SampledImpacts(
         _corrected(impacts),
         sum(len(one.token_ids) for one in rollouts),
         ended=sum(limits.ends(branch) for _, branch in branches),
@@ -163,7 +165,7 @@ def draw(
 def _judged(
     tokenizer: Any,
     task: Task,
-    branches: Sequence[tuple[Probe, list[int]]],
+    branches: Sequence[tuple[TokenProbe, list[int]]],
     continued: dict[int, list[Any]],
     samples: int,
 ) -> list[list[Continuation]]:
@@ -188,7 +190,7 @@ def _judged(
     verdicts = verdicts_of(task, texts, problems, opened) if wanted else []
     found: list[list[Continuation]] = [[] for _ in branches]
     for (index, more, finish), verdict in zip(wanted, verdicts, strict=True):
-        one = Continuation(clean(_text(tokenizer, more), MOST_TEXT), verdict.correct, finish)
+        one = Continuation(clean(_text(tokenizer, more), MAX_TEXT), verdict.correct, finish)
         found[index] += [one] * (1 if index in continued else samples)
     return found
 
@@ -197,7 +199,7 @@ def _text(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _impact(probe: Probe, own: Side, other: Side) -> TokenImpact:
+def _impact(probe: TokenProbe, own: Side, other: Side) -> TokenImpact:
     counts = (own.correct, own.count, other.correct, other.count)
     return TokenImpact(
         probe.answer, probe.position, len(probe.completion_ids), probe.step, probe.sign, probe.entropy,

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorl.analysis.impact import RULES, choose
-from explorl.analysis.impact_sampling import Probe
+from explorl.analysis.impact import RULES, choose_tokens
+from explorl.analysis.impact_sampling import TokenProbe
 from explorl.analysis.instances import answer_perplexity, perplexity_groups
 from explorl.analysis.lens import Context
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.positions import signs
+from explorl.analysis.positions import completion_signs
 from explorl.core.text import clean
 from explorl.rollout.requests import prompt_as_seen, prompt_token_ids
 from explorl.tasks import Problem, Prompt, Task
@@ -31,7 +31,7 @@ SAMPLES, EACH, ANSWERS, BUDGET = 16, 12, 32, 4_000_000
 
 
 @dataclass(frozen=True)
-class Settings:
+class ImpactSettings:
     """The options ``impact.…``."""
 
     samples: int
@@ -44,7 +44,7 @@ class Settings:
     by_hand: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, context: Context) -> Settings:
+    def of(cls, context: Context) -> ImpactSettings:
         def whole(name: str, default: int, least: int) -> int:
             value = int(context.option(NAME, name, default))
             if value < least:
@@ -66,7 +66,7 @@ class Settings:
 
 
 def _by_hand(text: str) -> tuple[tuple[int, int], ...]:
-    """Answers and positions from ``12:3,12:7``."""
+    """Completions and positions from ``12:3,12:7``."""
     parts = [part for part in re.split(r"[,\s]+", text.strip()) if part]
     if any(not re.fullmatch(r"\d{1,9}:\d{1,9}", part) for part in parts):
         raise ValueError(f"{NAME}.tokens is {text!r}; give answers and positions such as 12:3,12:7, both from 0")
@@ -74,7 +74,7 @@ def _by_hand(text: str) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ImpactCandidate:
     """An answer whose tokens may be replaced."""
 
     answer: int
@@ -83,9 +83,9 @@ class Candidate:
     problem: Problem
 
 
-def candidates_of(table: LensTable, tokenizer: Any, task: Task, settings: Settings) -> list[Candidate]:
+def candidates_of(table: LensTable, tokenizer: Any, task: Task, settings: ImpactSettings) -> list[ImpactCandidate]:
     """The latest answers whose tokens and problem are known, or those named by hand."""
-    answers, ids = table.answers, table.tokens["token_ids"]
+    answers, ids = table.completions, table.tokens["token_ids"]
     whole = [
         index
         for index in np.flatnonzero(answers.count > 0).tolist()
@@ -106,7 +106,7 @@ def candidates_of(table: LensTable, tokenizer: Any, task: Task, settings: Settin
     wanted = [index for index in wanted if answers.prompt[index] in problems]
     if not settings.by_hand:
         wanted = sorted(wanted[: settings.answers])
-    found: list[Candidate] = []
+    found: list[ImpactCandidate] = []
     prompts: dict[tuple[int, ...], list[int]] = {}
     for index in wanted:
         problem, prompt = problems[answers.prompt[index]]
@@ -114,13 +114,13 @@ def candidates_of(table: LensTable, tokenizer: Any, task: Task, settings: Settin
         own = [int(token) for token in stored] if stored else prompt_token_ids(tokenizer, prompt)
         own = prompts.setdefault(tuple(own), own)  # one list for all answers to a prompt
         start = int(answers.start[index])
-        found.append(Candidate(index, own, ids[start : start + int(answers.count[index])].tolist(), problem))
+        found.append(ImpactCandidate(index, own, ids[start : start + int(answers.count[index])].tolist(), problem))
     return found
 
 
 def longest_answer(table: LensTable, stop_ids: Sequence[int]) -> int:
     """Most tokens of an answer, as far as the records tell: the longest where it was cut off, else twice as many."""
-    answers, ids = table.answers, table.tokens["token_ids"]
+    answers, ids = table.completions, table.tokens["token_ids"]
     longest = int(answers.count.max())
     ends = (answers.start + answers.count - 1)[answers.count == longest]
     return longest if any(int(ids[end]) not in stop_ids for end in ends) else 2 * longest
@@ -168,8 +168,8 @@ def _texts(prompt: Prompt, tokenizer: Any) -> list[str]:
 
 # ---------------------------------------------------------------------------- tokens
 def probes_of(
-    table: LensTable, candidates: Sequence[Candidate], model: Any, settings: Settings, seed: int
-) -> list[Probe]:
+    table: LensTable, candidates: Sequence[ImpactCandidate], model: Any, settings: ImpactSettings, seed: int
+) -> list[TokenProbe]:
     """The tokens to replace, with what the policy knows of them now."""
     records = [_records(model, one, settings.temperature) for one in candidates]
     length = np.array([len(one.completion_ids) for one in candidates])
@@ -179,7 +179,7 @@ def probes_of(
     other = np.concatenate([record[3] for record in records]).astype(np.int64)
     perplexity = answer_perplexity(logp, answer, len(candidates))
     group = perplexity_groups(perplexity, np.zeros(len(candidates), dtype=np.int64))
-    sign = signs(table)[[one.answer for one in candidates]]
+    sign = completion_signs(table)[[one.answer for one in candidates]]
     starts = np.concatenate([[0], np.cumsum(length)])
     if settings.by_hand:
         place_of = {one.answer: int(start) for one, start in zip(candidates, starts[:-1], strict=True)}
@@ -187,16 +187,16 @@ def probes_of(
             place_of[index] + at: ("by hand",) for index, at in settings.by_hand if index in place_of
         }
     else:
-        chosen = choose(
+        chosen = choose_tokens(
             entropy, answer, position / length[answer], sign[answer], group[answer],
             settings.rules, settings.each, seed=seed,
         )  # fmt: skip
     return [
-        Probe(
+        TokenProbe(
             candidates[answer[place]].prompt_ids, candidates[answer[place]].completion_ids, int(position[place]),
             int(other[place]), candidates[answer[place]].problem,
             probability=float(np.exp(logp[place])), other_probability=float(np.exp(other_logp[place])),
-            answer=candidates[answer[place]].answer, step=int(table.answers.step[candidates[answer[place]].answer]),
+            answer=candidates[answer[place]].answer, step=int(table.completions.step[candidates[answer[place]].answer]),
             sign=int(sign[answer[place]]), entropy=float(entropy[place]),
             perplexity=float(perplexity[answer[place]]), groups=rules,
         )
@@ -204,7 +204,7 @@ def probes_of(
     ]  # fmt: skip
 
 
-def _records(model: Any, one: Candidate, temperature: float) -> tuple[NDArray[np.float64], ...]:
+def _records(model: Any, one: ImpactCandidate, temperature: float) -> tuple[NDArray[np.float64], ...]:
     """Entropy, log π, log π of the best other token, and its id, of an answer's tokens."""
     import torch
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cell, cluster_means, sums_by, told
+from explorl.stats.clusters import cluster_means, cluster_sums, effect_cell, format_effect
 from explorl.stats.regression import Effect
 
 Floats = NDArray[np.float64]
@@ -28,7 +28,7 @@ TOP = 0.2
 """Share of the tokens with the largest shifts."""
 BINS = 30
 SMALLEST = 5
-"""Answers of a step from which its own median is taken."""
+"""Completions of a step from which its own median is taken."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def perplexity_groups(perplexity: Floats, step: Ints, share: float = GROUP) -> I
 
 
 def shifts_by_perplexity(
-    logps: Floats, after: Floats, answer: Ints, step: Ints, answers: int, together: Ints | None = None, *, seed: int = 0
+    logps: Floats, after: Floats, answer: Ints, step: Ints, answers: int, clusters: Ints | None = None, *, seed: int = 0
 ) -> Instances | None:
     """The analysis of tokens with log π before and after an update. None without such tokens.
 
@@ -102,11 +102,11 @@ def shifts_by_perplexity(
     shift = np.abs(np.exp(after[known]) - np.exp(logps[known]))
     top = _largest(shift, TOP)
     column = np.select([group[of] == -1, group[of] == 1], [0, 1], -1)
-    _, cluster = np.unique(of if together is None else together[of], return_inverse=True)
+    _, cluster = np.unique(of if clusters is None else clusters[of], return_inverse=True)
     shape = (int(cluster.max()) + 1, 2)
-    counts = sums_by(cluster, column, np.ones(len(of)), shape)
+    counts = cluster_sums(cluster, column, np.ones(len(of)), shape)
     found = [
-        cluster_means(sums_by(cluster, column, values, shape), counts, [(1, -1)], seed=seed)
+        cluster_means(cluster_sums(cluster, column, values, shape), counts, [(1, -1)], seed=seed)
         for values in (top.astype(np.float64), shift)
     ]
     (low, high), (difference,) = found[0]
@@ -145,9 +145,9 @@ def instances(table: LensTable, context: Context) -> Instances | Unavailable:
     """The analysis of a run's recorded tokens."""
     tokens = table.tokens
     logps, after = tokens["logp"], tokens["logp_after"]
-    answers = table.answers
+    answers = table.completions
     found = shifts_by_perplexity(
-        logps, after, tokens.answer, answers.step, len(answers), answers.together, seed=context.seed
+        logps, after, tokens.completion, answers.step, len(answers), answers.cluster, seed=context.seed
     )
     if found is None:
         return Unavailable("no token has a log-probability before and after an update")
@@ -159,14 +159,14 @@ def instances(table: LensTable, context: Context) -> Instances | Unavailable:
 def summary(found: Instances) -> str:
     """What the analysis shows, in two sentences."""
     verdict = "are as common in answers of low perplexity as in those of high, as far as can be told"
-    if found.low_minus_high is not None and found.low_minus_high.found:
+    if found.low_minus_high is not None and found.low_minus_high.sign:
         more = "more" if found.low_minus_high.mean > 0 else "less"
         verdict = f"are {more} common in answers of low perplexity than in those of high"
     return (
         f"The {TOP:.0%} of tokens with the largest probability shifts {verdict}: "
-        f"{told(found.top_in_low, '.1%')} of the tokens of the former and {told(found.top_in_high, '.1%')} of the "
-        f"latter, difference {told(found.low_minus_high, '+.1%')}. Mean |Δp| differs by "
-        f"{told(found.shift_low_minus_high)}."
+        f"{format_effect(found.top_in_low, '.1%')} of the tokens of the former and "
+        f"{format_effect(found.top_in_high, '.1%')} of the latter, difference {format_effect(found.low_minus_high, '+.1%')}. Mean |Δp| differs by "
+        f"{format_effect(found.shift_low_minus_high)}."
     )
 
 
@@ -178,9 +178,9 @@ def tables(found: Instances) -> dict[str, Table]:
             f"share of tokens in the top {TOP:.0%} of shifts",
             found.top_in_low,
             found.top_in_high,
-            cell(found.low_minus_high),
+            effect_cell(found.low_minus_high),
         ],
-        ["mean |Δp|", found.shift_low, found.shift_high, cell(found.shift_low_minus_high)],
+        ["mean |Δp|", found.shift_low, found.shift_high, effect_cell(found.shift_low_minus_high)],
     ]
     lower, upper = found.edges[:-1], found.edges[1:]
     bins: list[list[Cell]] = [list(row) for row in zip(lower, upper, found.top_tokens, found.all_tokens, strict=True)]

@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from explorl.stats.arm_differences import Differences, Paired, Values, estimate_of, pooled_deviation, with_floor
+from explorl.stats.arm_differences import Differences, Paired, Values, estimate_mean, mean_interval, pooled_deviation
 from explorl.stats.crossed import holm
 from explorl.stats.sequential import (
     LEVEL,
     Design,
     detectable_effect,
-    finding_chance,
-    going_on,
-    promise,
+    detection_chance,
+    expected_findings,
+    select_arms,
     sequential_p,
 )
 
-WAITS, FAILED, ON, FUTILITY, EFFICACY = "waits", "failed", "goes on", "futility", "efficacy"
+WAITING, FAILED, CONTINUES, FUTILITY, EFFICACY = "waits", "failed", "goes on", "futility", "efficacy"
 """What the first look decides about an arm."""
 
 
 @dataclass(frozen=True)
-class Looks:
+class SequentialPlan:
     """The plan of a sequential study."""
 
     design: Design
@@ -74,10 +74,10 @@ class Looks:
         """The latest look whose seeds are all there."""
         made = self._made(values)
         if not made:
-            return {**with_floor(values), "low": None, "high": None, "p": None, "look": 0}
+            return {**mean_interval(values), "low": None, "high": None, "p": None, "look": 0}
         p_values = [_p(one) for one in made]
         return {
-            **with_floor(made[-1], self.design.levels[len(made) - 1]),
+            **mean_interval(made[-1], self.design.levels[len(made) - 1]),
             "p": sequential_p(p_values, self.design.shares),
             "look": len(made),
         }
@@ -85,7 +85,7 @@ class Looks:
     def _made(self, values: Values) -> list[Values]:
         """What each look that was made saw; the last needs the first."""
         found = []
-        for count in self.design.looks:
+        for count in self.design.seeds_by_look:
             wanted = self.seeds[:count]
             if any(seed not in values for seed in wanted):
                 break
@@ -96,7 +96,7 @@ class Looks:
     def decisions(self, paired: Paired, unfinished: Mapping[str, str]) -> dict[str, str]:
         """What becomes of each arm after the first look, which is made when every run of it has ended."""
         if self._waiting(unfinished):
-            return {name: unfinished.get(name, WAITS) for name in self.arms}
+            return {name: unfinished.get(name, WAITING) for name in self.arms}
         first = {
             key: {name: made[0] for name, values in paired.get(key, {}).items() if (made := self._made(values))}
             for key in self.measures
@@ -117,14 +117,14 @@ class Looks:
                 if name in by_arm
             }
             if seen and name not in sure:
-                promises[name] = promise(seen, self.design)
-        alive = going_on(promises, self.design.keep)
-        told = dict.fromkeys(promises, FUTILITY) | dict.fromkeys(sure, EFFICACY) | dict.fromkeys(alive, ON)
+                promises[name] = expected_findings(seen, self.design)
+        alive = select_arms(promises, self.design.keep)
+        told = dict.fromkeys(promises, FUTILITY) | dict.fromkeys(sure, EFFICACY) | dict.fromkeys(alive, CONTINUES)
         return {name: told.get(name, FAILED) for name in self.arms}
 
     def _waiting(self, unfinished: Mapping[str, str]) -> list[str]:
         """Arms without which there is no first look; a baseline that failed is one."""
-        return [name for name, what in unfinished.items() if what == WAITS or name not in self.arms]
+        return [name for name, what in unfinished.items() if what == WAITING or name not in self.arms]
 
     # ------------------------------------------------------------------------ power
     def detectable_effect(self, deviation: float) -> float:
@@ -140,7 +140,7 @@ class Looks:
             deviation = pooled_deviation(paired.get(key, {}))
             if deviation is not None:
                 effect = self.detectable_effect(deviation)
-                halved = finding_chance(effect / 2, deviation, self.design)
+                halved = detection_chance(effect / 2, deviation, self.design)
                 effects[key] = {"deviation": deviation, "effect": effect, "chance_of_half": halved}
         return {
             "first": self.design.first,
@@ -157,17 +157,17 @@ class Looks:
         }
 
 
-def looks_of(study: Mapping[str, Any]) -> Looks | None:
+def sequential_plan(study: Mapping[str, Any]) -> SequentialPlan | None:
     """The looks of a study, as study.json has it; None where it has one."""
     plan = study.get("sequential")
     if plan is None:
         return None
     arms = tuple(arm["name"] for arm in study["arms"] if arm["name"] != study["baseline"])
     design = Design(plan["first"], len(study["seeds"]), plan["keep"], len(arms), len(plan["measures"]))
-    return Looks(design, tuple(study["seeds"]), tuple(plan["measures"]), arms)
+    return SequentialPlan(design, tuple(study["seeds"]), tuple(plan["measures"]), arms)
 
 
-def look_words(arm: Mapping[str, Any] | None) -> str:
+def describe_look(arm: Mapping[str, Any] | None) -> str:
     """An arm's last look, and why it was the last: ``1, futility``."""
     if arm is None:
         return "–"
@@ -178,7 +178,7 @@ def look_words(arm: Mapping[str, Any] | None) -> str:
     return f"1, {arm['decision']}"
 
 
-def plan_words(record: Mapping[str, Any], baseline: str) -> str:
+def describe_plan(record: Mapping[str, Any], baseline: str) -> str:
     """The rule in two sentences, for a page with results."""
     measures = ", ".join(record["measures"])
     first, last = (f"{1 - level:.2%}".replace("%", " %") for level in record["levels"])
@@ -190,7 +190,7 @@ def plan_words(record: Mapping[str, Any], baseline: str) -> str:
     )
 
 
-def power_words(record: Mapping[str, Any]) -> str:
+def describe_power(record: Mapping[str, Any]) -> str:
     """What the study could find, measure by measure."""
     told = []
     for key, one in record["effects"].items():
@@ -205,15 +205,17 @@ def power_words(record: Mapping[str, Any]) -> str:
     return f"The smallest effects of one arm that this design finds with a chance of 80 %: {'; '.join(told)}."
 
 
-def found_words(differences: Mapping[str, Mapping[str, Mapping[str, Any]] | None], record: Mapping[str, Any]) -> str:
+def describe_findings(
+    differences: Mapping[str, Mapping[str, Mapping[str, Any]] | None], record: Mapping[str, Any]
+) -> str:
     """Every pair of arm and measure that is beyond doubt, or that there is none."""
-    from explorl.analysis.verdicts import found
+    from explorl.analysis.verdicts import is_significant
 
     pairs: Sequence[str] = [
         f"{name} in {key} (p = {own[key]['p_corrected']:.2g})"
         for name, own in differences.items()
         for key in record["measures"]
-        if own and key in own and found(own[key])
+        if own and key in own and is_significant(own[key])
     ]
     if not pairs:
         return f"Of {record['tests']} comparisons none is beyond doubt after correction."
@@ -222,6 +224,6 @@ def found_words(differences: Mapping[str, Mapping[str, Mapping[str, Any]] | None
 
 def _p(values: Values) -> float:
     """The p value of one look; 1 where nothing is known of the spread."""
-    estimate = estimate_of(values)
+    estimate = estimate_mean(values)
     p = None if estimate is None else estimate.p
     return 1.0 if p is None else p

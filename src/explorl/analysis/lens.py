@@ -41,7 +41,7 @@ class Context:
     """What ``--option impact.samples=8`` gave, by these names."""
     say: Callable[[str], None] = lambda _: None
     """Tells the user what takes long."""
-    asked: set[str] = field(default_factory=set)
+    used_options: set[str] = field(default_factory=set)
     """The options that an analysis has looked for."""
     _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -59,7 +59,7 @@ class Context:
             raise NotRecorded("there is no task to judge answers by")
         return self.load_task()
 
-    def once(self, key: str, make: Callable[[], Any]) -> Any:
+    def cached(self, key: str, make: Callable[[], Any]) -> Any:
         """What `make` gives, computed the first time that the key is asked for."""
         if key not in self._made:
             self._made[key] = make()
@@ -68,7 +68,7 @@ class Context:
     def option(self, analysis: str, name: str, default: Any) -> Any:
         """An option of an analysis, as the type of its default."""
         key = f"{analysis}.{name}"
-        self.asked.add(key)
+        self.used_options.add(key)
         if key not in self.options:
             return default
         value = self.options[key]
@@ -120,7 +120,7 @@ class Analysis:
     drawings: Callable[[Any], Sequence[Drawing]] = _no_drawings
     lone: bool = False
     """Whether it needs no training history, so that it can be made of a lone checkpoint."""
-    asked: bool = False
+    on_request: bool = False
     """Whether it runs only where it is named, because it takes long."""
 
     def run(self, table: LensTable, context: Context) -> Any:

@@ -2,8 +2,8 @@
 
     table = read_run("runs/mine")
     table.tokens["entropy"]             one value per token, NaN where it was not recorded
-    table.tokens.answer                 the answer that each token belongs to
-    table.answers["advantage"]          one value per answer
+    table.tokens.completion                 the answer that each token belongs to
+    table.completions["advantage"]          one value per answer
     table.curve("reward")               steps and values of a key of metrics.jsonl
 
 What a run lacks raises `NotRecorded` where it is asked for, so that an analysis need not ask first. A file that cannot
@@ -27,9 +27,9 @@ from explorl.metrics.advantages import NO_ADVANTAGE
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST_TOKENS = 20_000_000
+MAX_TOKENS = 20_000_000
 """Tokens that are read; of a run with more, files at even distances."""
-LEAST_TOGETHER = 10
+MIN_TOGETHER = 10
 """Prompts from which an interval can be drawn over prompts."""
 WHOLE = ("token_ids", "other_ids")
 """Columns of whole numbers; −1 stands for what was not recorded."""
@@ -82,7 +82,7 @@ class NotRecorded(ValueError):
 class Tokens:
     """One entry a token, answer after answer in the order of the steps."""
 
-    answer: Ints
+    completion: Ints
     """Which answer a token belongs to."""
     position: Ints
     """Its place in the answer, from 0."""
@@ -101,7 +101,7 @@ class Tokens:
         return name in self.columns
 
     def __len__(self) -> int:
-        return len(self.answer)
+        return len(self.completion)
 
     @property
     def relative_position(self) -> Floats:
@@ -118,7 +118,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Completions:
     """One entry an answer."""
 
     step: Ints
@@ -158,14 +158,14 @@ class Answers:
         return np.nan_to_num(2 * self["correct"] - 1).astype(np.int64)
 
     @property
-    def together(self) -> Ints:
+    def cluster(self) -> Ints:
         """A number for the answers to one prompt, which are alike: what an interval over answers draws together.
 
         Where a run has fewer than 10 prompts, those to one prompt in one step; with fewer of these too, each is alone.
         """
         for keys in (self.prompt, zip(self.step.tolist(), self.prompt, strict=True)):
-            found = numbered(keys)
-            if len(np.unique(found)) >= LEAST_TOGETHER:
+            found = number_keys(keys)
+            if len(np.unique(found)) >= MIN_TOGETHER:
                 return found
         return np.arange(len(self), dtype=np.int64)
 
@@ -175,7 +175,7 @@ class LensTable:
     """A run, or the answers of a lone checkpoint."""
 
     name: str
-    answers: Answers
+    completions: Completions
     tokens: Tokens
     lines: Sequence[Mapping[str, Any]] = ()
     """The training steps' lines of metrics.jsonl."""
@@ -194,7 +194,7 @@ class LensTable:
         raise NotRecorded(f"metrics.jsonl has no line with {' or '.join(keys)}")
 
 
-def read_run(folder: str | Path, *, most_tokens: int = MOST_TOKENS) -> LensTable:
+def read_run(folder: str | Path, *, most_tokens: int = MAX_TOKENS) -> LensTable:
     """Reads what a run has recorded; `StoreError` where the folder holds no run."""
     store = RunStore.open(folder)
     lines = [line for line in store.metrics() if line.get("kind") == "train" and "step" in line]
@@ -216,7 +216,7 @@ def read_run(folder: str | Path, *, most_tokens: int = MOST_TOKENS) -> LensTable
     return LensTable(store.folder.name, answers, tokens, lines, scores, tuple(notes))
 
 
-def table_of(name: str, steps: Mapping[int, Mapping[str, Sequence[Any]]], **more: Any) -> LensTable:
+def build_table(name: str, steps: Mapping[int, Mapping[str, Sequence[Any]]], **more: Any) -> LensTable:
     """The table of rollouts in memory: their columns by step, as a run writes them."""
     import pyarrow as pa
 
@@ -287,7 +287,7 @@ def _part(step: int, table: Any, where: str) -> _Part:
     return _Part(step, count, texts, numbers, tokens, notes)
 
 
-def numbered(keys: Iterable[Any]) -> Ints:
+def number_keys(keys: Iterable[Any]) -> Ints:
     """The same number for the same key, from 0 in the order in which they first come."""
     known: dict[Any, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
@@ -330,7 +330,7 @@ def _flat(column: Any, count: Ints, name: str) -> tuple[NDArray[Any], int]:
     return flat, int(((own != count) & (own > 0)).sum())
 
 
-def _joined(parts: Sequence[_Part], notes: list[str]) -> tuple[Answers, Tokens]:
+def _joined(parts: Sequence[_Part], notes: list[str]) -> tuple[Completions, Tokens]:
     notes += [note for part in parts for note in part.notes]
     parts = sorted(parts, key=lambda part: part.step)
     counts = [part.count for part in parts]
@@ -348,7 +348,7 @@ def _joined(parts: Sequence[_Part], notes: list[str]) -> tuple[Answers, Tokens]:
     texts = {
         key: [value for part in parts for value in part.texts[key]] for key in ("prompt", "completion", "prompt_ids")
     }
-    answers = Answers(
+    answers = Completions(
         step, [value or "" for value in texts["prompt"]], [value or "" for value in texts["completion"]],
         start, count, columns, texts["prompt_ids"],
     )  # fmt: skip
@@ -379,19 +379,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
-def plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """A result as values that JSON has: arrays as lists, NaN as None, anything else as its text."""
     if isinstance(value, np.ndarray):
-        return plain(value.tolist())
+        return plain_values(value.tolist())
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return plain_values(value.item())
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else json.dumps(plain(key)): plain(item) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else json.dumps(plain_values(key)): plain_values(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain_values(item) for item in value]
     if isinstance(value, float):
         return value if np.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
-__all__ = ["Answers", "LensTable", "NotRecorded", "StoreError", "Tokens", "plain", "read_run", "table_of"]
+__all__ = ["Completions", "LensTable", "NotRecorded", "StoreError", "Tokens", "build_table", "plain_values", "read_run"]

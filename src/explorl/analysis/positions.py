@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable, NotRecorded
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.clusters import cell, cluster_means, sums_by, told
+from explorl.stats.clusters import cluster_means, cluster_sums, effect_cell, format_effect
 from explorl.stats.regression import Effect
 
 BINS = 20
@@ -43,7 +43,7 @@ class PositionProfile:
     def u_shaped(self) -> bool:
         """Whether both ends are above the middle beyond doubt."""
         ends = (self.begin_minus_middle, self.end_minus_middle)
-        return all(one is not None and one.found > 0 for one in ends)
+        return all(one is not None and one.sign > 0 for one in ends)
 
 
 def entropy_by_position(
@@ -52,7 +52,7 @@ def entropy_by_position(
     answer: NDArray[np.int64],
     sign: NDArray[np.int64],
     *,
-    together: NDArray[np.int64] | None = None,
+    clusters: NDArray[np.int64] | None = None,
     bins: int = BINS,
     seed: int = 0,
 ) -> PositionProfile:
@@ -64,7 +64,7 @@ def entropy_by_position(
     known = np.isfinite(entropy)
     entropy, relative, answer, sign = entropy[known], relative[known], answer[known], sign[known]
     place = np.minimum((relative * bins).astype(np.int64), bins - 1)
-    _, cluster = np.unique(answer if together is None else together[answer], return_inverse=True)
+    _, cluster = np.unique(answer if clusters is None else clusters[answer], return_inverse=True)
     part = np.where(relative < EDGE, 0, np.where(relative >= 1 - EDGE, 2, 1))
     layers = [
         place,
@@ -74,9 +74,11 @@ def entropy_by_position(
         np.where((part == 2) & (sign != 0), (sign < 0).astype(np.int64), -1),
     ]
     widths = [bins, bins, bins, 3, 2]
-    clusters = int(cluster.max()) + 1 if len(cluster) else 0
+    cluster_count = int(cluster.max()) + 1 if len(cluster) else 0
     sums, counts = (
-        np.hstack([sums_by(cluster, layer, values, (clusters, w)) for layer, w in zip(layers, widths, strict=True)])
+        np.hstack(
+            [cluster_sums(cluster, layer, values, (cluster_count, w)) for layer, w in zip(layers, widths, strict=True)]
+        )
         for values in (entropy, np.ones_like(entropy))
     )
     first = 3 * bins
@@ -93,9 +95,14 @@ def positions(table: LensTable, context: Context) -> PositionProfile | Unavailab
     """The profile of a run's recorded tokens."""
     tokens = table.tokens
     entropy = tokens["entropy"]
-    sign = signs(table)[tokens.answer]
+    sign = completion_signs(table)[tokens.completion]
     profile = entropy_by_position(
-        entropy, tokens.relative_position, tokens.answer, sign, together=table.answers.together, seed=context.seed
+        entropy,
+        tokens.relative_position,
+        tokens.completion,
+        sign,
+        clusters=table.completions.cluster,
+        seed=context.seed,
     )
     if not profile.tokens:
         return Unavailable("no token has a finite entropy")
@@ -104,31 +111,31 @@ def positions(table: LensTable, context: Context) -> PositionProfile | Unavailab
     return profile
 
 
-def signs(table: LensTable) -> NDArray[np.int64]:
+def completion_signs(table: LensTable) -> NDArray[np.int64]:
     """1, −1 or 0 of each answer; 0 of all where neither advantage nor correctness was recorded."""
     try:
-        return table.answers.sign
+        return table.completions.sign
     except NotRecorded:
-        return np.zeros(len(table.answers), dtype=np.int64)
+        return np.zeros(len(table.completions), dtype=np.int64)
 
 
 def summary(profile: PositionProfile) -> str:
     """What the profile shows, in two sentences."""
     shape = "is U-shaped" if profile.u_shaped else "is not U-shaped beyond doubt"
-    found = [0 if one is None else one.found for one in (profile.begin_minus_middle, profile.end_minus_middle)]
+    found = [0 if one is None else one.sign for one in (profile.begin_minus_middle, profile.end_minus_middle)]
     if -1 in found:
         shape = "is not U-shaped"
     text = (
-        f"Entropy over the answer {shape}: the first {EDGE:.0%} minus the middle {told(profile.begin_minus_middle)} "
-        f"nats, the last {EDGE:.0%} minus the middle {told(profile.end_minus_middle)}."
+        f"Entropy over the answer {shape}: the first {EDGE:.0%} minus the middle "
+        f"{format_effect(profile.begin_minus_middle)} nats, the last {EDGE:.0%} minus the middle {format_effect(profile.end_minus_middle)}."
     )
     late = profile.end_negative_minus_positive
     if late is None:
         return text
     verdict = "do not differ beyond doubt from"
-    if late.found:
+    if late.sign:
         verdict = "have more entropy than" if late.mean > 0 else "have less entropy than"
-    return f"{text} At the end negative answers {verdict} positive ones: {told(late)} nats."
+    return f"{text} At the end negative answers {verdict} positive ones: {format_effect(late)} nats."
 
 
 def tables(profile: PositionProfile) -> dict[str, Table]:
@@ -139,9 +146,9 @@ def tables(profile: PositionProfile) -> dict[str, Table]:
         rows.append([f"{low:.0%}–{high:.0%}", profile.all[index], profile.positive[index], profile.negative[index]])
     columns = ["position", "entropy (nats)", "positive answers", "negative answers"]
     contrasts: list[list[Cell]] = [
-        [f"first {EDGE:.0%} − middle", cell(profile.begin_minus_middle)],
-        [f"last {EDGE:.0%} − middle", cell(profile.end_minus_middle)],
-        [f"last {EDGE:.0%}: negative − positive", cell(profile.end_negative_minus_positive)],
+        [f"first {EDGE:.0%} − middle", effect_cell(profile.begin_minus_middle)],
+        [f"last {EDGE:.0%} − middle", effect_cell(profile.end_minus_middle)],
+        [f"last {EDGE:.0%}: negative − positive", effect_cell(profile.end_negative_minus_positive)],
     ]
     return {
         "positions": Table(columns, rows, "Entropy by position"),

@@ -3,7 +3,7 @@
     Δp = exp(log π after the step's updates) − exp(log π before)
 
 of the tokens that were looked at after the update, on the plateau (the whole run where no breakpoint is seen). The
-intervals are those of blocks of √T neighbouring steps drawn with replacement, all tokens of a step together: the policy
+intervals are those of blocks of √T neighbouring steps drawn with replacement, all tokens of a step clusters: the policy
 of one step is nearly that of the next. Where steps are few, answers are drawn, those to one prompt together. Runs of 40
 in which tokens are told to gain or lose where Δp only wanders (100 steps, correlation 0.8), each step drawn alone and
 in blocks: 16 and 2.
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from explorl.analysis.categories import categories_of, word_lists
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import LensTable
-from explorl.analysis.positions import signs
+from explorl.analysis.positions import completion_signs
 from explorl.analysis.reward_stages import rising_end
-from explorl.analysis.token_types import by_blocks
+from explorl.analysis.token_types import block_resamples
 from explorl.stats import Cell, Interval, Table
 from explorl.stats.crossed import student_quantile
 from explorl.stats.regression import Effect
@@ -36,8 +36,8 @@ SMALL = 0.06
 TOP = 0.2
 """Share of tokens with the largest |Δp| that are looked at."""
 BINS = 10
-LEAST_CLUSTERS = 8
-LEAST_TOKENS = 200
+MIN_CLUSTERS = 8
+MIN_TOKENS = 200
 RESAMPLES = 400
 
 
@@ -113,19 +113,19 @@ def updates(
     change = np.exp(tokens["logp_after"]) - np.exp(tokens["logp"])
     known = np.isfinite(change)
     end = rising_end(table, context)
-    plateau = bool(np.isfinite(end)) and bool((known & (tokens.step > end)).sum() >= LEAST_TOKENS)
+    plateau = bool(np.isfinite(end)) and bool((known & (tokens.step > end)).sum() >= MIN_TOKENS)
     kept = known & (tokens.step > end) if plateau else known
-    if kept.sum() < LEAST_TOKENS:
-        return Unavailable(f"{kept.sum()} tokens have a probability after the update; at least {LEAST_TOKENS} needed")
+    if kept.sum() < MIN_TOKENS:
+        return Unavailable(f"{kept.sum()} tokens have a probability after the update; at least {MIN_TOKENS} needed")
     size = np.abs(change[kept])
     if size.max() == 0:
         return Unavailable("no token's probability changes: the updates did nothing (a learning rate of 0?)")
     clusters = _Clusters(table, kept, context.seed)
-    if clusters.count < LEAST_CLUSTERS:
+    if clusters.count < MIN_CLUSTERS:
         return Unavailable(
-            f"the tokens are of {clusters.count:.0f} prompts or answers; intervals need {LEAST_CLUSTERS} or more"
+            f"the tokens are of {clusters.count:.0f} prompts or answers; intervals need {MIN_CLUSTERS} or more"
         )
-    sign = signs(table)[tokens.answer][kept]
+    sign = completion_signs(table)[tokens.completion][kept]
     top = size >= np.quantile(size, 1 - TOP)
     quantities = [("entropy", "nats"), ("update_size", "")]
     steps = tokens.step[kept]
@@ -161,11 +161,11 @@ class _Clusters:
         rng = np.random.default_rng(seed)
         steps, self._of = np.unique(table.tokens.step[kept], return_inverse=True)
         length = round(len(steps) ** 0.5)
-        if len(steps) // length >= LEAST_CLUSTERS:
+        if len(steps) // length >= MIN_CLUSTERS:
             self.count = len(steps) / length
-            drawn = by_blocks(len(steps), length, RESAMPLES, rng)
+            drawn = block_resamples(len(steps), length, RESAMPLES, rng)
         else:
-            groups, self._of = np.unique(table.answers.together[table.tokens.answer[kept]], return_inverse=True)
+            groups, self._of = np.unique(table.completions.cluster[table.tokens.completion[kept]], return_inverse=True)
             self.count = len(groups)
             drawn = rng.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), size=RESAMPLES).astype(float)
         self._weights = np.concatenate([np.ones((1, drawn.shape[1])), drawn])
@@ -248,9 +248,9 @@ def _labels(
     table: LensTable, kept: NDArray[np.bool_], categories: Callable[[Sequence[str]], Sequence[str]]
 ) -> NDArray[np.object_]:
     """The category of each token that is kept, with its whole answer in sight."""
-    texts, answers = table.tokens["tokens"], table.answers
+    texts, answers = table.tokens["tokens"], table.completions
     labels = np.full(len(kept), "", dtype=object)
-    for answer in np.unique(table.tokens.answer[kept]):
+    for answer in np.unique(table.tokens.completion[kept]):
         inside = slice(int(answers.start[answer]), int(answers.start[answer] + answers.count[answer]))
         labels[inside] = categories(texts[inside].tolist())
     return labels[kept]
@@ -279,10 +279,10 @@ def updates_summary(result: Updates) -> str:
     )
     for one in result.bins:
         how = {1: "goes with", -1: "goes against", 0: "has no relation, as far as can be told, to"}
-        text += f" |Δp| {how[one.correlation.found]} {one.name} (Spearman {one.correlation.interval:+.2f})."
+        text += f" |Δp| {how[one.correlation.sign]} {one.name} (Spearman {one.correlation.interval:+.2f})."
     for name, sign in (("positive", result.positive), ("negative", result.negative)):
         if sign is not None:
-            word = {1: "gain", -1: "lose", 0: "neither gain nor lose, as far as can be told,"}[sign.found]
+            word = {1: "gain", -1: "lose", 0: "neither gain nor lose, as far as can be told,"}[sign.sign]
             text += f" Tokens of {name} answers {word} probability ({sign.interval:+.4f})."
     return text
 

@@ -12,7 +12,7 @@ from explorl.stats import Cell, Table
 FORMAT = "reward/format"
 """The trainer's word on whether an answer has the task's form: 1 where it has."""
 WRITTEN = "written"
-"""Answers without the outputs of a tool, and without the fences around them, in runs that have one."""
+"""Completions without the outputs of a tool, and without the fences around them, in runs that have one."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from explorl.stats.regression import LEVEL, Effect, autoregression, binned, regr
 
 Floats = NDArray[np.float64]
 
-LEAST_STEPS = 16
+MIN_STEPS = 16
 """Steps below which no stage is told: each of the two pieces needs a handful, and the noise as well."""
 EDGE = 0.06
 """Share of the steps at either end where no breakpoint is looked for."""
@@ -81,15 +81,15 @@ def stages(table: LensTable, context: Context) -> Stages | Unavailable:
     return two_pieces(steps, values, measure=measure, seed=context.seed)
 
 
-def found_stages(table: LensTable, context: Context) -> Stages | None:
+def cached_stages(table: LensTable, context: Context) -> Stages | None:
     """The stages of a run where they can be told, computed once."""
-    found: Stages | None = context.once("stages", lambda: _result(table, context))
+    found: Stages | None = context.cached("stages", lambda: _result(table, context))
     return found
 
 
 def rising_end(table: LensTable, context: Context) -> float:
     """The last step of the rising stage; infinite where no breakpoint is seen."""
-    found = found_stages(table, context)
+    found = cached_stages(table, context)
     return found.breakpoint.mean if found and found.breakpoint else float("inf")
 
 
@@ -108,8 +108,8 @@ def reward_curve(table: LensTable) -> tuple[str, Floats, Floats]:
             return NAMES[key], *table.curve(key)
         except NotRecorded:
             continue
-    if "correct" in table.answers and len(np.unique(table.answers.step)) > 1:
-        marks, at = table.answers["correct"], table.answers.step
+    if "correct" in table.completions and len(np.unique(table.completions.step)) > 1:
+        marks, at = table.completions["correct"], table.completions.step
         known = np.isfinite(marks)
         steps = np.unique(at[known])
         return ACCURACY, steps.astype(float), np.array([marks[known & (at == s)].mean() for s in steps])
@@ -134,15 +134,15 @@ def two_pieces(steps: Floats, values: Floats, *, measure: str = "reward", seed: 
     noise = autoregression(values - fit.fitted, np.column_stack([pieces, after]), seed)
 
     straight = regression(line, values, seed)
-    null = straight.fitted[:, None] + noise.simulated(len(steps), draws, rng)
+    null = straight.fitted[:, None] + noise.simulate(len(steps), draws, rng)
     gain = hinges.gain(values[:, None])[0]
     p = float((1 + (hinges.gain(null) >= gain).sum()) / (1 + draws))
     alone = _scaled(straight.effect([0, 1]))
     if p >= LEVEL:
-        rises = straight.effect([0, 1]).found > 0
+        rises = straight.effect([0, 1]).sign > 0
         return Stages(measure, steps, values, straight.fitted, p, None, alone, None, rises)
 
-    drawn = fit.fitted[:, None] + noise.simulated(len(steps), draws, rng)
+    drawn = fit.fitted[:, None] + noise.simulate(len(steps), draws, rng)
     places, first, second = hinges.best(drawn)
     own = (float(fit.coefficients[1]), float(fit.coefficients[1] + fit.coefficients[2]))
     slopes = [_percentiles(own[0], first), _percentiles(own[1], second)]
@@ -198,9 +198,9 @@ def _scaled(effect: Effect) -> Interval:
 
 
 def _too_little(measure: str, steps: Floats, values: Floats) -> str | None:
-    if len(steps) < LEAST_STEPS:
+    if len(steps) < MIN_STEPS:
         plural = "" if len(steps) == 1 else "s"
-        return f"the run has {len(steps)} step{plural} with a {measure}; stages need {LEAST_STEPS} or more"
+        return f"the run has {len(steps)} step{plural} with a {measure}; stages need {MIN_STEPS} or more"
     if np.ptp(values) < 1e-9:
         return f"the {measure} is {values[0]:g} at every step: there is no rise to find"
     return None
@@ -305,7 +305,7 @@ def law_summary(result: EntropyLaw) -> str:
         f"R = −a·exp(H) + b with a = {result.a.interval:.3f} and b = {result.b.interval:.3f}; at an entropy of 0 "
         f"{ceiling} (R² = {result.r_squared:.2f})."
     )
-    return text if result.a.found else text + " That a is not 0 cannot be told from this run."
+    return text if result.a.sign else text + " That a is not 0 cannot be told from this run."
 
 
 def law_tables(result: EntropyLaw) -> dict[str, Table]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from explorl.analysis.study_results import Run, results_of
+from explorl.analysis.study_results import ArmRun, build_results
 from explorl.analysis.verdicts import points
 from explorl.core.config import changed_keys, with_defaults
 from explorl.core.store import RunStore, StoreError, read_json
@@ -40,7 +40,7 @@ def run_results(folders: Sequence[str | Path], *, names: Sequence[str] | None = 
     arms = _arms(stores, names)
     configs = {name: _filled(members[0].config()) for name, members in arms.items()}
     runs = {
-        name: [Run(store.folder, _seed(store), configs[name]["training"]["iterations"]) for store in members]
+        name: [ArmRun(store.folder, _seed(store), configs[name]["training"]["iterations"]) for store in members]
         for name, members in arms.items()
     }
     first = next(iter(runs))
@@ -60,7 +60,7 @@ def run_results(folders: Sequence[str | Path], *, names: Sequence[str] | None = 
             for name, config in configs.items()
         ],
     }
-    results = results_of(study, runs, runs)
+    results = build_results(study, runs, runs)
     return {**results, "kind": "runs", "verdict": _verdict(results)}
 
 

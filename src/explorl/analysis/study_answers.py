@@ -28,7 +28,7 @@ KINDS = (
     (r"it states another result", "it states another result"),
 )
 """What the errors of a task are told as, their numbers left out."""
-MOST_KINDS = 8
+MAX_KINDS = 8
 
 
 # ---------------------------------------------------------------------------- errors
@@ -52,7 +52,7 @@ def error_breakdown(evaluations: Sequence[Path]) -> dict[str, dict[str, Any]]:
             if not correct:
                 kinds[kind(error)] += 1
     order = [*SIGNS.values(), "mixed", "none"]
-    common = dict(kinds.most_common(MOST_KINDS))
+    common = dict(kinds.most_common(MAX_KINDS))
     rest = sum(kinds.values()) - sum(common.values())
     return {
         "by operands": {key: _counts(operands[key]) for key in sorted(operands, key=int)},
@@ -95,7 +95,7 @@ def _counts(outcomes: Counter[str]) -> dict[str, int]:
 def sampled_rollouts(
     runs: Mapping[str, Path], *, seed: int, limit: int, iterations: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Answers to a few prompts at a few steps, evenly spread, of a run of each arm; the same prompts where it can be.
+    """Completions to a few prompts at a few steps, evenly spread, of a run of each arm; the same prompts if possible.
 
     Prompts whose tokens were recorded come first. `limit` is the longest completion in tokens: what reaches it was cut
     off. Each prompt has its share of `TOKENS`; where not all its answers fit in, right and wrong ones take turns.
@@ -185,7 +185,7 @@ def _rounded(values: Sequence[float | None] | None, count: int) -> list[float | 
 
 
 def _fitting(answers: list[dict[str, Any]], share: int) -> list[dict[str, Any]]:
-    """Answers within a share of the tokens, at least one; right and wrong ones by turns, in their old order."""
+    """Completions within a share of the tokens, at least one; right and wrong ones by turns, in their old order."""
     right, wrong = (
         [place for place, one in enumerate(answers) if bool(one["correct"]) is flag] for flag in (True, False)
     )

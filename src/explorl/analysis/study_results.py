@@ -17,13 +17,19 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from explorl.analysis.interim_looks import Looks, look_words, looks_of
+from explorl.analysis.interim_looks import SequentialPlan, describe_look, sequential_plan
 from explorl.analysis.study_answers import error_breakdown, sampled_rollouts
 from explorl.analysis.verdicts import arm_verdict, study_verdict
 from explorl.core.store import RunStore, StoreError, read_json, read_parquet, read_study, step_files
 from explorl.metrics import pass_at_k, upset_counts
 from explorl.stats import Cell, Interval, Table
-from explorl.stats.arm_differences import Values, corrected, paired_values, pooled_deviation, with_floor
+from explorl.stats.arm_differences import (
+    Values,
+    corrected_differences,
+    mean_interval,
+    paired_differences,
+    pooled_deviation,
+)
 from explorl.stats.crossed import area_weights, minimum_detectable_effect, steps_to
 
 CURVES = {
@@ -73,7 +79,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Run:
+class ArmRun:
     """A run of an arm with a seed, read from its folder."""
 
     folder: Path
@@ -151,11 +157,11 @@ def study_results(folder: str | Path) -> dict[str, Any]:
     place = Path(folder)
     study = read_study(place)
     runs = {arm["name"]: _runs(place, arm, study["seeds"]) for arm in study["arms"]}
-    return results_of(study, runs, {name: [run for run in found if run.done] for name, found in runs.items()})
+    return build_results(study, runs, {name: [run for run in found if run.done] for name, found in runs.items()})
 
 
-def results_of(
-    study: Mapping[str, Any], runs: Mapping[str, Sequence[Run]], complete: Mapping[str, Sequence[Run]]
+def build_results(
+    study: Mapping[str, Any], runs: Mapping[str, Sequence[ArmRun]], complete: Mapping[str, Sequence[ArmRun]]
 ) -> dict[str, Any]:
     """The results of arms and their runs, of which those that are complete count."""
     baseline = complete[study["baseline"]]
@@ -168,10 +174,10 @@ def results_of(
     _check_data(complete)
     ks = reported_ks(min(scores.samples for run in scored for scores in run.evaluations.values())) if scored else [1]
     measured = {name: _measures(found, ks, study["target"]) for name, found in complete.items()}
-    paired = paired_values(measured, study["baseline"])
-    looks = looks_of(study)
+    paired = paired_differences(measured, study["baseline"])
+    looks = sequential_plan(study)
     others = [name for name in measured if name != study["baseline"]]
-    differences = corrected(paired, others) if looks is None else looks.differences(paired)
+    differences = corrected_differences(paired, others) if looks is None else looks.differences(paired)
     main = ["pass@1"] if len(ks) == 1 else ["pass@1", f"pass@{ks[-1]}"]
     judged = [] if looks is None else [key for key in looks.measures if key.startswith("pass@")]
     seen = {key: pooled_deviation(paired.get(key, {})) for key in ("pass@1", *(judged or main))}
@@ -245,7 +251,7 @@ def results_of(
     }
 
 
-def _detectable(spread: float, study: Mapping[str, Any], looks: Looks | None) -> float | None:
+def _detectable(spread: float, study: Mapping[str, Any], looks: SequentialPlan | None) -> float | None:
     """The smallest difference that the study's seeds find with a chance of 80 % at this spread between seeds."""
     return minimum_detectable_effect(spread, len(study["seeds"])) if looks is None else looks.detectable_effect(spread)
 
@@ -272,7 +278,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
                 *(differences.get(key, {}).get("p_corrected") for key in judged),
                 cell(arm["measures"].get("entropy")),
                 f"{len(arm['seeds'])}, {len(arm['failed'])} failed" if arm["failed"] else str(len(arm["seeds"])),
-                *([look_words(plan["arms"].get(arm["name"]))] if plan else []),
+                *([describe_look(plan["arms"].get(arm["name"]))] if plan else []),
             ]
         )
     number = {**dict.fromkeys(scores, ".1%"), **dict.fromkeys(gains, "+.1f")}
@@ -304,12 +310,12 @@ def read_scores(path: Path) -> Scores:
 
 
 # ---------------------------------------------------------------------------- reading
-def _runs(folder: Path, arm: Mapping[str, Any], seeds: Sequence[int]) -> list[Run]:
+def _runs(folder: Path, arm: Mapping[str, Any], seeds: Sequence[int]) -> list[ArmRun]:
     iterations = arm["config"]["training"]["iterations"]
-    return [Run(folder / "arms" / arm["slug"] / f"seed-{seed}", seed, iterations) for seed in seeds]
+    return [ArmRun(folder / "arms" / arm["slug"] / f"seed-{seed}", seed, iterations) for seed in seeds]
 
 
-def _check_data(complete: Mapping[str, Sequence[Run]]) -> None:
+def _check_data(complete: Mapping[str, Sequence[ArmRun]]) -> None:
     """That all runs were judged by the same answers, as far as they say."""
     first: dict[str, str] = {}
     for name, runs in complete.items():
@@ -324,12 +330,12 @@ def _check_data(complete: Mapping[str, Sequence[Run]]) -> None:
         )
 
 
-def _failures(runs: Sequence[Run]) -> dict[str, str]:
+def _failures(runs: Sequence[ArmRun]) -> dict[str, str]:
     texts = {str(run.seed): run.folder / "error.txt" for run in runs if not run.done}
     return {seed: path.read_text(encoding="utf-8").strip() for seed, path in texts.items() if path.exists()}
 
 
-def _unfinished(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> dict[str, str]:
+def _unfinished(runs: Mapping[str, Sequence[ArmRun]], seeds: Sequence[int]) -> dict[str, str]:
     """Arms that have not all of these seeds: "failed" where one of them did, else "waits"."""
     found = {}
     for name, ones in runs.items():
@@ -339,7 +345,7 @@ def _unfinished(runs: Mapping[str, Sequence[Run]], seeds: Sequence[int]) -> dict
     return found
 
 
-def _origin(runs: Sequence[Run], seeds: Sequence[int]) -> dict[str, Any]:
+def _origin(runs: Sequence[ArmRun], seeds: Sequence[int]) -> dict[str, Any]:
     """Versions, hardware and commit of the baseline's first start; what differs from start to start stays out."""
     path = runs[0].folder / "provenance.json" if runs else None
     starts = read_json(path, list) if path is not None and path.exists() else []
@@ -353,7 +359,7 @@ def _origin(runs: Sequence[Run], seeds: Sequence[int]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------- measures
-def _measures(runs: Sequence[Run], ks: Sequence[int], target: float | None) -> dict[str, Values]:
+def _measures(runs: Sequence[ArmRun], ks: Sequence[int], target: float | None) -> dict[str, Values]:
     """What each run of an arm scores. A measure that a run lacks is there for no run."""
     found: dict[str, Values] = {}
     for run in runs:
@@ -366,7 +372,7 @@ def _measures(runs: Sequence[Run], ks: Sequence[int], target: float | None) -> d
     return {key: ones for key, ones in found.items() if not any(value is None for value in ones.values())}
 
 
-def _scored(run: Run, ks: Sequence[int], target: float | None) -> dict[str, Any]:
+def _scored(run: ArmRun, ks: Sequence[int], target: float | None) -> dict[str, Any]:
     """What is measured on the held-out problems."""
     steps = [*run.evaluations]
     curve = np.stack([scores.per_problem(1) for scores in run.evaluations.values()])
@@ -382,7 +388,7 @@ def _scored(run: Run, ks: Sequence[int], target: float | None) -> dict[str, Any]
 def _interval(values: Values) -> dict[str, Any]:
     """Mean and interval, which ends at 0, and at 1 where there is a share per problem: no measure is below or above."""
     highest = 1.0 if values and np.ndim(next(iter(values.values()))) == 1 else np.inf
-    return _within(with_floor(values), 0.0, highest)
+    return _within(mean_interval(values), 0.0, highest)
 
 
 def _within(found: Mapping[str, Any], lowest: float, highest: float) -> dict[str, Any]:
@@ -407,7 +413,7 @@ def reported_ks(samples: int) -> list[int]:
 
 
 # ---------------------------------------------------------------------------- pictures
-def _pictures(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
+def _pictures(runs: Sequence[ArmRun], ks: Sequence[int]) -> dict[str, Any]:
     """Curves, pass@k at the end and over training, the plane, unsolvable problems and strategy logs of an arm."""
     curves = {name: _training_curve([run.curve(key) for run in runs]) for name, key in CURVES.items()}
     if not curves["training accuracy"]["step"]:
@@ -438,7 +444,7 @@ def _pictures(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _start(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any] | None:
+def _start(runs: Sequence[ArmRun], ks: Sequence[int]) -> dict[str, Any] | None:
     """The policy before training, as the baseline's runs scored it."""
     scored = [run for run in runs if 0 in run.evaluations]
     if not scored:
@@ -458,14 +464,14 @@ def _start(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _held_out(runs: Sequence[Run], k: int) -> dict[str, Any]:
+def _held_out(runs: Sequence[ArmRun], k: int) -> dict[str, Any]:
     """Held-out pass@k by step."""
     steps = _shared([run.evaluations for run in runs])
     found = [_interval({run.seed: run.evaluations[step].per_problem(k) for run in runs}) for step in steps]
     return {"step": steps, **_bounds(found), "band": interval_words(len(runs))}
 
 
-def _held_out_plane(runs: Sequence[Run]) -> dict[str, list[Any]]:
+def _held_out_plane(runs: Sequence[ArmRun]) -> dict[str, list[Any]]:
     """Mean entropy and pass@1 of the answers to held-out problems, by step."""
     steps = [
         step
@@ -487,7 +493,7 @@ def _by_k(scores: Mapping[int, Scores], ks: Sequence[int]) -> dict[str, Any]:
     return {"k": list(ks), **_bounds(found), "band": interval_words(len(scores))}
 
 
-def _gain(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
+def _gain(runs: Sequence[ArmRun], ks: Sequence[int]) -> dict[str, Any]:
     """How much higher pass@k is at the end than before training, by k, paired by problem and seed."""
     begun = [
         run
@@ -499,7 +505,7 @@ def _gain(runs: Sequence[Run], ks: Sequence[int]) -> dict[str, Any]:
     gains = [{run.seed: run.final.per_problem(k) - run.evaluations[0].per_problem(k) for run in begun} for k in ks]
     return {
         "k": list(ks),
-        **_bounds([_within(with_floor(one), -1.0, 1.0) for one in gains]),
+        **_bounds([_within(mean_interval(one), -1.0, 1.0) for one in gains]),
         "band": interval_words(len(begun)),
     }
 
@@ -533,7 +539,7 @@ def _shared(curves: Sequence[Mapping[float, Any]]) -> list[float]:
     return [step for step in curves[0] if all(step in curve for curve in curves)] if curves else []
 
 
-def _overlaps(first: Mapping[str, Run], baseline: str, seed: int) -> list[dict[str, Any]]:
+def _overlaps(first: Mapping[str, ArmRun], baseline: str, seed: int) -> list[dict[str, Any]]:
     """Sizes of the exclusive regions of the unsolvable sets of one seed, the starting policy's among them."""
     runs = {name: run for name, run in first.items() if run.seed == seed}
     sets = {name: run.final.unsolved for name, run in runs.items() if run.evaluations}

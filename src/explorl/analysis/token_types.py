@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorl.analysis.lens import Context
-from explorl.analysis.lens_table import LensTable, NotRecorded, numbered
-from explorl.analysis.positions import signs
-from explorl.analysis.reward_stages import LEAST_STEPS, rising_end
+from explorl.analysis.lens_table import LensTable, NotRecorded, number_keys
+from explorl.analysis.positions import completion_signs
+from explorl.analysis.reward_stages import MIN_STEPS, rising_end
 from explorl.stats.regression import Effect
 
 Floats = NDArray[np.float64]
 
-LEAST_SEEN = 12
-"""Times that a token type must be recorded, over at least `LEAST_AT` steps."""
-LEAST_AT = 5
+MIN_SEEN = 12
+"""Times that a token type must be recorded, over at least `MIN_STEPS_SEEN` steps."""
+MIN_STEPS_SEEN = 5
 RESAMPLES = 200
 _CHUNK = 2_000_000
 """Steps × token types that are held at once."""
@@ -36,21 +36,21 @@ class TokenTypes:
     def __init__(self, table: LensTable, end: float) -> None:
         tokens = table.tokens
         entropy = tokens["entropy"]
-        keys = tokens["token_ids"] if "token_ids" in tokens else numbered(tokens["tokens"])
+        keys = tokens["token_ids"] if "token_ids" in tokens else number_keys(tokens["tokens"])
         kept = np.isfinite(entropy) & (tokens.step <= end) & (keys >= 0)
         self.steps, step = np.unique(tokens.step[kept], return_inverse=True)
-        if len(self.steps) < LEAST_STEPS:
+        if len(self.steps) < MIN_STEPS:
             raise NotRecorded(
-                f"tokens are recorded at {len(self.steps)} steps of the rising stage; their courses need {LEAST_STEPS}"
+                f"tokens are recorded at {len(self.steps)} steps of the rising stage; their courses need {MIN_STEPS}"
             )
         self.keys, kind, counts = np.unique(keys[kept], return_inverse=True, return_counts=True)
         pairs = np.unique(kind * len(self.steps) + step) // len(self.steps)
-        self.often = (counts >= LEAST_SEEN) & (np.bincount(pairs, minlength=len(self.keys)) >= LEAST_AT)
+        self.often = (counts >= MIN_SEEN) & (np.bincount(pairs, minlength=len(self.keys)) >= MIN_STEPS_SEEN)
         if self.often.sum() < 5:
             raise NotRecorded(
-                f"{self.often.sum()} token types are recorded {LEAST_SEEN} times or more; their courses need 5 types"
+                f"{self.often.sum()} token types are recorded {MIN_SEEN} times or more; their courses need 5 types"
             )
-        sign = signs(table)[tokens.answer][kept]
+        sign = completion_signs(table)[tokens.completion][kept]
         places = np.cumsum(self.often) - 1
         chosen = self.often[kind]
         self._kind, self._step = places[kind[chosen]], step[chosen]
@@ -87,13 +87,13 @@ class TokenTypes:
     def drawn(self, seed: int, resamples: int) -> Floats:
         """1 for every step in the first row; how often each was drawn in the others, within thirds of the steps.
 
-        Neighbours are drawn together: a third of T steps in blocks of √T, on a circle.
+        Neighbours are drawn clusters: a third of T steps in blocks of √T, on a circle.
         """
         rng = np.random.default_rng(seed)
         drawn = np.zeros((1 + resamples, len(self.steps)))
         drawn[0] = 1
         for third in np.array_split(np.arange(len(self.steps)), 3):
-            drawn[1:, third] = by_blocks(len(third), round(len(third) ** 0.5), resamples, rng)
+            drawn[1:, third] = block_resamples(len(third), round(len(third) ** 0.5), resamples, rng)
         return drawn
 
     @property
@@ -103,14 +103,14 @@ class TokenTypes:
         return third / round(third**0.5)
 
 
-def by_blocks(count: int, length: int, resamples: int, rng: np.random.Generator) -> Floats:
+def block_resamples(count: int, length: int, resamples: int, rng: np.random.Generator) -> Floats:
     """resamples × count: how often each step is drawn, in blocks of neighbours on a circle (Politis, Romano 1992)."""
     starts = rng.integers(0, count, (resamples, -(-count // length)))
     places = (starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :count] % count
     return np.array([np.bincount(row, minlength=count) for row in places], dtype=np.float64)
 
 
-def drawn_effect(draws: Floats, blocks: float) -> Effect:
+def resampled_effect(draws: Floats, blocks: float) -> Effect:
     """The first value, with the spread of the others as its error: of two thirds with so many blocks each."""
     error = float(draws[1:].std(ddof=1)) * math.sqrt(blocks / (blocks - 1))
     return Effect.of(float(draws[0]), error, 2 * (blocks - 1))
@@ -118,5 +118,5 @@ def drawn_effect(draws: Floats, blocks: float) -> Effect:
 
 def token_types(table: LensTable, context: Context) -> TokenTypes:
     """Those of the rising stage, or of the whole run where no breakpoint is seen; computed once."""
-    found: TokenTypes = context.once("types", lambda: TokenTypes(table, rising_end(table, context)))
+    found: TokenTypes = context.cached("types", lambda: TokenTypes(table, rising_end(table, context)))
     return found

@@ -18,7 +18,7 @@ def points(value: float) -> str:
     return text[1:] if text[1:] == "0.0" else text
 
 
-def found(difference: Difference) -> bool:
+def is_significant(difference: Difference) -> bool:
     """Whether the interval excludes 0 and the corrected p value is below 0.05."""
     low, high, p = difference.get("low"), difference.get("high"), difference.get("p_corrected")
     return low is not None and high is not None and not low <= 0 <= high and p is not None and p < LEVEL
@@ -39,7 +39,7 @@ def difference_in_words(
     if low <= 0 <= high:
         return f"{label}: no difference seen {span}"
     text = f"{points(mean)} points {label} {span}"
-    if not found(difference):
+    if not is_significant(difference):
         p = difference.get("p_corrected")
         against = "" if arms == 1 else f" over {arms} arms"
         against = against if comparisons is None else f" over {comparisons} comparisons"
@@ -88,10 +88,10 @@ def study_verdict(
         (name, own), *_ = compared.items()
         text = f"{name} is {_standing(own[measured[0]], measured[0], baseline)}"
         for before, label in pairwise(measured):
-            if found(own[label]):
+            if is_significant(own[label]):
                 text += f", and {_standing(own[label], label, baseline)}"
             else:
-                text += f", and not shown to differ in {label}" if found(own[before]) else f", nor in {label}"
+                text += f", and not shown to differ in {label}" if is_significant(own[before]) else f", nor in {label}"
     else:
         parts = [part for label in measured for part in _standings(compared, label, baseline)]
         text = f"Of {len(compared)} arms, {'; '.join(parts)}"
@@ -104,7 +104,7 @@ def study_verdict(
 
 def _standing(difference: Difference, label: str, baseline: str) -> str:
     """Where a lone arm stands: above or below the baseline, or not shown to differ."""
-    if not found(difference):
+    if not is_significant(difference):
         return f"not shown to differ from {baseline} in {label}"
     word = "above" if difference["mean"] > 0 else "below"
     return f"{word} {baseline} in {label} ({points(difference['mean'])} points)"
@@ -112,7 +112,9 @@ def _standing(difference: Difference, label: str, baseline: str) -> str:
 
 def _standings(compared: Mapping[str, Mapping[str, Difference]], label: str, baseline: str) -> list[str]:
     """Which of several arms stand above and below the baseline in a measure."""
-    differing = {name: own[label]["mean"] for name, own in compared.items() if label in own and found(own[label])}
+    differing = {
+        name: own[label]["mean"] for name, own in compared.items() if label in own and is_significant(own[label])
+    }
     parts = []
     for word, sign in (("above", 1), ("below", -1)):
         if arms := [f"{name} ({points(mean)} points)" for name, mean in differing.items() if mean * sign > 0]:

@@ -20,7 +20,7 @@ Differences = dict[str, dict[str, dict[str, Any]]]
 """By arm and measure: mean, low, high, p, p_corrected."""
 
 
-def estimate_of(values: Values) -> Estimate | None:
+def estimate_mean(values: Values) -> Estimate | None:
     """Mean over seeds, and over problems where there is a number for each."""
     if not values:
         return None
@@ -28,11 +28,11 @@ def estimate_of(values: Values) -> Estimate | None:
     return crossed_mean(stacked) if stacked.ndim == 2 else seeds_mean(stacked)
 
 
-def with_floor(values: Values, level: float = 1 - CONFIDENCE) -> dict[str, Any]:
+def mean_interval(values: Values, level: float = 1 - CONFIDENCE) -> dict[str, Any]:
     """Mean and interval, which misses with a chance of `level`. One without any width would claim certainty: where no
     problem differs from another, 3 in so many problems could still do so (the rule of three), and where seeds agree
     there is a word for it."""
-    estimate = estimate_of(values)
+    estimate = estimate_mean(values)
     if estimate is None:
         return {"mean": None, "low": None, "high": None}
     mean, (low, high) = estimate.mean, estimate.ends(level)
@@ -43,7 +43,7 @@ def with_floor(values: Values, level: float = 1 - CONFIDENCE) -> dict[str, Any]:
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "note": NO_SPREAD}
 
 
-def paired_values(measured: Mapping[str, Mapping[str, Values]], baseline: str) -> Paired:
+def paired_differences(measured: Mapping[str, Mapping[str, Values]], baseline: str) -> Paired:
     """Each arm minus the baseline, over the seeds that both have."""
     found: Paired = {}
     for name, own in measured.items():
@@ -57,16 +57,18 @@ def paired_values(measured: Mapping[str, Mapping[str, Values]], baseline: str) -
     return found
 
 
-def corrected(paired: Paired, arms: Iterable[str]) -> Differences:
+def corrected_differences(paired: Paired, arms: Iterable[str]) -> Differences:
     """Intervals and p values of these arms' differences, corrected over the arms, measure by measure."""
     result: Differences = {name: {} for name in arms}
     for key, by_arm in paired.items():
-        estimates = {name: estimate for name, values in by_arm.items() if (estimate := estimate_of(values)) is not None}
+        estimates = {
+            name: estimate for name, values in by_arm.items() if (estimate := estimate_mean(values)) is not None
+        }
         # of one seed the problems' interval is known, but not whether another training would agree
         p_values = {name: one.p if len(by_arm[name]) > 1 else None for name, one in estimates.items()}
         after = holm(p_values)
         for name in estimates:
-            result[name][key] = {**with_floor(by_arm[name]), "p": p_values[name], "p_corrected": after[name]}
+            result[name][key] = {**mean_interval(by_arm[name]), "p": p_values[name], "p_corrected": after[name]}
     return result
 
 

@@ -35,7 +35,9 @@ CHUNK = 2**22
 """Drawn counts held at once."""
 
 
-def sums_by(cluster: NDArray[np.int64], column: NDArray[np.int64], values: Floats, shape: tuple[int, int]) -> Floats:
+def cluster_sums(
+    cluster: NDArray[np.int64], column: NDArray[np.int64], values: Floats, shape: tuple[int, int]
+) -> Floats:
     """Sums of values by cluster and column: (G, m). What has a column below 0 is left out."""
     kept = column >= 0
     flat = cluster[kept] * shape[1] + column[kept]
@@ -123,7 +125,7 @@ def _effect(mean: float, drawn: Floats, clusters: int) -> Effect | None:
     return Effect(interval.mean, interval.low, interval.high, p)
 
 
-def told(effect: Effect | Interval | None, spec: str = "") -> str:
+def format_effect(effect: Effect | Interval | None, spec: str = "") -> str:
     """A difference with its interval, by default with three decimals, more where it is small."""
     if effect is None:
         return "not known"
@@ -134,6 +136,6 @@ def told(effect: Effect | Interval | None, spec: str = "") -> str:
     return text.replace("-", "−")
 
 
-def cell(effect: Effect | None) -> Interval | None:
+def effect_cell(effect: Effect | None) -> Interval | None:
     """A difference as a cell of a table."""
     return None if effect is None else effect.interval

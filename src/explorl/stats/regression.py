@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 LEVEL = 0.01
 """p value below which an effect is told as found: with nothing there, it is in 1 of 100 analyses."""
 ORDERS = 4
-MOST_POINTS = 600
+MAX_POINTS = 600
 """Points of a curve that a fit sees; of a longer one, means of neighbouring steps."""
 SIMULATIONS = 400
 LARGEST_ROOT = 0.97
@@ -44,7 +44,7 @@ class Effect:
     p: float
 
     @property
-    def found(self) -> int:
+    def sign(self) -> int:
         """1 where it is above zero, −1 where below, 0 where the data cannot tell (at a level of 1 %)."""
         return int(np.sign(self.mean)) if self.p < LEVEL else 0
 
@@ -70,7 +70,7 @@ class Noise:
     deviation: float
     """Of its innovations."""
 
-    def simulated(self, count: int, draws: int, rng: np.random.Generator) -> Floats:
+    def simulate(self, count: int, draws: int, rng: np.random.Generator) -> Floats:
         """count × draws values."""
         burn = 0 if not self.coefficients else 100
         values = self.deviation * rng.standard_normal((count + burn, draws))
@@ -158,7 +158,7 @@ def autoregression(residuals: Any, design: Any, seed: int = 0) -> Noise:
         scores.append(count * math.log(max(float(innovation[0]), 1e-300)) + order * math.log(count))
     order = int(np.argmin(scores)) or 1  # even where none is seen, so that the first lag is never taken for known
     phi = _yule_walker(u[:, None], order)[0][:, 0]
-    drawn = Noise(_stationary(phi), 1.0).simulated(count, SIMULATIONS // 2, np.random.default_rng(seed))
+    drawn = Noise(_stationary(phi), 1.0).simulate(count, SIMULATIONS // 2, np.random.default_rng(seed))
     again = _yule_walker(drawn - q @ (q.T @ drawn), order)[0].mean(axis=1)
     corrected = _stationary(phi + (np.asarray(_stationary(phi)) - again))
     gamma = Noise(corrected, 1.0).covariances(count)
@@ -190,7 +190,7 @@ def _stationary(phi: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-def binned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:
+def binned(*columns: Floats, most: int = MAX_POINTS) -> tuple[Floats, ...]:
     """Curves of many steps as means of so many neighbours that at most ``most`` points are left."""
     count = len(columns[0])
     every = -(-count // most)
@@ -201,6 +201,6 @@ def binned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:
     return tuple(np.add.reduceat(column, starts) / sizes for column in columns)
 
 
-def in_points(interval: Interval) -> str:
+def format_points(interval: Interval) -> str:
     """A difference of shares in percentage points: ``+4.1 [+1.2, +7.0] points``."""
     return f"{Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high):+.1f} points"

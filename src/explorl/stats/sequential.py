@@ -59,7 +59,7 @@ class Design:
             )
 
     @property
-    def looks(self) -> tuple[int, int]:
+    def seeds_by_look(self) -> tuple[int, int]:
         """Seeds at each look."""
         return self.first, self.seeds
 
@@ -87,7 +87,7 @@ def sequential_p(by_look: Sequence[float], shares: Sequence[float]) -> float:
     return min([1.0, *(p / share for p, share in zip(by_look, shares, strict=False))])
 
 
-def promise(seen: Mapping[str, tuple[float, float]], design: Design) -> float:
+def expected_findings(seen: Mapping[str, tuple[float, float]], design: Design) -> float:
     """How many of an arm's measures the last look would find, if the differences so far were true.
 
     `seen` has for each measure the mean difference and the standard deviation between seeds, pooled over the arms, as
@@ -101,14 +101,14 @@ def promise(seen: Mapping[str, tuple[float, float]], design: Design) -> float:
     )
 
 
-def going_on(promises: Mapping[str, float], keep: int) -> list[str]:
-    """The arms with the highest promise, those that come first where it is equal."""
+def select_arms(promises: Mapping[str, float], keep: int) -> list[str]:
+    """The arms with the highest expected_findings, those that come first where it is equal."""
     ranked = sorted(promises, key=lambda name: -promises[name])
     return [name for name in promises if name in ranked[:keep]]
 
 
 # ---------------------------------------------------------------------------- power
-def finding_chance(effect: float, deviation: float, design: Design, *, studies: int = STUDIES) -> float:
+def detection_chance(effect: float, deviation: float, design: Design, *, studies: int = STUDIES) -> float:
     """Chance that one arm with this effect on one measure is found by the whole design, the other arms having none.
 
     Simulated with normal seeds: all arms share the baseline's, the `keep` largest differences go on, and a finding is
@@ -119,7 +119,7 @@ def finding_chance(effect: float, deviation: float, design: Design, *, studies: 
     scaled[:, :, 0] += effect / deviation
     found = np.zeros(studies, dtype=bool)
     kept = np.ones(studies, dtype=bool)
-    for look, (seeds, level) in enumerate(zip(design.looks, design.levels, strict=True)):
+    for look, (seeds, level) in enumerate(zip(design.seeds_by_look, design.levels, strict=True)):
         critical = student_quantile(1 - level / design.tests / 2, seeds - 1)
         mean = scaled[look]
         found |= kept & (np.abs(mean[:, 0]) * math.sqrt(seeds) > critical * spread[look])
@@ -137,11 +137,11 @@ def detectable_effect(deviation: float, design: Design, wanted: float = 0.8) -> 
 @lru_cache(maxsize=64)
 def _detectable(design: Design, wanted: float) -> float:
     low, high = 0.0, 1.0
-    while finding_chance(high, 1.0, design) < wanted:
+    while detection_chance(high, 1.0, design) < wanted:
         high *= 2
     for _ in range(12):
         middle = (low + high) / 2
-        low, high = (middle, high) if finding_chance(middle, 1.0, design) < wanted else (low, middle)
+        low, high = (middle, high) if detection_chance(middle, 1.0, design) < wanted else (low, middle)
     return high
 
 
@@ -151,6 +151,6 @@ def _simulated(design: Design, studies: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     runs = rng.standard_normal((studies, design.arms + 1, design.seeds)) / math.sqrt(2)
     differences = runs[:, 1:] - runs[:, :1]
-    means = np.stack([differences[:, :, :seeds].mean(axis=2) for seeds in design.looks])
-    spreads = np.stack([differences[:, 0, :seeds].std(axis=1, ddof=1) for seeds in design.looks])
+    means = np.stack([differences[:, :, :seeds].mean(axis=2) for seeds in design.seeds_by_look])
+    spreads = np.stack([differences[:, 0, :seeds].std(axis=1, ddof=1) for seeds in design.seeds_by_look])
     return means, spreads

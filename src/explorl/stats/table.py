@@ -184,7 +184,7 @@ class Table:
         """A pipe table, numbers on the right."""
         rules = ["---:" if self._is_numeric(index) else "---" for index in range(len(self.columns))]
         rows = [
-            [markdown(text) if isinstance(cell, str) else text for cell, text in zip(row, texts, strict=True)]
+            [escape_markdown(text) if isinstance(cell, str) else text for cell, text in zip(row, texts, strict=True)]
             for row, texts in zip([self.columns, *self.rows], [self.columns, *self.texts()], strict=True)
         ]
         lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -260,7 +260,7 @@ def _inert(cell: Cell) -> Cell:
     return cell
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return a text, such as an arm's name, as Markdown that shows it: no link, emphasis, code, formula or tag."""
     text = "".join(f"\\{letter}" if letter in "\\|`*_<[]{~$&" else letter for letter in text)
     return " ".join(text.replace("://", ":\\//").replace("www.", "www\\.").split())
