@@ -133,7 +133,7 @@ def test_empty_and_odd_rollouts(run: RunStore) -> None:
     run.write_rollouts(3, {"prompt": ["p"], "completion": [None], "tokens": [["a", "b"]], "entropy": [[0.5]],
                            "logp": [[None, -0.5]], "advantage": [None]})  # fmt: skip
     table = read_run(run.folder)
-    assert any("entropy of 1 answers has another length" in note for note in table.notes)
+    assert any("entropy of 1 completions is left out" in note for note in table.notes)
     inside = table.tokens.step == 3
     assert inside.sum() == 2
     assert np.isnan(table.tokens["entropy"][inside]).all()

@@ -79,22 +79,22 @@ def test_own_lists_take_the_place_of_ours(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "not a mapping"),
-        ("[1, 2]", "not a mapping"),
+        ("", "must be a mapping"),
+        ("[1, 2]", "must be a mapping"),
         ("a: [", "not YAML"),
-        ("meta: {a: {words: [x]}}", "'meta'; the categories are formal reasoning"),
-        ("metacognitive: [wait]", r"'metacognitive' is \['wait'\]; give groups"),
+        ("meta: {a: {words: [x]}}", "'meta'.*use formal reasoning"),
+        ("metacognitive: [wait]", r"'metacognitive' is \['wait'\]; use groups"),
         ("metacognitive: {a: [wait]}", "'metacognitive: a' is"),
-        ("metacognitive: {a: {word: [wait]}}", "has the key 'word'; give words or patterns"),
-        ("metacognitive: {a: {words: wait}}", "words is 'wait'; give a list"),
-        ("metacognitive: {a: {words: [no]}}", "words has False, which is no text; quote it"),
-        ("metacognitive: {a: {words: ['']}}", "words has '', which is no text"),
-        ("metacognitive: {a: {patterns: ['(']}}", r"patterns has '\(', which is no regular expression"),
-        ("metacognitive: {a: {patterns: ['x*']}}", "a match in nothing"),
+        ("metacognitive: {a: {word: [wait]}}", "'word'; use words or patterns"),
+        ("metacognitive: {a: {words: wait}}", "words is 'wait'; use a list"),
+        ("metacognitive: {a: {words: [no]}}", "words contains False, .*quote it"),
+        ("metacognitive: {a: {words: ['']}}", "words contains ''"),
+        ("metacognitive: {a: {patterns: ['(']}}", r"invalid regular expression '\('"),
+        ("metacognitive: {a: {patterns: ['x*']}}", "matches empty text"),
         ("metacognitive: {a: {patterns: ['(x)']}}", r"a group; write \(\?:…\)"),
-        ("metacognitive: {a: {patterns: ['x(?i)']}}", "no regular expression"),
-        ("metacognitive: {a: {words: [x]}, b: {words: [X]}}", "lists 'X', which 'metacognitive: a' lists too"),
-        ("metacognitive: {}", "no word and no pattern"),
+        ("metacognitive: {a: {patterns: ['x(?i)']}}", "invalid regular expression"),
+        ("metacognitive: {a: {words: [x]}, b: {words: [X]}}", "lists 'X', which is also in 'metacognitive: a'"),
+        ("metacognitive: {}", "no words or patterns"),
     ],
 )
 def test_lists_that_cannot_be_used_are_said(text, says):
@@ -134,7 +134,7 @@ def test_counts_equal_a_count_by_hand():
     assert shares["metacognitive: revising"] == pytest.approx(1 / 3)
     assert shares["metacognitive: planning"] == 0
     assert found.length.change is None
-    assert summary(found).startswith("An answer has 3.0 [")
+    assert summary(found).startswith("A completion has 3.0 [")
     assert "1.3 formal reasoning, 0.3 logical structuring" in summary(found)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from explorl.analysis import instances, positions
-from explorl.analysis.instances import answer_perplexity, perplexity_groups, shifts_by_perplexity
+from explorl.analysis.instances import completion_perplexity, perplexity_groups, shifts_by_perplexity
 from explorl.analysis.lens import Context, Unavailable
 from explorl.analysis.lens_table import build_table
 from explorl.analysis.positions import entropy_by_position
@@ -118,7 +118,7 @@ def test_a_fall_is_told_as_no_u():
     answer, relative = lengths_of(np.random.default_rng(0), 50)
     noise = np.random.default_rng(1).normal(size=len(relative)) * 0.1
     profile = entropy_by_position(1 - relative + noise, relative, answer, np.zeros_like(answer))
-    assert positions.summary(profile).startswith("Entropy over the answer is not U-shaped: the first 20% minus")
+    assert positions.summary(profile).startswith("Entropy over the completion is not U-shaped: the first 20% minus")
 
 
 def test_positions_of_a_run_and_what_it_may_lack():
@@ -128,7 +128,7 @@ def test_positions_of_a_run_and_what_it_may_lack():
         "entropy": [rng.random(30).tolist() for _ in range(6)],
     }  # fmt: skip
     found = positions.positions(build_table("run", {1: columns}), Context())
-    assert "not U-shaped" in positions.summary(found)
+    assert "not significantly U-shaped" in positions.summary(found)
     assert {"positions", "position_contrasts"} == set(positions.tables(found))
     bare = build_table("run", {1: {key: columns[key] for key in ("prompt", "completion", "entropy")}})
     unsigned = positions.positions(bare, Context())
@@ -141,7 +141,7 @@ def test_positions_of_a_run_and_what_it_may_lack():
 # ---------------------------------------------------------------------------- instances
 def test_perplexity_and_its_groups():
     logps = np.log(np.array([0.5, 0.5, 0.25, 0.25, np.nan]))
-    found = answer_perplexity(logps, np.array([0, 0, 1, 1, 2]), 4)
+    found = completion_perplexity(logps, np.array([0, 0, 1, 1, 2]), 4)
     assert found[:2] == pytest.approx([2, 4])
     assert np.isnan(found[2:]).all()
     group = perplexity_groups(np.array([1, 2, 3, 4, 5, 11, 12, 13, 14, 15.0]), np.repeat([1, 2], 5))
@@ -166,7 +166,7 @@ def test_planted_shifts_in_fluent_answers_are_found():
     assert found.low_minus_high.low > 0
     assert found.shift_low_minus_high.low > 0
     shift = np.abs(np.exp(after) - np.exp(logps))
-    low = perplexity_groups(answer_perplexity(logps, answer, answers), step)[answer] == -1
+    low = perplexity_groups(completion_perplexity(logps, answer, answers), step)[answer] == -1
     assert found.shift_low.mean == pytest.approx(shift[low].mean())
     assert found.top_in_low.mean == pytest.approx((shift >= np.sort(shift)[-int(0.2 * len(shift))])[low].mean())
     assert sum(found.top_tokens) == pytest.approx(1)
@@ -192,5 +192,5 @@ def test_instances_say_what_they_lack():
     many = {key: value * 5 for key, value in (columns | {"logp_after": [[-1.0]] * 3}).items()}
     still = instances.instances(build_table("run", {1: many}), Context())  # nothing moved
     assert still.top_in_low.mean == 0
-    assert "as far as can be told" in instances.summary(still)
+    assert "not significantly" in instances.summary(still)
     assert instances.tables(still)
