@@ -66,7 +66,6 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
 
 # A package and a word that does not belong in code or text.
 BANNED_WORDS: Exceptions = {
-    ("analysis", "anew"): "to be rewritten",
     ("analysis", "but for"): "to be rewritten",
     ("cli", "nobody"): "to be rewritten",
     ("core", "but for"): "to be rewritten",
@@ -93,7 +92,6 @@ BANNED_WORDS: Exceptions = {
     ("sandbox", "nursery"): "to become fork server",
     ("sandbox", "seat"): "to become slot",
     ("sandbox", "somebody"): "to be rewritten",
-    ("stats", "nobody"): "to be rewritten",
     ("strategies", "anew"): "to be rewritten",
     ("strategies", "but for"): "to be rewritten",
     ("strategies", "nobody"): "to be rewritten",
@@ -112,17 +110,14 @@ BANNED_WORDS: Exceptions = {
 
 # Packages where more than 2 % of the docstrings of functions start with "What", "Whether", "That", "How" or the like.
 DOCSTRINGS_WITHOUT_VERB: Exceptions = {
-    ("analysis",): "to be rewritten",
     ("cli",): "to be rewritten",
     ("core",): "to be rewritten",
     ("evaluation",): "to be rewritten",
     ("integrations",): "to be rewritten",
     ("modeling",): "to be rewritten",
-    ("models",): "to be rewritten",
     ("report",): "to be rewritten",
     ("rollout",): "to be rewritten",
     ("sandbox",): "to be rewritten",
-    ("stats",): "to be rewritten",
     ("strategies",): "to be rewritten",
     ("study",): "to be rewritten",
     ("tasks",): "to be rewritten",

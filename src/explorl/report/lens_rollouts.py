@@ -12,7 +12,7 @@ import numpy as np
 
 from explorl.analysis.impact import TokenImpact
 from explorl.analysis.lens_table import LensTable, read_run
-from explorl.analysis.study_answers import evenly
+from explorl.analysis.study_answers import evenly_spaced
 from explorl.core.store import RunStore, StoreError, read_json
 
 STEPS, PROMPTS, ANSWERS = 8, 4, 8
@@ -89,7 +89,7 @@ def lens_rollouts(table: LensTable, impacts: Sequence[TokenImpact] = (), *, name
 
 
 def _chosen(by_prompt: Mapping[tuple[int, str], list[int]], replaced: set[int]) -> dict[tuple[int, str], list[int]]:
-    steps = set(evenly(sorted({step for step, _ in by_prompt}), STEPS))
+    steps = set(evenly_spaced(sorted({step for step, _ in by_prompt}), STEPS))
     chosen = {}
     seen: dict[int, int] = {}
     for (step, prompt), answers in by_prompt.items():
