@@ -66,7 +66,6 @@ PRIVATE_NAMES_OF_TRL: Exceptions = {
 
 # A package and a word that does not belong in code or text.
 BANNED_WORDS: Exceptions = {
-    ("analysis", "but for"): "to be rewritten",
     ("cli", "nobody"): "to be rewritten",
     ("core", "but for"): "to be rewritten",
     ("core", "somebody"): "to be rewritten",

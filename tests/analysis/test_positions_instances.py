@@ -74,7 +74,7 @@ def test_what_has_no_tokens_has_no_mean():
     one = cluster_mean(np.array([2.0]))
     assert (one.mean, one.low, one.high) == (2.0, -math.inf, math.inf)
     assert format_effect(None) == "not known"
-    assert format_effect(one) == "+2.000 (of one answer)"
+    assert format_effect(one) == "+2.000 (of one completion)"
     assert format_effect(Interval(-1e-4, -2e-4, 1e-5)) == "−1.0e−04 [−2.0e−04, +1.0e−05]"
     assert cluster_mean(np.zeros(0)) is None
     with pytest.raises(ValueError, match="contrast"):

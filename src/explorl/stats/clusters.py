@@ -133,7 +133,7 @@ def format_effect(effect: Effect | Interval | None, spec: str = "") -> str:
     interval = effect.interval if isinstance(effect, Effect) else effect
     ends = [abs(end) for end in (interval.mean, interval.low, interval.high) if math.isfinite(end)]
     spec = spec or ("+.3f" if max(ends) >= 0.01 or max(ends) == 0 else "+.1e")
-    text = format(interval, spec) if math.isfinite(interval.low) else f"{interval.mean:{spec}} (of one answer)"
+    text = format(interval, spec) if math.isfinite(interval.low) else f"{interval.mean:{spec}} (of one completion)"
     return text.replace("-", "−")
 
 
